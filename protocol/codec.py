@@ -1,0 +1,317 @@
+"""Messages to frames and back, under limits; the only importer of msgpack.
+
+Decoding checks every field against the annotations of its message class: a peer's mistake becomes
+a `DecodeError` that names the field and what was expected, never an attribute of the wrong type.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import msgpack
+
+from .body import RequestBody
+from .errors import ErrorCode, RemoteError
+from .messages import Message
+from .version import PROTOCOL_VERSION
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""What a socket accepts at all; between the two limits a body is refused with an answer."""
+
+MAX_ID_CHARACTERS = 128
+
+Check = Callable[[Any, str], Any]
+"""Takes a decoded value and the path of its field, returns the value as the message holds it."""
+
+
+class DecodeError(Exception):
+    """Frames that are not a message.
+
+    Attributes:
+        code: `invalid_request` or `unsupported_version`.
+        message: what was wrong and what was expected.
+        id: the request id, where that much could be read, so that an answer can be addressed.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, id: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.id = id
+
+
+class Decoder:
+    """Decodes one direction of one link.
+
+    Args:
+        classes: the messages that may arrive.
+        is_strict: whether the peer is not one of our own processes: headers are then held to
+            64 KiB and to small containers.
+    """
+
+    def __init__(self, classes: Iterable[type[Message]], *, is_strict: bool) -> None:
+        self._classes = {cls.TYPE: cls for cls in classes}
+        self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
+        # msgpack derives the remaining limits from the length of the frame.
+        self._limits: dict[str, Any] = {"strict_map_key": True, "max_ext_len": 0}
+        if is_strict:
+            self._limits |= {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
+
+    def decode(self, frames: Sequence[bytes]) -> Message:
+        """One message out of the frames of one multipart message.
+
+        Raises:
+            DecodeError: the frames are not a message of this link.
+        """
+        if not 1 <= len(frames) <= 2:
+            raise _invalid(f"a message has one or two frames, not {len(frames)}")
+        header = self._unpack_header(frames[0])
+        request_id = header.get("id", "")
+        if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARACTERS:
+            raise _invalid(f"id takes text of at most {MAX_ID_CHARACTERS} characters")
+        version = header.get("v", PROTOCOL_VERSION)
+        if version != PROTOCOL_VERSION:
+            raise DecodeError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"this daemon speaks protocol version {PROTOCOL_VERSION}, not {str(version)[:20]}",
+                request_id,
+            )
+        kind = header.pop("type", None)
+        cls = self._classes.get(kind) if isinstance(kind, str) else None
+        if cls is None:
+            known = ", ".join(sorted(self._classes))
+            raise _invalid(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
+        try:
+            return self._build(cls, header, frames[1] if len(frames) == 2 else None)
+        except DecodeError as error:
+            error.id = request_id
+            raise
+
+    def _unpack_header(self, frame: bytes) -> dict[str, Any]:
+        if len(frame) > self._max_header_bytes:
+            raise _invalid(f"a header has at most {self._max_header_bytes} bytes, not {len(frame)}")
+        header = _unpack(frame, "the header", self._limits)
+        if not isinstance(header, dict):
+            raise _invalid("the header is not a msgpack map")
+        return header
+
+    @staticmethod
+    def _build(cls: type[Message], header: dict[str, Any], body: bytes | None) -> Message:
+        has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if has_body != (body is not None) or "body" in header:
+            wanted = "two frames, header and body" if has_body else "one frame"
+            raise _invalid(f"{cls.TYPE} takes {wanted}")
+        if body is not None:
+            if len(body) > MAX_BODY_BYTES:
+                raise _invalid(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
+            header["body"] = body
+        return typing.cast(Message, _schema(typing.cast(Any, cls))(header, ""))
+
+
+def encode(message: Message) -> list[bytes]:
+    """The frames of a message: its header, and its body where it has one.
+
+    Raises:
+        ValueError, OverflowError, TypeError: a field holds what msgpack cannot carry.
+    """
+    header = {"type": message.TYPE, **_to_map(message)}
+    body = header.pop("body", None)
+    if body is None:
+        if "body" in message.__dataclass_fields__:  # type: ignore[attr-defined]
+            return [_pack(header), b""]
+        return [_pack(header)]
+    return [_pack(header), body]
+
+
+def encode_body(body: RequestBody) -> bytes:
+    """The body frame of `Generate`; equal requests give equal bytes.
+
+    Raises:
+        RemoteError: `invalid_request`, if it is too large or holds what cannot travel.
+    """
+    try:
+        packed = _pack(body.to_wire())
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+        raise RemoteError(
+            ErrorCode.INVALID_REQUEST, f"the request cannot be encoded: {error}"
+        ) from None
+    if len(packed) > MAX_BODY_BYTES:
+        raise RemoteError(
+            ErrorCode.INVALID_REQUEST,
+            f"a request body has at most {MAX_BODY_BYTES} bytes, not {len(packed)}",
+        )
+    return packed
+
+
+def decode_body(frame: bytes) -> RequestBody:
+    """What a client put into the body frame of `Generate`.
+
+    Raises:
+        RemoteError: `invalid_request`, naming what was wrong.
+    """
+    try:
+        value = _unpack(frame, "the body", {"strict_map_key": True, "max_ext_len": 0})
+    except DecodeError as error:
+        raise RemoteError(error.code, error.message) from None
+    return RequestBody.from_wire(value)
+
+
+def _pack(value: object) -> bytes:
+    return typing.cast(bytes, msgpack.packb(value, use_bin_type=True))
+
+
+def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
+    try:
+        return msgpack.unpackb(frame, raw=False, **limits)
+    except (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError) as error:
+        raise _invalid(f"{what} is not msgpack within the limits: {str(error)[:120]}") from None
+
+
+def _invalid(message: str, request_id: str = "") -> DecodeError:
+    return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
+
+
+# ---------------------------------------------------------------- dataclasses to maps
+
+
+@functools.cache
+def _field_defaults(cls: Any) -> tuple[tuple[str, Any], ...]:
+    plan = []
+    for f in fields(cls):
+        default = f.default
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        plan.append((f.name, default))
+    return tuple(plan)
+
+
+def _to_map(value: Any) -> dict[str, Any]:
+    result = {}
+    for name, default in _field_defaults(typing.cast(Any, type(value))):
+        item = getattr(value, name)
+        if default is MISSING or item != default:
+            result[name] = _to_plain(item)
+    return result
+
+
+def _to_plain(item: Any) -> Any:
+    kind = type(item)
+    if kind is str or kind is bytes or kind is int or kind is float:
+        return item
+    if kind is list:
+        return [_to_plain(x) for x in item]
+    if isinstance(item, Enum):
+        return item.value
+    if is_dataclass(item):
+        return _to_map(item)
+    return item
+
+
+# ---------------------------------------------------------------- maps to dataclasses
+
+
+@functools.cache
+def _schema(cls: Any) -> Check:
+    hints = typing.get_type_hints(cls)
+    checks = {f.name: _check_for(hints[f.name]) for f in fields(cls)}
+    required = [
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
+    ]
+
+    def build(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise _invalid(f"{path} takes a map")
+        prefix = f"{path}." if path else ""
+        arguments = {}
+        for name, item in value.items():
+            check = checks.get(name)
+            if check is None:
+                known = ", ".join(sorted(checks))
+                raise _invalid(f"unknown field {prefix}{str(name)[:64]}; known are {known}")
+            arguments[name] = check(item, prefix + name)
+        for name in required:
+            if name not in arguments:
+                raise _invalid(f"the field {prefix}{name} is missing")
+        return cls(**arguments)
+
+    return build
+
+
+def _check_for(hint: Any) -> Check:
+    if isinstance(hint, typing.NewType):
+        supertype = hint.__supertype__
+        return _name_check if supertype is str else _check_for(supertype)
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = _check_for(next(a for a in typing.get_args(hint) if a is not types.NoneType))
+        return lambda value, path: None if value is None else inner(value, path)
+    if origin is list:
+        item_check = _check_for(typing.get_args(hint)[0])
+        return _list_check(item_check)
+    if origin is dict:
+        return _type_check((dict,), "a map")
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum_check(hint)
+    if is_dataclass(hint):
+        return _schema(typing.cast(Any, hint))
+    return _PLAIN_CHECKS[hint]
+
+
+def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
+    def check(value: Any, path: str) -> Any:
+        if type(value) not in kinds:
+            raise _invalid(f"{path} takes {expected}")
+        return value
+
+    return check
+
+
+def _number_check(value: Any, path: str) -> float:
+    if type(value) not in (int, float) or not abs(value) < 1e15:
+        raise _invalid(f"{path} takes a finite number")
+    return float(value)
+
+
+def _name_check(value: Any, path: str) -> str:
+    if type(value) is not str or not 1 <= len(value) <= MAX_ID_CHARACTERS:
+        raise _invalid(f"{path} takes text of 1 to {MAX_ID_CHARACTERS} characters")
+    return value
+
+
+def _list_check(item_check: Check) -> Check:
+    def check(value: Any, path: str) -> list[Any]:
+        if type(value) is not list:
+            raise _invalid(f"{path} takes a list")
+        return [item_check(item, path) for item in value]
+
+    return check
+
+
+def _enum_check(enum: type[Enum]) -> Check:
+    members = {member.value: member for member in enum}
+    expected = ", ".join(map(str, members))
+
+    def check(value: Any, path: str) -> Enum:
+        member = members.get(value) if type(value) is str else None
+        if member is None:
+            raise _invalid(f"{path} takes one of {expected}")
+        return member
+
+    return check
+
+
+_PLAIN_CHECKS: dict[Any, Check] = {
+    str: _type_check((str,), "text"),
+    bytes: _type_check((bytes,), "bytes"),
+    int: _type_check((int,), "an integer"),
+    float: _number_check,
+    bool: _type_check((bool,), "true or false"),
+}

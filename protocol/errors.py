@@ -1,0 +1,101 @@
+"""The only form in which errors cross a process boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class ErrorCode(StrEnum):
+    """Every error a client can meet; docs/operations.md says what to do about each."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNKNOWN_MODEL = "unknown_model"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    OVERLOADED = "overloaded"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+    LOAD_FAILED = "load_failed"
+    MODEL_FAILED = "model_failed"
+    UNLOADED = "unloaded"
+    WORKER_CRASHED = "worker_crashed"
+    QUARANTINED = "quarantined"
+    SLOW_CONSUMER = "slow_consumer"
+    DUPLICATE_ID = "duplicate_id"
+    SUPERSEDED = "superseded"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+
+
+RETRYABLE = frozenset(
+    {
+        ErrorCode.OVERLOADED,
+        ErrorCode.QUEUE_TIMEOUT,
+        ErrorCode.UNLOADED,
+        ErrorCode.WORKER_CRASHED,
+        ErrorCode.SLOW_CONSUMER,
+        ErrorCode.SUPERSEDED,
+        ErrorCode.SHUTTING_DOWN,
+    }
+)
+"""Codes after which the same request may well succeed later."""
+
+
+class RemoteError(Exception):
+    """An error as it travels: a code to branch on, a sentence for people, numbers for machines.
+
+    Attributes:
+        code: what happened.
+        message: one sentence that says what was wrong and what was expected.
+        retryable: whether the same request may succeed later.
+        detail: facts by name (JSON types only), such as `tokens_sent` or `known`.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        retryable: bool | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retryable = code in RETRYABLE if retryable is None else retryable
+        self.detail: dict[str, Any] = dict(detail or {})
+
+    def __repr__(self) -> str:
+        return f"RemoteError({self.code.value}, {self.message!r}, detail={self.detail!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteError) and self.to_wire() == other.to_wire()
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.message))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The map that is sent."""
+        return {
+            "code": self.code.value,
+            "message": self.message,
+            "retryable": self.retryable,
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_wire(cls, value: object) -> RemoteError:
+        """Reads what `to_wire` made.
+
+        Raises:
+            ValueError: the value is not such a map.
+        """
+        match value:
+            case {"code": str(code), "message": str(message), "retryable": bool(retryable), **rest}:
+                detail = rest.get("detail", {})
+                if code in set(ErrorCode) and isinstance(detail, dict):
+                    return cls(ErrorCode(code), message, retryable=retryable, detail=detail)
+        raise ValueError("an error needs a known code, a message, retryable and a detail map")

@@ -1,0 +1,46 @@
+"""The identifiers that name a model, a request and one life of a worker."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NewType
+
+ModelName = NewType("ModelName", str)
+"""What a user calls a model: the key of a `[models.*]` table."""
+
+RequestId = NewType("RequestId", str)
+"""Chosen by the client; unique among the open requests of one connection."""
+
+RequestKey = NewType("RequestKey", int)
+"""Chosen by the supervisor; never used twice in its life. Workers know requests by it, so an id
+that a client uses again at once is a new request everywhere (D7)."""
+
+Generation = NewType("Generation", int)
+"""How many times a model's worker has been spawned, from 1; events of earlier ones are dropped."""
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian unsigned 32-bit integers, the form in which they travel and wait.
+
+    Raises:
+        OverflowError: an id is negative or does not fit in 32 bits.
+    """
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The inverse of `pack_tokens`.
+
+    Raises:
+        ValueError: the length is not a multiple of four bytes.
+    """
+    tokens = array("I")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()

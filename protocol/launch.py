@@ -1,0 +1,114 @@
+"""The spawn contract: how a supervisor starts a worker, and what the worker's exit code means.
+
+The supervisor runs `python -P -m mlxsup.worker`, writes one `LaunchSpec` as a line of JSON to the
+worker's standard input, and keeps that pipe open for as long as it lives: the worker takes EOF on
+it as the death of its supervisor. The token that HELLO must carry travels there too, and so in
+neither the argument list nor the environment, which others can read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum
+from typing import Any
+
+from .ids import Generation, ModelName
+
+MAX_SOCKET_PATH_BYTES = 103
+"""The longest path of a Unix socket on macOS, without the closing zero."""
+
+MAX_LAUNCH_SPEC_BYTES = 64 * 1024
+
+
+class ExitCode(IntEnum):
+    """What a worker's exit code says; any other code, and any signal, is a transient crash."""
+
+    ASKED = 0
+    BAD_LAUNCH = 64
+    BAD_MODEL = 65
+    MODEL_MISSING = 66
+    NO_DEVICE = 69
+    STEP_ERROR = 70
+    GPU_FAULT_ELSEWHERE = 72
+    OUT_OF_MEMORY = 75
+
+
+PERMANENT_EXITS = frozenset(
+    {ExitCode.BAD_LAUNCH, ExitCode.BAD_MODEL, ExitCode.MODEL_MISSING, ExitCode.NO_DEVICE}
+)
+"""Before READY these cannot heal by themselves, so they are not tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """Everything a worker is told at its start.
+
+    Attributes:
+        model: the model's name, for logs and HELLO.
+        generation: which life of the worker this is.
+        token: what HELLO must carry, so that no other process can pose as this worker.
+        endpoint: where the supervisor listens for this worker alone (`ipc://…`).
+        supervisor_pid: whose death the worker watches for.
+        engine: `mlx`, or `fake` for the engine that tests use.
+        path: the model folder, absolute.
+        max_concurrency: rows in the batch at most.
+        step_timeout_s: the limit of one step; no prefill chunk may come near it.
+        decode_stall_target_ms: how long a prefill chunk may hold up rows that decode.
+        context_length: tokens of prompt and answer together; 0 for the model's own limit.
+        log_level: `debug`, `info`, `warning` or `error`.
+        fake: options of the fake engine, by name.
+    """
+
+    model: ModelName
+    generation: Generation
+    token: str
+    endpoint: str
+    supervisor_pid: int
+    engine: str
+    path: str
+    max_concurrency: int
+    step_timeout_s: float
+    decode_stall_target_ms: int
+    context_length: int = 0
+    log_level: str = "info"
+    fake: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """One line of JSON, newline included."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> LaunchSpec:
+        """Reads what `to_line` made.
+
+        Raises:
+            ValueError: the line is not a launch spec of this version; the message says why.
+        """
+        if len(line) > MAX_LAUNCH_SPEC_BYTES or not line.endswith(b"\n"):
+            raise ValueError("a launch spec is one line of JSON of at most 64 KiB")
+        values = json.loads(line)
+        names = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ValueError(f"a launch spec has exactly the keys {', '.join(sorted(names))}")
+        return cls(**values)
+
+
+def worker_argv(python: str = sys.executable) -> list[str]:
+    """The command that starts a worker; -P keeps the working folder out of the import path."""
+    return [python, "-P", "-m", "mlxsup.worker"]
+
+
+def check_socket_path(path: str) -> None:
+    """Refuses a socket path that some supported system cannot bind.
+
+    Raises:
+        ValueError: the path is longer than 103 bytes.
+    """
+    length = len(path.encode())
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"the socket path {path} has {length} bytes; "
+            f"at most {MAX_SOCKET_PATH_BYTES} work on every system"
+        )

@@ -1,0 +1,485 @@
+"""Every message of both links. Each docstring says who sends it to whom.
+
+A message travels as one frame, a msgpack map with `type` and its fields (fields that hold their
+default are left out), followed by a second frame where the message has a `body`. docs/protocol.md
+explains the conversation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .ids import Generation, ModelName, RequestId, RequestKey
+from .states import Channel, FinishReason, LoadPhase, WorkerPhase
+from .version import PROTOCOL_VERSION
+
+
+class Message:
+    """What can be encoded; `TYPE` is its name on the wire."""
+
+    __slots__ = ()
+    TYPE: ClassVar[str]
+
+
+# ---------------------------------------------------------------- client → supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Message):
+    """Client → supervisor: answer this. The body frame holds a `RequestBody`.
+
+    Attributes:
+        id: the client's name for the request, unique among its open ones.
+        model: who shall answer.
+        client: on whose behalf, for fairness; the connection where absent.
+        queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
+        first_token_timeout_s: until the first token; 0 or None for no limit of its own.
+        timeout_s: until the last token; 0 or None for none.
+        body: msgpack of `RequestBody.to_wire()`.
+        v: the sender's protocol version.
+    """
+
+    TYPE: ClassVar[str] = "generate"
+    id: RequestId
+    model: ModelName
+    client: str | None = None
+    queue_timeout_s: float | None = None
+    first_token_timeout_s: float | None = None
+    timeout_s: float | None = None
+    v: int = PROTOCOL_VERSION
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Message):
+    """Client → supervisor: end this request now, in whatever state it is."""
+
+    TYPE: ClassVar[str] = "cancel"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """Client → supervisor: answer with `Reply`."""
+
+    TYPE: ClassVar[str] = "ping"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusQuery(Message):
+    """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints."""
+
+    TYPE: ClassVar[str] = "status"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Message):
+    """Client → supervisor: have the model READY; answered when it is, or cannot be."""
+
+    TYPE: ClassVar[str] = "load"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload(Message):
+    """Client → supervisor: end the model's process; answered when it is gone."""
+
+    TYPE: ClassVar[str] = "unload"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart(Message):
+    """Client → supervisor: one new generation; answered when it is READY, or cannot be.
+
+    Attributes:
+        now: do not let running requests finish first.
+    """
+
+    TYPE: ClassVar[str] = "restart"
+    id: RequestId
+    model: ModelName
+    now: bool = False
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(Message):
+    """Client → supervisor: end everything; answered at once with the pids that will go.
+
+    Attributes:
+        now: do not let running requests finish first.
+        timeout_s: how long they may take; None for `drain_timeout_s`.
+    """
+
+    TYPE: ClassVar[str] = "stop"
+    id: RequestId
+    now: bool = False
+    timeout_s: float | None = None
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe(Message):
+    """Client → supervisor: send an `Event` for each state change from now on."""
+
+    TYPE: ClassVar[str] = "subscribe"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+CLIENT_MESSAGES: tuple[type[Message], ...] = (
+    Generate,
+    Cancel,
+    Ping,
+    StatusQuery,
+    Load,
+    Unload,
+    Restart,
+    Stop,
+    Subscribe,
+)
+
+# ---------------------------------------------------------------- supervisor → client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientDelta:
+    """One piece of one stream, inside `Deltas`.
+
+    Attributes:
+        id: whose.
+        seq: counts the pieces of this stream from 0 without a gap.
+        text: new text; may be empty while a character or a stop string is half there.
+        tokens: new token ids, packed as `ids.pack_tokens` does.
+        channel: which part of the answer it belongs to.
+    """
+
+    id: RequestId
+    seq: int
+    text: str = ""
+    tokens: bytes = b""
+    channel: Channel = Channel.CONTENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deltas(Message):
+    """Supervisor → client: what one engine step gave the streams of this connection."""
+
+    TYPE: ClassVar[str] = "deltas"
+    deltas: list[ClientDelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens counted for one request; `cached_tokens` of the prompt needed no prefill."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival."""
+
+    queued_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(Message):
+    """Supervisor → client: the stream ended well; nothing follows for this id.
+
+    Attributes:
+        id: whose.
+        seq: the number of pieces that were sent.
+        finish_reason: how it ended.
+        usage: tokens counted.
+        timings: seconds spent.
+        seed: what sampling used; None where the request ended before it was dispatched.
+        resumed: how many times the stream went on after a crash.
+        warnings: sentences for people.
+    """
+
+    TYPE: ClassVar[str] = "done"
+    id: RequestId
+    seq: int
+    finish_reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    seed: int | None = None
+    resumed: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """Supervisor → client: the request or command ended with an error; nothing follows for this id.
+
+    Attributes:
+        id: whose; empty where the message could not be read so far.
+        error: what `RemoteError.to_wire` makes.
+    """
+
+    TYPE: ClassVar[str] = "failed"
+    id: str
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply(Message):
+    """Supervisor → client: the answer to a command."""
+
+    TYPE: ClassVar[str] = "reply"
+    id: RequestId
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event(Message):
+    """Supervisor → client: a model changed its state (to those who subscribed under this id)."""
+
+    TYPE: ClassVar[str] = "event"
+    id: RequestId
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive(Message):
+    """Supervisor → client: a sign of life each second while something of this client is open."""
+
+    TYPE: ClassVar[str] = "alive"
+
+
+SUPERVISOR_TO_CLIENT: tuple[type[Message], ...] = (Deltas, Done, Failed, Reply, Event, Alive)
+
+# ---------------------------------------------------------------- supervisor → worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch(Message):
+    """Supervisor → worker: run this request. The body frame is the client's, unread."""
+
+    TYPE: ClassVar[str] = "dispatch"
+    key: RequestKey
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRow(Message):
+    """Supervisor → worker: take this request out; it answers with a finished row in any case
+    but one: a key it does not know, because its end is already on the way."""
+
+    TYPE: ClassVar[str] = "cancel_row"
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit(Message):
+    """Supervisor → worker: close the engine and exit with code 0."""
+
+    TYPE: ClassVar[str] = "exit"
+
+
+SUPERVISOR_TO_WORKER: tuple[type[Message], ...] = (Dispatch, CancelRow, Exit)
+
+# ---------------------------------------------------------------- worker → supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """Worker → supervisor: the first message of an incarnation."""
+
+    TYPE: ClassVar[str] = "hello"
+    model: ModelName
+    generation: Generation
+    token: str
+    pid: int
+    version: str
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress(Message):
+    """Worker → supervisor: how far the load has come; `progress` is from 0 to 1 over all phases."""
+
+    TYPE: ClassVar[str] = "load_progress"
+    phase: LoadPhase
+    progress: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Message):
+    """Worker → supervisor: loaded, materialised, warmed up; send requests.
+
+    Attributes:
+        context_length: tokens of prompt and answer together, at most.
+        fingerprint: changes when the same request might give another answer.
+        backend: `cpu`, `cuda`, `metal` or `fake`.
+        versions: of mlx and mlx-lm.
+        active_bytes: memory the engine holds after the load.
+    """
+
+    TYPE: ClassVar[str] = "ready"
+    context_length: int
+    fingerprint: str
+    backend: str
+    versions: dict[str, str] = field(default_factory=dict)
+    active_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What a worker made of a request: enough to go on with it in another life.
+
+    Attributes:
+        prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
+        channel: the part of the answer that its first token belongs to.
+        parameters: the effective ones, by name.
+        seed: what sampling uses.
+        fingerprint: of the engine that accepted it.
+    """
+
+    prompt_tokens: bytes
+    channel: Channel
+    parameters: dict[str, Any]
+    seed: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted(Message):
+    """Worker → supervisor: the request is valid and tokenised; it will be inserted next."""
+
+    TYPE: ClassVar[str] = "accepted"
+    key: RequestKey
+    acceptance: Acceptance
+    tokenize_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected(Message):
+    """Worker → supervisor: the request is wrong, by itself; it held no row.
+
+    Attributes:
+        key: whose.
+        error: what `RemoteError.to_wire` makes.
+    """
+
+    TYPE: ClassVar[str] = "rejected"
+    key: RequestKey
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDelta:
+    """What one step did for one row.
+
+    Attributes:
+        key: whose.
+        text: new text.
+        tokens: new token ids, packed; absent for a row that only ended.
+        channel: which part of the answer.
+        finish: set on the row's last delta; by then the row has left the batch.
+        prefill_s: from insert to the first token; set with the first token.
+        cached_tokens: of the prompt, taken from a cache; set with the first token.
+    """
+
+    key: RequestKey
+    text: str = ""
+    tokens: bytes = b""
+    channel: Channel = Channel.CONTENT
+    finish: FinishReason | None = None
+    prefill_s: float | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgress:
+    """How many of a row's prompt tokens have been processed."""
+
+    key: RequestKey
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Message):
+    """Worker → supervisor: everything one engine step gave, in one message.
+
+    Also carries rows that a cancel took out between two steps.
+
+    Attributes:
+        step: how many engine steps this worker has made.
+        rows: what each row got.
+        prefill: how far prompts have come.
+    """
+
+    TYPE: ClassVar[str] = "step"
+    step: int
+    rows: list[RowDelta] = field(default_factory=list)
+    prefill: list[PrefillProgress] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat(Message):
+    """Worker → supervisor: each second, from a thread of its own; numbers the owner published.
+
+    Attributes:
+        step: how many engine steps have ended.
+        phase: what the owner thread is doing.
+        phase_s: for how long.
+        predicted_s: how long the step under way was predicted to take; 0 when idle.
+        active_bytes: held by the engine's arrays.
+        cache_bytes: kept by the allocator for reuse.
+        peak_bytes: the most ever held.
+    """
+
+    TYPE: ClassVar[str] = "heartbeat"
+    step: int
+    phase: WorkerPhase
+    phase_s: float
+    predicted_s: float = 0.0
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dying(Message):
+    """Worker → supervisor: the last message before an exit that nobody asked for.
+
+    Attributes:
+        code: the exit code that follows.
+        message: one sentence that names the file or the cause; no prompt or answer text.
+    """
+
+    TYPE: ClassVar[str] = "dying"
+    code: int
+    message: str
+
+
+WORKER_TO_SUPERVISOR: tuple[type[Message], ...] = (
+    Hello,
+    LoadProgress,
+    Ready,
+    Accepted,
+    Rejected,
+    Step,
+    Heartbeat,
+    Dying,
+)

@@ -1,0 +1,102 @@
+"""The states of a worker and of what is wanted of it, with the named sets that rules speak of."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """One worker's life; docs/architecture.md holds the table of what leads where."""
+
+    STOPPED = "STOPPED"
+    PENDING = "PENDING"
+    LOADING = "LOADING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    STOPPING = "STOPPING"
+    BACKOFF = "BACKOFF"
+    FAILED = "FAILED"
+
+
+HAS_PROCESS = frozenset({State.LOADING, State.READY, State.DRAINING, State.STOPPING})
+"""States in which a process lives, from the spawn until its exit is seen."""
+
+SERVES = frozenset({State.READY, State.DRAINING})
+"""States in which requests may be running in the engine."""
+
+
+class Wanted(StrEnum):
+    """What commands, requests and timers want of a model."""
+
+    UP = "up"
+    DOWN = "down"
+    GONE = "gone"
+
+
+class Why(StrEnum):
+    """The reason of what is wanted."""
+
+    USER = "user"
+    REQUEST = "request"
+    IDLE = "idle"
+    EVICT = "evict"
+    RESTART = "restart"
+    RELOAD = "reload"
+    SHUTDOWN = "shutdown"
+
+
+class PendingReason(StrEnum):
+    """What a wanted model waits for before its process is spawned."""
+
+    TURN = "turn"
+    MEMORY = "memory"
+    DOWNLOAD = "download"
+
+
+class LoadPhase(StrEnum):
+    """Where a load stands."""
+
+    SPAWN = "spawn"
+    IMPORT = "import"
+    WEIGHTS = "weights"
+    MATERIALISE = "materialise"
+    WARMUP = "warmup"
+
+
+class WorkerPhase(StrEnum):
+    """What the owner thread of a worker is doing, as its heartbeat says."""
+
+    LOADING = "loading"
+    IDLE = "idle"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    CLOSING = "closing"
+
+
+class ExitReason(StrEnum):
+    """How a worker's life ended, as the supervisor judged it at the exit."""
+
+    ASKED = "asked"
+    CRASH = "crash"
+    STALL = "stall"
+    LOAD_ERROR = "load_error"
+    SPAWN_ERROR = "spawn_error"
+    VERSION = "version"
+    INTERNAL = "internal"
+
+
+class FinishReason(StrEnum):
+    """How a stream ended without an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TOOL_CALLS = "tool_calls"
+
+
+class Channel(StrEnum):
+    """Which part of an answer a piece of text belongs to."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"

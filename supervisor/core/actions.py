@@ -1,0 +1,93 @@
+"""What the core tells the shell to do. The shell does it, in order, and decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.messages import Message
+
+from .events import ConnectionId
+from .settings import LaunchSettings
+
+
+class Action:
+    """Something to be done."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn(Action):
+    """Start a worker; answered by `Spawned` or `SpawnFailed`, and later by `Exited`."""
+
+    model: ModelName
+    generation: Generation
+    launch: LaunchSettings
+
+
+class WorkerSignal(StrEnum):
+    """The signals a worker is ended with."""
+
+    TERM = "SIGTERM"
+    KILL = "SIGKILL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalWorker(Action):
+    """Signal a worker's process group."""
+
+    model: ModelName
+    generation: Generation
+    signal: WorkerSignal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToWorker(Action):
+    """Send a message of `SUPERVISOR_TO_WORKER`."""
+
+    model: ModelName
+    generation: Generation
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToClient(Action):
+    """Send a message of `SUPERVISOR_TO_CLIENT`; dropped where the connection is gone."""
+
+    connection: ConnectionId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce(Action):
+    """A model changed: log it, and print it where the daemon runs in a terminal.
+
+    Attributes:
+        change: the same map that subscribers get in `Event.value`: model, from, to, generation,
+            pid, wanted, why, note (one phrase for people), at `now`.
+    """
+
+    change: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt(Action):
+    """Send a `Tick` at this time (monotonic seconds), or a little later; an earlier one stands."""
+
+    when: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFault(Action):
+    """An event met a state that has no rule for it: log the model's story, loudly."""
+
+    model: ModelName
+    story: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Action):
+    """No process is left and the supervisor was asked to end: flush to clients and exit."""

@@ -1,0 +1,622 @@
+"""The supervisor's decisions: one event in, a list of actions out, and nothing else.
+
+`Core` is the only owner of supervisor state. It reads no clock and touches no socket: tests and
+simulations drive it with plain values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.messages import (
+    Accepted,
+    Cancel,
+    Dying,
+    Failed,
+    Generate,
+    Heartbeat,
+    Hello,
+    Load,
+    LoadProgress,
+    Message,
+    Ping,
+    Ready,
+    Rejected,
+    Reply,
+    Restart,
+    StatusQuery,
+    Step,
+    Stop,
+    Subscribe,
+    Unload,
+)
+from mlxsup.protocol.messages import Event as EventMessage
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
+from mlxsup.protocol.version import VERSION
+
+from .actions import (
+    Action,
+    Announce,
+    Finish,
+    LogFault,
+    SendToClient,
+    SendToWorker,
+    SignalWorker,
+    Spawn,
+    WakeAt,
+)
+from .deadlines import Deadlines
+from .events import (
+    ClientGone,
+    ClientSaid,
+    ClientTooSlow,
+    ConnectionId,
+    Event,
+    Exited,
+    Reloaded,
+    Sampled,
+    ShutdownAsked,
+    Spawned,
+    SpawnFailed,
+    Started,
+    Tick,
+    WorkerBroke,
+    WorkerSaid,
+)
+from .life import Life, with_wall_time
+from .lifecycle import ImpossibleTransitionError, apply
+from .loading import next_loads
+from .model import Caller, Model
+from .phases import Ready as ReadyPhase
+from .refusals import shutting_down, slow_consumer, unknown_model
+from .serving import Serving
+from .settings import CoreSettings, ModelSettings
+from .status import change_map, model_row, status_map
+from .triggers import (
+    BecameReady,
+    Broke,
+    Changed,
+    Died,
+    DownWaitersEnd,
+    Drained,
+    Due,
+    Effect,
+    Erased,
+    Fault,
+    Greeted,
+    GreetedByOtherVersion,
+    HasPid,
+    HitBug,
+    Hurry,
+    Progressed,
+    QueueEnds,
+    Reconfigured,
+    Removed,
+    RunningEnds,
+    RunningLost,
+    SignalProcess,
+    StartProcess,
+    TellWorker,
+    Trigger,
+    Turn,
+    UpWaitersEnd,
+    WantDown,
+    WantRestart,
+    WantUp,
+)
+
+
+class Core:
+    """The pure core.
+
+    Args:
+        settings: the `[supervisor]` table.
+        models: every entry, in the order of the file.
+        facts: what the status reply shows beside the core's own (version, pid, endpoint, …).
+        random: draws the jitter of restarts.
+        is_strict: raise where the table has no rule (tests) instead of ending that one life.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        models: Sequence[ModelSettings],
+        *,
+        facts: Mapping[str, Any],
+        random: random.Random,
+        is_strict: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._random = random
+        self._is_strict = is_strict
+        self._actions: list[Action] = []
+        self._deadlines = Deadlines()
+        self._serving = Serving(settings, self._deadlines, self._do)
+        self._models: dict[ModelName, Model] = {}
+        for entry in models:
+            self._add_model(entry)
+        # Bounded by the connections that the transport lets in, one entry each.
+        self._subscriptions: dict[ConnectionId, RequestId] = {}
+        self._is_shutting_down = False
+        self._has_finished = False
+        self._started_at = 0.0
+        self._machine_bytes = 0
+        self._touched: set[ModelName] = set()
+        self._woken_at: float | None = None
+
+    # ------------------------------------------------------------ what the shell calls
+
+    def handle(self, event: Event) -> list[Action]:
+        """Takes one event and returns what is to be done about it, in order.
+
+        Raises:
+            ImpossibleTransitionError: a bug in the table, only where the core is strict.
+        """
+        self._actions = []
+        _HANDLERS[type(event)](self, event)
+        self._settle(event.now)
+        return self._actions
+
+    def status(self, now: float) -> dict[str, Any]:
+        """What `status --json` prints."""
+        return status_map(
+            self._models.values(),
+            self._serving.ledger,
+            facts=self._facts,
+            started_at=self._started_at,
+            machine_bytes=self._machine_bytes,
+            now=now,
+        )
+
+    def stories(self) -> dict[str, tuple[str, ...]]:
+        """The latest events of each model's life and what they led to."""
+        return {name: tuple(model.story) for name, model in self._models.items()}
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the state contradicts itself; for tests, after each event."""
+        ledger = self._serving.ledger
+        ledger.check_invariants()
+        for model in self._models.values():
+            model.check_invariants()
+        placed = [k for m in self._models.values() for k in (*m.line, *m.running)]
+        assert sorted(placed) == sorted(r.key for r in ledger)
+        loading = [m.life for m in self._models.values() if m.life.is_loading]
+        assert sum(life.is_after_crash for life in loading) <= 1
+        assert sum(not life.is_after_crash for life in loading) <= 1
+        if self._is_shutting_down:
+            assert all(m.life.wanted is not Wanted.UP for m in self._models.values())
+            assert ledger.waiting == 0
+
+    # ------------------------------------------------------------ clients
+
+    def _on_client_said(self, event: ClientSaid) -> None:
+        try:
+            _CLIENT_HANDLERS[type(event.message)](self, event, event.message)
+        except RemoteError as error:
+            id = getattr(event.message, "id", "")
+            self._send(event.connection, Failed(id=id, error=error.to_wire()))
+
+    def _on_generate(self, event: ClientSaid, message: Generate) -> None:
+        for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):
+            value = getattr(message, name)
+            if value is not None and value < 0:
+                raise RemoteError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{name} takes seconds from 0, not {value:g}",
+                    detail={"parameter": name},
+                )
+        if self._is_shutting_down:
+            raise shutting_down()
+        model = self._model(message.model)
+        refusal = self._serving.admit(model, message, event.connection, event.now)
+        if refusal is not None:
+            raise refusal
+        self._touched.add(model.name)
+        if model.life.wanted is not Wanted.UP:
+            self._trigger(model, WantUp(why=Why.REQUEST), event.now)
+
+    def _on_cancel(self, event: ClientSaid, message: Cancel) -> None:
+        request = self._serving.ledger.find(event.connection, message.id)
+        if request is not None:  # else its end is already on the way
+            self._touched.add(request.model)
+            self._serving.cancel(self._models[request.model], request, event.now)
+
+    def _on_ping(self, event: ClientSaid, message: Ping) -> None:
+        self._send(event.connection, Reply(id=message.id, value={}))
+
+    def _on_status(self, event: ClientSaid, message: StatusQuery) -> None:
+        self._send(event.connection, Reply(id=message.id, value=self.status(event.now)))
+
+    def _on_load(self, event: ClientSaid, message: Load) -> None:
+        model = self._model_for_command(message.model)
+        model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        self._trigger(model, WantUp(why=Why.USER), event.now)
+
+    def _on_unload(self, event: ClientSaid, message: Unload) -> None:
+        model = self._model_for_command(message.model)
+        model.down_callers.append(Caller(connection=event.connection, id=message.id))
+        drain_s = self._settings.drain_timeout_s
+        self._trigger(model, WantDown(why=Why.USER, drain_s=drain_s), event.now)
+
+    def _on_restart(self, event: ClientSaid, message: Restart) -> None:
+        model = self._model_for_command(message.model)
+        model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        drain_s = self._settings.drain_timeout_s
+        self._trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), event.now)
+
+    def _on_stop(self, event: ClientSaid, message: Stop) -> None:
+        if message.timeout_s is not None and message.timeout_s < 0:
+            raise RemoteError(ErrorCode.INVALID_REQUEST, "timeout_s takes seconds from 0")
+        pids = [m.life.pid for m in self._models.values() if m.life.pid is not None]
+        value = {"pids": pids, "supervisor_pid": self._facts.get("pid")}
+        self._send(event.connection, Reply(id=message.id, value=value))
+        self._shut_down(event.now, is_immediate=message.now, drain_s=message.timeout_s)
+
+    def _on_subscribe(self, event: ClientSaid, message: Subscribe) -> None:
+        self._subscriptions[event.connection] = message.id
+
+    def _on_client_gone(self, event: ClientGone) -> None:
+        for request in self._serving.ledger.of_connection(event.connection):
+            self._touched.add(request.model)
+            self._serving.drop(self._models[request.model], request)
+        self._forget_connection(event.connection)
+
+    def _on_client_too_slow(self, event: ClientTooSlow) -> None:
+        for request in self._serving.ledger.of_connection(event.connection):
+            self._touched.add(request.model)
+            self._serving.fail(self._models[request.model], request, slow_consumer())
+        self._forget_connection(event.connection)
+
+    def _forget_connection(self, connection: ConnectionId) -> None:
+        self._subscriptions.pop(connection, None)
+        for model in self._models.values():
+            for callers in (model.up_callers, model.down_callers):
+                callers[:] = [c for c in callers if c.connection != connection]
+
+    # ------------------------------------------------------------ workers
+
+    def _on_worker_said(self, event: WorkerSaid) -> None:
+        model = self._current(event)
+        if model is not None:
+            _WORKER_HANDLERS[type(event.message)](self, event, model, event.message)
+
+    def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if self._serving.step(model, message, event.now):
+            self._touched.add(model.name)
+
+    def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
+        self._serving.accepted(model, message)
+
+    def _on_rejected(self, event: WorkerSaid, model: Model, message: Rejected) -> None:
+        try:
+            error = RemoteError.from_wire(message.error)
+        except ValueError as wrong:
+            self._trigger(model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now)
+            return
+        self._serving.rejected(model, message.key, error, event.now)
+        self._touched.add(model.name)
+
+    def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
+        model.heartbeat = message
+
+    def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
+        model.dying = message.message
+
+    def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
+        if message.version != VERSION:
+            self._trigger(model, GreetedByOtherVersion(version=message.version), event.now)
+        elif model.life.state in SERVES:
+            self._trigger(model, Broke(detail="said HELLO after READY"), event.now)
+        else:
+            self._trigger(model, Greeted(), event.now)
+
+    def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
+        if model.life.state in SERVES:
+            self._trigger(model, Broke(detail="reported a load after READY"), event.now)
+        else:
+            progress = Progressed(phase=message.phase, progress=message.progress)
+            self._trigger(model, progress, event.now)
+
+    def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
+        if model.life.state in SERVES:
+            self._trigger(model, Broke(detail="said READY twice"), event.now)
+            return
+        if model.life.state is State.LOADING:
+            model.ready = message
+            model.idle_since = event.now
+        self._trigger(model, BecameReady(), event.now)
+
+    def _on_spawned(self, event: Spawned) -> None:
+        model = self._current(event)
+        if model is not None:
+            self._trigger(model, HasPid(pid=event.pid), event.now)
+
+    def _on_spawn_failed(self, event: SpawnFailed) -> None:
+        model = self._current(event)
+        if model is not None:
+            text = f"could not be spawned: {event.detail}"
+            died = Died(exit_code=None, signal_name="", text=text, is_spawn_error=True)
+            self._trigger(model, died, event.now)
+
+    def _on_worker_broke(self, event: WorkerBroke) -> None:
+        model = self._current(event)
+        if model is None:
+            return
+        if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
+            self._trigger(model, GreetedByOtherVersion(version="another one"), event.now)
+        else:
+            self._trigger(model, Broke(detail=event.detail), event.now)
+
+    def _on_exited(self, event: Exited) -> None:
+        model = self._current(event)
+        if model is None:
+            return
+        ended = event.signal_name or f"exit code {event.exit_code}"
+        said = model.dying or _last_line(event.last_lines)
+        died = Died(
+            exit_code=event.exit_code,
+            signal_name=event.signal_name,
+            text=f"{ended}: {said}" if said else ended,
+        )
+        self._trigger(model, died, event.now)
+        model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
+
+    def _on_sampled(self, event: Sampled) -> None:
+        self._machine_bytes = event.machine_bytes
+        for name, model in self._models.items():
+            model.footprint_bytes = event.footprint_bytes.get(name, 0)
+            model.sample_rate(event.now)
+
+    # ------------------------------------------------------------ the supervisor itself
+
+    def _on_started(self, event: Started) -> None:
+        self._started_at = event.now
+        for model in self._models.values():
+            if model.life.settings.preload:
+                self._trigger(model, WantUp(why=Why.USER), event.now)
+
+    def _on_tick(self, event: Tick) -> None:
+        self._woken_at = None
+        for subject in self._deadlines.take_due(event.now):
+            if isinstance(subject, str):
+                model = self._models.get(subject)
+                if model is not None:
+                    self._model_due(model, event.now)
+            else:
+                self._request_due(subject, event.now)
+
+    def _model_due(self, model: Model, now: float) -> None:
+        self._touched.add(model.name)
+        when = model.deadline()
+        if when is None or now < when:
+            return
+        if isinstance(model.life.phase, ReadyPhase):
+            drain_s = self._settings.drain_timeout_s
+            self._trigger(model, WantDown(why=Why.IDLE, drain_s=drain_s), now)
+        else:
+            self._trigger(model, Due(), now)
+
+    def _request_due(self, key: RequestKey, now: float) -> None:
+        request = self._serving.ledger.get(key)
+        if request is not None:
+            self._touched.add(request.model)
+            self._serving.due(self._models[request.model], request, now)
+
+    def _on_shutdown_asked(self, event: ShutdownAsked) -> None:
+        self._shut_down(event.now, is_immediate=event.is_immediate, drain_s=None)
+
+    def _shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+        limit_s = self._settings.drain_timeout_s if drain_s is None else drain_s
+        self._is_shutting_down = True
+        for model in list(self._models.values()):
+            was_stopping = model.life.state is State.STOPPING
+            if model.life.wanted is not Wanted.GONE:
+                self._trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
+            if is_immediate and (was_stopping or model.life.state is State.DRAINING):
+                self._trigger(model, Hurry(), now)
+
+    def _on_reloaded(self, event: Reloaded) -> None:
+        self._settings = self._serving.settings = event.settings
+        if self._is_shutting_down:
+            return
+        drain_s = self._settings.drain_timeout_s
+        names = {entry.name for entry in event.models}
+        for model in list(self._models.values()):
+            if model.name not in names and model.life.wanted is not Wanted.GONE:
+                error = unknown_model(model.name, names)
+                self._trigger(model, Removed(drain_s=drain_s, error=error), event.now)
+        for entry in event.models:
+            known = self._models.get(entry.name)
+            if known is not None:
+                self._trigger(known, Reconfigured(settings=entry, drain_s=drain_s), event.now)
+            else:
+                added = self._add_model(entry)
+                if entry.preload:
+                    self._trigger(added, WantUp(why=Why.RELOAD), event.now)
+
+    # ------------------------------------------------------------ transitions and their effects
+
+    def _trigger(self, model: Model, trigger: Trigger, now: float) -> None:
+        self._touched.add(model.name)
+        before = model.life.state
+        try:
+            effects = apply(model.life, trigger, now)
+        except ImpossibleTransitionError as error:
+            if self._is_strict:
+                raise
+            model.story.append(f"{now:.3f} {before} {trigger} !")
+            effects = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
+        model.story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
+        for effect in effects:
+            self._carry_out(model, effect, before, now)
+
+    def _carry_out(self, model: Model, effect: Effect, before: State, now: float) -> None:
+        life = model.life
+        match effect:
+            case StartProcess():
+                launch = life.settings.launch
+                self._do(Spawn(model=model.name, generation=life.generation, launch=launch))
+            case TellWorker(message=message):
+                self._do(
+                    SendToWorker(model=model.name, generation=life.generation, message=message)
+                )
+            case SignalProcess(signal=signal):
+                self._do(SignalWorker(model=model.name, generation=life.generation, signal=signal))
+            case QueueEnds(error=error):
+                self._serving.fail_queue(model, error)
+            case RunningEnds(error=error):
+                self._serving.fail_running(model, error)
+            case RunningLost(text=text):
+                self._serving.lose_running(model, text)
+                model.forget_process()
+            case UpWaitersEnd(error=error_or_none):
+                self._answer(model, model.up_callers, error_or_none, now)
+            case DownWaitersEnd(error=error_or_none):
+                self._answer(model, model.down_callers, error_or_none, now)
+            case Changed(note=note):
+                self._announce(change_map(model, before, note))
+            case Erased():
+                del self._models[model.name]
+                self._deadlines.set(model.name, None)
+            case Fault():
+                self._do(LogFault(model=model.name, story=tuple(model.story)))
+            case _:
+                raise AssertionError(effect)
+
+    def _answer(
+        self, model: Model, callers: list[Caller], error: RemoteError | None, now: float
+    ) -> None:
+        for caller in callers:
+            if error is None:
+                value = {"model": model_row(model, now)}
+                self._send(caller.connection, Reply(id=caller.id, value=value))
+            else:
+                self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
+        callers.clear()
+
+    def _announce(self, change: dict[str, Any]) -> None:
+        self._do(Announce(change=change))
+        for connection, id in self._subscriptions.items():
+            self._send(connection, EventMessage(id=id, value=change))
+
+    def _settle(self, now: float) -> None:
+        """What follows from the new state: drains that ended, loads that may start, dispatches."""
+        if not self._touched:
+            self._wake_in_time()
+            return
+        for name in list(self._touched):
+            model = self._models.get(name)
+            if (
+                model is not None
+                and model.life.state is State.DRAINING
+                and not model.running
+                and not model.leaving
+            ):
+                self._trigger(model, Drained(), now)
+        for model in next_loads(self._models.values()):
+            self._trigger(model, Turn(), now)
+        for name in self._touched:
+            model = self._models.get(name)
+            if model is not None:
+                self._serving.dispatch(model, now)
+                self._deadlines.set(name, model.deadline())
+        self._touched.clear()
+        self._wake_in_time()
+        self._finish_if_done()
+
+    def _wake_in_time(self) -> None:
+        when = self._deadlines.earliest()
+        if when is not None and (self._woken_at is None or when < self._woken_at):
+            self._woken_at = when
+            self._do(WakeAt(when=when))
+
+    def _finish_if_done(self) -> None:
+        if not self._is_shutting_down or self._has_finished:
+            return
+        if not any(m.life.state in HAS_PROCESS for m in self._models.values()):
+            self._has_finished = True
+            self._do(Finish())
+
+    # ------------------------------------------------------------ small things
+
+    def _add_model(self, entry: ModelSettings) -> Model:
+        life = Life.new(entry, exit_grace_s=self._settings.exit_grace_s, random=self._random)
+        model = Model(life=life)
+        self._models[entry.name] = model
+        return model
+
+    def _model(self, name: ModelName) -> Model:
+        model = self._models.get(name)
+        if model is None or model.life.wanted is Wanted.GONE:
+            known = [n for n, m in self._models.items() if m.life.wanted is not Wanted.GONE]
+            raise unknown_model(name, known)
+        return model
+
+    def _model_for_command(self, name: ModelName) -> Model:
+        if self._is_shutting_down:
+            raise shutting_down()
+        return self._model(name)
+
+    def _current(
+        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerBroke | Exited
+    ) -> Model | None:
+        """The model an event of a process is about; None for an earlier generation (F9)."""
+        model = self._models.get(event.model)
+        if model is None or event.generation != model.life.generation:
+            return None
+        return model if model.life.state in HAS_PROCESS else None
+
+    def _send(self, connection: ConnectionId, message: Message) -> None:
+        self._do(SendToClient(connection=connection, message=message))
+
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+
+
+_HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
+    ClientSaid: Core._on_client_said,
+    ClientGone: Core._on_client_gone,
+    ClientTooSlow: Core._on_client_too_slow,
+    WorkerSaid: Core._on_worker_said,
+    Spawned: Core._on_spawned,
+    SpawnFailed: Core._on_spawn_failed,
+    WorkerBroke: Core._on_worker_broke,
+    Exited: Core._on_exited,
+    Sampled: Core._on_sampled,
+    Started: Core._on_started,
+    Tick: Core._on_tick,
+    ShutdownAsked: Core._on_shutdown_asked,
+    Reloaded: Core._on_reloaded,
+}
+
+_CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] = {
+    Generate: Core._on_generate,
+    Cancel: Core._on_cancel,
+    Ping: Core._on_ping,
+    StatusQuery: Core._on_status,
+    Load: Core._on_load,
+    Unload: Core._on_unload,
+    Restart: Core._on_restart,
+    Stop: Core._on_stop,
+    Subscribe: Core._on_subscribe,
+}
+
+_WORKER_HANDLERS: dict[type[Message], Callable[[Core, WorkerSaid, Model, Any], None]] = {
+    Step: Core._on_step,
+    Accepted: Core._on_accepted,
+    Rejected: Core._on_rejected,
+    Heartbeat: Core._on_heartbeat,
+    Dying: Core._on_dying,
+    Hello: Core._on_hello,
+    LoadProgress: Core._on_load_progress,
+    Ready: Core._on_ready,
+}

@@ -1,0 +1,59 @@
+"""The times at which something may be due, earliest first."""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+from mlxsup.protocol.ids import ModelName, RequestKey
+
+Subject = ModelName | RequestKey
+"""A model (text) or a request (integer)."""
+
+
+class _Due(NamedTuple):
+    when: float
+    order: int
+    subject: Subject
+
+
+class Deadlines:
+    """At most one time per subject; a timer only wakes, the subject's own deadline decides."""
+
+    def __init__(self) -> None:
+        self._when: dict[Subject, float] = {}
+        self._heap: list[_Due] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    def set(self, subject: Subject, when: float | None) -> None:
+        """Replaces the subject's time; None for none."""
+        if when is None:
+            self._when.pop(subject, None)
+        elif self._when.get(subject) != when:
+            self._when[subject] = when
+            self._order += 1
+            heapq.heappush(self._heap, _Due(when, self._order, subject))
+        if len(self._heap) > 64 and len(self._heap) > 4 * len(self._when):
+            self._heap = [due for due in self._heap if self._is_current(due)]
+            heapq.heapify(self._heap)
+
+    def earliest(self) -> float | None:
+        """The next time at which something may be due."""
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0].when if self._heap else None
+
+    def take_due(self, now: float) -> list[Subject]:
+        """Removes and returns the subjects whose time has come."""
+        due = []
+        while (when := self.earliest()) is not None and when <= now:
+            subject = heapq.heappop(self._heap).subject
+            del self._when[subject]
+            due.append(subject)
+        return due
+
+    def _is_current(self, due: _Due) -> bool:
+        return self._when.get(due.subject) == due.when

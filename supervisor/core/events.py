@@ -1,0 +1,158 @@
+"""What the shell tells the core. Every event carries `now`, monotonic seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.messages import Message
+
+from .settings import CoreSettings, ModelSettings
+
+ConnectionId = NewType("ConnectionId", bytes)
+"""The routing id that the client socket gave a connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened.
+
+    Attributes:
+        now: monotonic seconds at which the shell saw it.
+    """
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The supervisor is up: preload what shall be preloaded. The first event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """A time asked for with `WakeAt` has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSaid(Event):
+    """A client sent a message of `CLIENT_MESSAGES`."""
+
+    connection: ConnectionId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientGone(Event):
+    """A client's connection is closed: its requests are cancelled, its commands forgotten."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTooSlow(Event):
+    """A client has not read what waits for it: its requests end with `slow_consumer`."""
+
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned(Event):
+    """The process asked for with `Spawn` runs."""
+
+    model: ModelName
+    generation: Generation
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed(Event):
+    """The process asked for with `Spawn` could not be started."""
+
+    model: ModelName
+    generation: Generation
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSaid(Event):
+    """A worker sent a message of `WORKER_TO_SUPERVISOR` (a HELLO only with the right token)."""
+
+    model: ModelName
+    generation: Generation
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBroke(Event):
+    """A worker sent what is not a message: it is killed, a crash without evidence.
+
+    Attributes:
+        detail: what was wrong, for people.
+        is_other_version: it speaks another version of the protocol: mlxsup was upgraded.
+    """
+
+    model: ModelName
+    generation: Generation
+    detail: str
+    is_other_version: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(Event):
+    """A worker's process has exited and its output has been read to the end.
+
+    Attributes:
+        exit_code: what it exited with; None where a signal ended it.
+        signal: the number of that signal; None where it exited.
+        signal_name: its name, `SIGKILL`; empty where it exited.
+        last_lines: the end of its output, oldest first.
+        at: wall-clock seconds since the epoch, for people.
+    """
+
+    model: ModelName
+    generation: Generation
+    exit_code: int | None
+    signal: int | None
+    signal_name: str = ""
+    last_lines: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled(Event):
+    """What the monitor measured.
+
+    Attributes:
+        footprint_bytes: resident bytes of each worker's process.
+        machine_bytes: memory of the machine.
+    """
+
+    footprint_bytes: Mapping[ModelName, int]
+    machine_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownAsked(Event):
+    """A signal asked the supervisor to end.
+
+    Attributes:
+        is_immediate: do not let running requests finish (the second signal).
+    """
+
+    is_immediate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded(Event):
+    """The configuration was read again and is good.
+
+    Attributes:
+        settings: the `[supervisor]` table.
+        models: every entry, in the order of the file.
+    """
+
+    settings: CoreSettings
+    models: tuple[ModelSettings, ...]

@@ -1,0 +1,101 @@
+"""What follows the end of a process: the one place that decides it."""
+
+from __future__ import annotations
+
+from mlxsup.protocol.launch import PERMANENT_EXITS
+from mlxsup.protocol.states import ExitReason, Wanted
+
+from .life import LastExit, Life
+from .phases import Backoff, Draining, Failed, Loading, Pending, Ready, StopCause, Stopped, Stopping
+from .refusals import cut_off, load_failed
+from .restart import GiveUp
+from .triggers import Died, DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
+
+# ---------------------------------------------------------------- what follows an exit
+
+
+def died(life: Life, trigger: Died, now: float) -> None:
+    """The one place that decides what follows the end of a process."""
+    phase = life.phase
+    stopping = phase if isinstance(phase, Stopping) else None
+    reason = _judge(life, trigger)
+    text = stopping.detail if stopping and stopping.detail else trigger.text
+    life.last_exit = LastExit(
+        reason=reason,
+        code=trigger.exit_code,
+        signal=trigger.signal_name or None,
+        detail=text,
+        at=None,
+    )
+    if _was_stable(life, now):
+        life.restarts.was_stable()
+    life.do(RunningLost(text=text))
+    if life.wanted is Wanted.GONE:
+        life.enter_after_exit(Stopped(since=now), "removed")
+        life.do(DownWaitersEnd(error=None), Erased())
+    elif life.wanted is Wanted.DOWN:
+        life.do(QueueEnds(error=cut_off(life.name, life.why)))
+        life.enter_after_exit(Stopped(since=now), "")
+        life.do(DownWaitersEnd(error=None))
+    elif reason in (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR):
+        _fail(life, text, now)
+    elif stopping.is_restart if stopping else isinstance(phase, Draining):
+        life.restarts.clean()
+        life.enter_after_exit(Pending(since=now), "")
+    elif reason is ExitReason.ASKED:
+        life.enter_after_exit(Pending(since=now), "")
+    else:
+        _after_crash(life, text, now)
+
+
+def _after_crash(life: Life, text: str, now: float) -> None:
+    was_loading = not life.has_been_ready
+    verdict = life.restarts.after_crash(now)
+    if isinstance(verdict, GiveUp):
+        _fail(life, f"{verdict.reason}, the last time: {text}", now)
+        return
+    if was_loading:  # F8: those who wait for the load itself hear of it; requests go on waiting
+        life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
+    if verdict > 0.0:
+        life.enter_after_exit(Backoff(since=now, retry_at=now + verdict), text)
+    else:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+
+
+def _fail(life: Life, cause: str, now: float) -> None:
+    error = load_failed(life.name, cause, is_retryable=False)
+    life.enter_after_exit(Failed(since=now, cause=cause), cause)
+    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+
+
+def _judge(life: Life, died: Died) -> ExitReason:
+    if isinstance(life.phase, Stopping):
+        match life.phase.cause:
+            case StopCause.ASKED:
+                return ExitReason.ASKED
+            case StopCause.STALL:
+                return ExitReason.STALL
+            case StopCause.VERSION:
+                return ExitReason.VERSION
+            case StopCause.INTERNAL:
+                return ExitReason.INTERNAL
+            case StopCause.BROKEN:
+                return ExitReason.CRASH
+    if died.is_spawn_error:
+        return ExitReason.SPAWN_ERROR
+    if isinstance(life.phase, Loading) and died.exit_code in PERMANENT_EXITS:
+        return ExitReason.LOAD_ERROR
+    return ExitReason.CRASH
+
+
+def _was_stable(life: Life, now: float) -> bool:
+    match life.phase:
+        case Ready(since=since):
+            ready_s: float | None = now - since
+        case Draining(ready_since=since):
+            ready_s = now - since
+        case Stopping(was_ready_s=ready_s):
+            pass
+        case _:
+            ready_s = None
+    return ready_s is not None and ready_s >= life.settings.restart.stable_s

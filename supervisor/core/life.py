@@ -1,0 +1,187 @@
+"""One model's worker over all its generations: what is true of it, and how that may change.
+
+Only the rules of the transition table (`lifecycle.py`) change a life.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.messages import Exit
+from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
+
+from .actions import WorkerSignal
+from .phases import (
+    AFTER_EXIT,
+    LEAVES_TO,
+    Draining,
+    Failed,
+    Phase,
+    Ready,
+    StopCause,
+    Stopped,
+    Stopping,
+    StopStage,
+)
+from .refusals import cut_off, superseded
+from .restart import RestartPolicy
+from .settings import ModelSettings
+from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker, UpWaitersEnd
+
+NEVER_SPAWNED = Generation(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastExit:
+    """How the last process ended, as `status` shows it; `at` is wall-clock seconds."""
+
+    reason: ExitReason
+    code: int | None
+    signal: str | None
+    detail: str
+    at: float | None
+
+
+def with_wall_time(last_exit: LastExit | None, at: float) -> LastExit | None:
+    """The same exit with the wall-clock second at which it was seen."""
+    return replace(last_exit, at=at) if last_exit else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One model's worker, over all its generations.
+
+    Attributes:
+        settings: the model's entry.
+        exit_grace_s: from asking to SIGTERM, and from there to SIGKILL.
+        phase: the state, with what belongs to it.
+        wanted, why: what commands, requests and timers want.
+        generation: counts spawns.
+        pid: of the process, once it is known.
+        is_after_crash: the process that lives now was started because of a crash.
+        has_been_ready: whether the process that lives now became READY.
+        crash_restarts: starts that followed a crash, since the supervisor's start.
+        last_exit: how the last process ended.
+    """
+
+    settings: ModelSettings
+    exit_grace_s: float
+    restarts: RestartPolicy
+    phase: Phase
+    wanted: Wanted = Wanted.DOWN
+    why: Why = Why.USER
+    generation: Generation = NEVER_SPAWNED
+    pid: int | None = None
+    is_after_crash: bool = False
+    has_been_ready: bool = False
+    crash_restarts: int = 0
+    last_exit: LastExit | None = None
+    _effects: list[Effect] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, settings: ModelSettings, *, exit_grace_s: float, random: random.Random) -> Life:
+        """A model that was never started."""
+        return cls(
+            settings=settings,
+            exit_grace_s=exit_grace_s,
+            restarts=RestartPolicy(settings=settings.restart, random=random),
+            phase=Stopped(since=0.0),
+        )
+
+    @property
+    def name(self) -> ModelName:
+        """The model's name."""
+        return self.settings.name
+
+    @property
+    def state(self) -> State:
+        """The state's name."""
+        return self.phase.STATE
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it holds a load turn: from the spawn to READY or the exit."""
+        return self.state in HAS_PROCESS and not self.has_been_ready
+
+    @property
+    def failure(self) -> str:
+        """Why it is FAILED; empty elsewhere."""
+        return self.phase.cause if isinstance(self.phase, Failed) else ""
+
+    def take_effects(self) -> list[Effect]:
+        """What the last transition brought about; empties the list."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ------------------------------------------------------------ used by the rules
+
+    def enter(self, phase: Phase, note: str = "") -> None:
+        """Changes the state along the table's edges."""
+        assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
+        self.phase = phase
+        self._effects.append(Changed(note=note))
+
+    def enter_after_exit(self, phase: Phase, note: str) -> None:
+        """Changes the state once the process is gone."""
+        assert self.state in HAS_PROCESS
+        assert phase.STATE in AFTER_EXIT
+        self.phase = phase
+        self.pid = None
+        self.has_been_ready = False
+        self._effects.append(Changed(note=note))
+
+    def do(self, *effects: Effect) -> None:
+        """Adds effects."""
+        self._effects.extend(effects)
+
+    def want(self, wanted: Wanted, why: Why) -> None:
+        """Records what is wanted; opposite commands supersede those that wait (`superseded`)."""
+        if wanted is Wanted.UP and self.wanted is not Wanted.UP:
+            self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
+        elif wanted is not Wanted.UP and self.wanted is Wanted.UP:
+            is_command = why is Why.USER
+            error = superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
+            self.do(UpWaitersEnd(error=error))
+        self.wanted = wanted
+        self.why = why
+
+    def stop(
+        self,
+        cause: StopCause,
+        now: float,
+        *,
+        stage: StopStage,
+        is_restart: bool = False,
+        detail: str = "",
+    ) -> None:
+        """Enters STOPPING and tells the process so."""
+        was_ready_s = None
+        if isinstance(self.phase, Ready):
+            was_ready_s = now - self.phase.since
+        elif isinstance(self.phase, Draining):
+            was_ready_s = now - self.phase.ready_since
+        stopping = Stopping(
+            since=now,
+            cause=cause,
+            stage=stage,
+            escalates_at=None if stage is StopStage.KILL else now + self.exit_grace_s,
+            is_restart=is_restart,
+            detail=detail,
+            was_ready_s=was_ready_s,
+        )
+        self.enter(stopping, detail)
+        self.tell_to_end(stage)
+
+    def tell_to_end(self, stage: StopStage) -> None:
+        """Asks or signals; a process whose pid is not known yet is told when it is."""
+        if self.pid is None:
+            return
+        match stage:
+            case StopStage.ASK:
+                self.do(TellWorker(message=Exit()))
+            case StopStage.TERM:
+                self.do(SignalProcess(signal=WorkerSignal.TERM))
+            case StopStage.KILL:
+                self.do(SignalProcess(signal=WorkerSignal.KILL))

@@ -1,0 +1,130 @@
+"""What the core keeps of one model beside its life: its requests, its callers, what it reported."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.messages import Heartbeat
+from mlxsup.protocol.messages import Ready as ReadyMessage
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
+
+from .events import ConnectionId
+from .fairness import WaitingLine
+from .life import Life
+from .phases import Ready
+from .requests import Request, Stage
+
+STORY_LENGTH = 200
+RATE_WINDOW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A client that waits for a command to come true."""
+
+    connection: ConnectionId
+    id: RequestId
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """One model.
+
+    Attributes:
+        life: its worker's life.
+        line: keys of the requests that wait.
+        running: requests that were dispatched to the process that lives now.
+        leaving: keys already answered, whose row has yet to leave the batch (D11).
+        up_callers, down_callers: who waits for READY, and who for STOPPED.
+        ready: what the worker announced with READY; None before.
+        heartbeat: its latest.
+        dying: what it said before an exit that nobody asked for.
+        footprint_bytes: resident memory of its process.
+        steps: engine steps of the process that lives now.
+        tokens: generated since the supervisor's start.
+        idle_since: when its last request ended, or when it became READY.
+        story: the latest events and what they led to, oldest first.
+    """
+
+    life: Life
+    line: WaitingLine = field(default_factory=WaitingLine)
+    running: dict[RequestKey, Request] = field(default_factory=dict)
+    leaving: set[RequestKey] = field(default_factory=set)
+    up_callers: list[Caller] = field(default_factory=list)
+    down_callers: list[Caller] = field(default_factory=list)
+    ready: ReadyMessage | None = None
+    heartbeat: Heartbeat | None = None
+    dying: str = ""
+    footprint_bytes: int = 0
+    steps: int = 0
+    tokens: int = 0
+    idle_since: float = 0.0
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+
+    @property
+    def name(self) -> ModelName:
+        """Its name."""
+        return self.life.name
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a row is free; rows that are leaving still hold theirs."""
+        limit = self.life.settings.launch.max_concurrency
+        return len(self.running) + len(self.leaving) < limit
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not (self.line or self.running or self.leaving)
+
+    def deadline(self) -> float | None:
+        """When something is due for this model: its state's deadline, or its idle unload."""
+        phase = self.life.phase
+        idle_s = self.life.settings.idle_unload_s
+        if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
+            return self.idle_since + idle_s
+        return phase.deadline
+
+    def forget_process(self) -> None:
+        """The process is gone: drop what was true only of it."""
+        self.ready = None
+        self.heartbeat = None
+        self.dying = ""
+        self.footprint_bytes = 0
+        self.steps = 0
+        self.leaving.clear()
+        self._rate_samples.clear()
+
+    def sample_rate(self, now: float) -> None:
+        """Remembers how many tokens there were by now."""
+        self._rate_samples.append((now, self.tokens))
+
+    def tokens_per_s(self, now: float) -> float:
+        """Tokens per second over the last seconds."""
+        samples = [s for s in self._rate_samples if s[0] >= now - RATE_WINDOW_S]
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the parts disagree."""
+        state = self.life.state
+        limit = self.life.settings.launch.max_concurrency
+        assert all(r.stage is Stage.RUNNING for r in self.running.values())
+        assert not self.leaving & self.running.keys()
+        if state not in HAS_PROCESS:
+            assert not self.running, f"{self.name} runs requests in {state}"
+            assert not self.leaving, f"{self.name} has leaving rows in {state}"
+            assert self.life.pid is None
+        if state in SERVES:
+            assert len(self.running) + len(self.leaving) <= limit
+        if state in (State.STOPPED, State.FAILED):
+            assert not self.line, f"{self.name} lets requests wait in {state}"
+            assert not self.up_callers, f"{self.name} lets callers wait in {state}"
+        if state is State.STOPPED:
+            assert not self.down_callers
+        if state is State.READY and self.line:
+            assert not self.has_room, f"{self.name} has room and lets requests wait"

@@ -1,0 +1,178 @@
+"""The states of a worker as values: each holds what is true only while it lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from mlxsup.protocol.states import LoadPhase, PendingReason, State
+
+
+class StopCause(StrEnum):
+    """Why a worker is being ended; decides what follows its exit."""
+
+    ASKED = "asked"
+    STALL = "stall"
+    BROKEN = "broken"
+    VERSION = "version"
+    INTERNAL = "internal"
+
+
+class StopStage(StrEnum):
+    """How hard a worker has been told to end (E5)."""
+
+    ASK = "ask"
+    TERM = "SIGTERM"
+    KILL = "SIGKILL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Where a worker's life stands, since when (monotonic seconds)."""
+
+    STATE: ClassVar[State]
+    since: float
+
+    @property
+    def deadline(self) -> float | None:
+        """When something is due if nothing happens before."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Phase):
+    """No process, none wanted."""
+
+    STATE: ClassVar[State] = State.STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending(Phase):
+    """Wanted, and waiting to be spawned.
+
+    Attributes:
+        reason: what it waits for.
+        is_after_crash: it then waits only for other loads that follow a crash.
+    """
+
+    STATE: ClassVar[State] = State.PENDING
+    reason: PendingReason = PendingReason.TURN
+    is_after_crash: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading(Phase):
+    """Spawned, not READY yet.
+
+    Attributes:
+        stalls_at: without progress until then the load has stalled.
+        load_phase: where the load stands.
+        progress: from 0 to 1 over all phases.
+        is_restart: a restart command caused it; others of the kind join.
+    """
+
+    STATE: ClassVar[State] = State.LOADING
+    stalls_at: float
+    load_phase: LoadPhase = LoadPhase.SPAWN
+    progress: float = 0.0
+    is_restart: bool = False
+
+    @property
+    def deadline(self) -> float | None:
+        """When the load has stalled."""
+        return self.stalls_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Phase):
+    """Serving."""
+
+    STATE: ClassVar[State] = State.READY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Phase):
+    """Finishing what runs.
+
+    Attributes:
+        ends_at: what still runs then is cut off.
+        ready_since: when it had become READY.
+    """
+
+    STATE: ClassVar[State] = State.DRAINING
+    ends_at: float
+    ready_since: float
+
+    @property
+    def deadline(self) -> float | None:
+        """When what still runs is cut off."""
+        return self.ends_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(Phase):
+    """Told to exit, or being killed, until the exit is seen.
+
+    Attributes:
+        cause: why.
+        stage: how hard it was told.
+        escalates_at: when it is told harder; None once nothing harder is left.
+        is_restart: a restart was asked for meanwhile: it comes up again with a clean window.
+        detail: a phrase that says what went wrong, for causes that are not ASKED.
+        was_ready_s: how long it had been READY before.
+    """
+
+    STATE: ClassVar[State] = State.STOPPING
+    cause: StopCause
+    stage: StopStage
+    escalates_at: float | None
+    is_restart: bool = False
+    detail: str = ""
+    was_ready_s: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When it is told harder."""
+        return self.escalates_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff(Phase):
+    """Crashed; the next start is at `retry_at`."""
+
+    STATE: ClassVar[State] = State.BACKOFF
+    retry_at: float
+
+    @property
+    def deadline(self) -> float | None:
+        """When it is started again."""
+        return self.retry_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Phase):
+    """Cannot heal by itself, or crashed too often.
+
+    Attributes:
+        cause: one sentence for people.
+    """
+
+    STATE: ClassVar[State] = State.FAILED
+    cause: str
+
+
+LEAVES_TO: dict[State, frozenset[State]] = {
+    State.STOPPED: frozenset({State.PENDING}),
+    State.PENDING: frozenset({State.LOADING, State.STOPPED, State.BACKOFF, State.FAILED}),
+    State.LOADING: frozenset({State.READY, State.STOPPING}),
+    State.READY: frozenset({State.DRAINING, State.STOPPING}),
+    State.DRAINING: frozenset({State.READY, State.STOPPING}),
+    State.STOPPING: frozenset(),
+    State.BACKOFF: frozenset({State.PENDING, State.STOPPED}),
+    State.FAILED: frozenset({State.PENDING, State.STOPPED}),
+}
+"""Where each state may lead without an exit."""
+
+AFTER_EXIT = frozenset({State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED})
+"""Where the exit of a process may lead, from every state that has one."""

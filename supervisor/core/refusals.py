@@ -1,0 +1,117 @@
+"""Every typed error that the core answers with, in one place, so that equal causes read equally."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import Why
+
+
+def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
+    """A name that the configuration does not have (H10)."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=3)
+    message = f"no model is called {name!r}; configured: {', '.join(names) or 'none'}"
+    return RemoteError(ErrorCode.UNKNOWN_MODEL, message, detail={"known": names, "close": close})
+
+
+def model_failed(name: ModelName, cause: str) -> RemoteError:
+    """A request for a model that had failed before."""
+    return RemoteError(
+        ErrorCode.MODEL_FAILED,
+        f"{name} has failed: {cause}",
+        detail={"model": name, "cause": cause},
+    )
+
+
+def load_failed(name: ModelName, cause: str, *, is_retryable: bool) -> RemoteError:
+    """What waited for a load that did not come about."""
+    return RemoteError(
+        ErrorCode.LOAD_FAILED,
+        f"{name} could not be loaded: {cause}",
+        retryable=is_retryable,
+        detail={"model": name, "cause": cause},
+    )
+
+
+def cut_off(name: ModelName, why: Why) -> RemoteError:
+    """What an unload, an eviction or a shutdown cuts off or keeps out."""
+    if why is Why.SHUTDOWN:
+        return shutting_down()
+    return RemoteError(
+        ErrorCode.UNLOADED,
+        f"{name} is being unloaded ({why})",
+        detail={"model": name, "why": why.value},
+    )
+
+
+def shutting_down() -> RemoteError:
+    """What a shutdown cuts off or keeps out (E4)."""
+    return RemoteError(ErrorCode.SHUTTING_DOWN, "the supervisor is shutting down")
+
+
+def superseded(name: ModelName, by: str) -> RemoteError:
+    """A command that an opposite one overtook."""
+    return RemoteError(
+        ErrorCode.SUPERSEDED, f"{by} of {name} was asked for meanwhile", detail={"model": name}
+    )
+
+
+def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
+    """A request whose worker died under it."""
+    return RemoteError(
+        ErrorCode.WORKER_CRASHED,
+        f"the worker of {name} died ({text}) after {tokens_sent} tokens of this answer",
+        detail={"model": name, "cause": text, "tokens_sent": tokens_sent},
+    )
+
+
+def overloaded(
+    name: ModelName, limit: str, *, queue_depth: int, running: list[RequestId]
+) -> RemoteError:
+    """No room for one more request; names who holds the rows (H3)."""
+    return RemoteError(
+        ErrorCode.OVERLOADED,
+        f"{name} cannot take more: {limit}",
+        detail={
+            "model": name,
+            "queue_depth": queue_depth,
+            "running": running,
+            "retry_after_s": 1.0,
+        },
+    )
+
+
+def duplicate_id(id: RequestId) -> RemoteError:
+    """An id that this connection uses for another open request."""
+    return RemoteError(
+        ErrorCode.DUPLICATE_ID, f"this connection has an open request {id!r} already"
+    )
+
+
+def queue_timeout(name: ModelName, waited_s: float) -> RemoteError:
+    """A request that waited too long to be dispatched."""
+    return RemoteError(
+        ErrorCode.QUEUE_TIMEOUT,
+        f"the request waited {waited_s:.1f} s for {name} without being started",
+        detail={"model": name, "waited_s": waited_s},
+    )
+
+
+def deadline_exceeded(name: ModelName, what: str, tokens_sent: int) -> RemoteError:
+    """A request whose first token or whose end came too late."""
+    return RemoteError(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"{what} of {name} did not come within the limit of the request",
+        detail={"model": name, "tokens_sent": tokens_sent},
+    )
+
+
+def slow_consumer() -> RemoteError:
+    """A client that does not read what it asked for (H7)."""
+    return RemoteError(
+        ErrorCode.SLOW_CONSUMER, "the client did not read its answers; they were given up"
+    )

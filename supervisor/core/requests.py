@@ -1,0 +1,200 @@
+"""The ledger of open requests: who asked, where each stands, what bounds them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.messages import Acceptance, Timings, Usage
+
+from .events import ConnectionId
+
+MAX_DEATHS_WITHOUT_PROGRESS = 3
+"""After so many deaths in a row without a new token a request is given up."""
+
+
+class Stage(StrEnum):
+    """Where an open request stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One open request, from admission to its terminal message.
+
+    Attributes:
+        key: the supervisor's name for it.
+        connection: who asked.
+        id: the client's name for it.
+        client: on whose behalf, for fairness.
+        model: who shall answer.
+        body: the body frame, until the worker has accepted it.
+        arrived_at: monotonic seconds.
+        queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
+        stage: queued or running.
+        dispatched_at: of the last dispatch.
+        acceptance: what the worker made of it.
+        first_token_at: monotonic seconds.
+        sent_tokens: packed ids of what the client was sent.
+        seq: pieces sent so far.
+        deaths: workers that died under it in a row without a new token.
+    """
+
+    key: RequestKey
+    connection: ConnectionId
+    id: RequestId
+    client: str
+    model: ModelName
+    body: bytes
+    arrived_at: float
+    queue_deadline: float | None = None
+    first_token_deadline: float | None = None
+    deadline: float | None = None
+    stage: Stage = Stage.QUEUED
+    dispatched_at: float | None = None
+    acceptance: Acceptance | None = None
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    first_token_at: float | None = None
+    sent_tokens: bytearray = field(default_factory=bytearray)
+    seq: int = 0
+    deaths: int = 0
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens that the client was sent."""
+        return len(self.sent_tokens) // 4
+
+    @property
+    def held_bytes(self) -> int:
+        """What the request keeps in memory, as far as it is not bounded by its kind."""
+        prompt = len(self.acceptance.prompt_tokens) if self.acceptance else 0
+        return len(self.body) + prompt
+
+    def usage(self) -> Usage:
+        """Tokens counted so far."""
+        prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
+        return Usage(
+            prompt_tokens=prompt,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.tokens_sent,
+        )
+
+    def timings(self, now: float) -> Timings:
+        """Where its time has gone until now."""
+        dispatched_at = now if self.dispatched_at is None else self.dispatched_at
+        first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
+        return Timings(
+            queued_s=dispatched_at - self.arrived_at,
+            tokenize_s=self.tokenize_s,
+            prefill_s=self.prefill_s,
+            first_token_s=first,
+            total_s=now - self.arrived_at,
+        )
+
+
+class Ledger:
+    """Every open request, found by key or by who asked; counts what is bounded (H5)."""
+
+    def __init__(self) -> None:
+        # All bounded by admission: `max_queue` waiting plus the rows of every engine.
+        self._by_key: dict[RequestKey, Request] = {}
+        self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
+        self._waiting_by_client: Counter[str] = Counter()
+        self._waiting = 0
+        self._held_bytes = 0
+        self._last_key = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_key.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are queued, over all models."""
+        return self._waiting
+
+    @property
+    def waiting_by_client(self) -> dict[str, int]:
+        """Requests that are queued, by client."""
+        return dict(self._waiting_by_client)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bodies and acceptance data of all open requests."""
+        return self._held_bytes
+
+    def waiting_of(self, client: str) -> int:
+        """Requests of one client that are queued."""
+        return self._waiting_by_client[client]
+
+    def new_key(self) -> RequestKey:
+        """A key that was never used before."""
+        self._last_key += 1
+        return RequestKey(self._last_key)
+
+    def add(self, request: Request) -> None:
+        """A request was admitted; it is queued."""
+        self._by_key[request.key] = request
+        self._by_connection.setdefault(request.connection, {})[request.id] = request
+        self._count_waiting(request, 1)
+        self._held_bytes += request.held_bytes
+
+    def remove(self, request: Request) -> None:
+        """A request got its terminal message."""
+        del self._by_key[request.key]
+        of_connection = self._by_connection[request.connection]
+        del of_connection[request.id]
+        if not of_connection:
+            del self._by_connection[request.connection]
+        if request.stage is Stage.QUEUED:
+            self._count_waiting(request, -1)
+        self._held_bytes -= request.held_bytes
+
+    def get(self, key: RequestKey) -> Request | None:
+        """An open request by its key."""
+        return self._by_key.get(key)
+
+    def find(self, connection: ConnectionId, id: RequestId) -> Request | None:
+        """An open request by what its client calls it."""
+        return self._by_connection.get(connection, {}).get(id)
+
+    def of_connection(self, connection: ConnectionId) -> list[Request]:
+        """The open requests of one connection, oldest first."""
+        return list(self._by_connection.get(connection, {}).values())
+
+    def move(self, request: Request, stage: Stage) -> None:
+        """A request was dispatched, or waits again."""
+        if request.stage is not stage:
+            self._count_waiting(request, 1 if stage is Stage.QUEUED else -1)
+            request.stage = stage
+
+    def accept(self, request: Request, acceptance: Acceptance) -> None:
+        """The worker took it: the acceptance takes the place of the body."""
+        self._held_bytes -= request.held_bytes
+        request.acceptance = acceptance
+        request.body = b""
+        self._held_bytes += request.held_bytes
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the counts and the requests disagree."""
+        requests = list(self)
+        assert self._held_bytes == sum(r.held_bytes for r in requests)
+        waiting = Counter(r.client for r in requests if r.stage is Stage.QUEUED)
+        assert dict(self._waiting_by_client) == dict(waiting)
+        assert self._waiting == waiting.total()
+        assert len(requests) == sum(map(len, self._by_connection.values()))
+
+    def _count_waiting(self, request: Request, change: int) -> None:
+        self._waiting += change
+        self._waiting_by_client[request.client] += change
+        if not self._waiting_by_client[request.client]:
+            del self._waiting_by_client[request.client]

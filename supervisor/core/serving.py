@@ -1,0 +1,288 @@
+"""The way of a request: admitted, queued, dispatched, streamed, ended; each exactly once (P1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.messages import (
+    Accepted,
+    CancelRow,
+    ClientDelta,
+    Deltas,
+    Dispatch,
+    Done,
+    Failed,
+    Generate,
+    Message,
+    RowDelta,
+    Step,
+)
+from mlxsup.protocol.states import FinishReason, State
+
+from .actions import Action, SendToClient, SendToWorker
+from .admission import refuse_for_room, refuse_for_state
+from .deadlines import Deadlines
+from .events import ConnectionId
+from .model import Model
+from .refusals import deadline_exceeded, duplicate_id, queue_timeout, worker_crashed
+from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
+from .settings import CoreSettings
+
+
+class Serving:
+    """Moves requests between the ledger, the lines and the workers.
+
+    Args:
+        settings: the limits.
+        deadlines: where the times of requests are kept.
+        do: takes an action.
+    """
+
+    def __init__(
+        self, settings: CoreSettings, deadlines: Deadlines, do: Callable[[Action], None]
+    ) -> None:
+        self.settings = settings
+        self.ledger = Ledger()
+        self._deadlines = deadlines
+        self._do = do
+
+    # ------------------------------------------------------------ in
+
+    def admit(
+        self, model: Model, message: Generate, connection: ConnectionId, now: float
+    ) -> RemoteError | None:
+        """Lets a request wait, or says why not."""
+        if self.ledger.find(connection, message.id) is not None:
+            return duplicate_id(message.id)
+        client = message.client or connection.hex()
+        refusal = refuse_for_state(model.life) or refuse_for_room(
+            model.life,
+            client=client,
+            body_bytes=len(message.body),
+            ledger=self.ledger,
+            running=(r.id for r in model.running.values()),
+            settings=self.settings,
+        )
+        if refusal is not None:
+            return refusal
+        request = Request(
+            key=self.ledger.new_key(),
+            connection=connection,
+            id=message.id,
+            client=client,
+            model=model.name,
+            body=message.body,
+            arrived_at=now,
+            queue_deadline=_after(now, message.queue_timeout_s, self.settings.queue_timeout_s),
+            first_token_deadline=_after(
+                now, message.first_token_timeout_s, self.settings.first_token_timeout_s
+            ),
+            deadline=_after(now, message.timeout_s, 0.0),
+        )
+        self.ledger.add(request)
+        model.line.join(request.key)
+        self._set_deadline(request)
+        return None
+
+    def dispatch(self, model: Model, now: float) -> None:
+        """Hands waiting requests to a READY worker while it has room."""
+        while model.life.state is State.READY and model.line and model.has_room:
+            request = self._request(model.line.next())
+            self.ledger.move(request, Stage.RUNNING)
+            request.dispatched_at = now
+            model.running[request.key] = request
+            self._set_deadline(request)
+            self._tell(model, Dispatch(key=request.key, body=request.body))
+
+    # ------------------------------------------------------------ what the worker says
+
+    def accepted(self, model: Model, message: Accepted) -> None:
+        """The worker took the request: its body is not needed any more."""
+        request = model.running.get(message.key)
+        if request is not None:
+            self.ledger.accept(request, message.acceptance)
+            request.tokenize_s = message.tokenize_s
+
+    def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
+        """The request was wrong by itself (C7)."""
+        model.leaving.discard(key)
+        request = model.running.pop(key, None)
+        if request is not None:
+            self._end(request, error=error)
+        model.idle_since = now
+
+    def step(self, model: Model, message: Step, now: float) -> bool:
+        """One engine step: the deltas of each connection in one message, then what has ended.
+
+        Returns:
+            Whether a row has left the batch.
+        """
+        model.steps = message.step
+        has_freed = False
+        deltas: dict[ConnectionId, list[ClientDelta]] = {}
+        finished: list[tuple[Request, FinishReason]] = []
+        for row in message.rows:
+            request = model.running.get(row.key)
+            if request is None:
+                if row.finish is not None:
+                    model.leaving.discard(row.key)
+                    has_freed = True
+                continue
+            if row.text or row.tokens:
+                deltas.setdefault(request.connection, []).append(
+                    self._take_delta(model, request, row, now)
+                )
+            if row.finish is not None:
+                finished.append((request, row.finish))
+        for connection, pieces in deltas.items():
+            self._do(SendToClient(connection=connection, message=Deltas(deltas=pieces)))
+        for request, reason in finished:
+            del model.running[request.key]
+            self._end(request, finish=reason, now=now)
+        model.idle_since = now
+        return has_freed or bool(finished)
+
+    def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
+        request.sent_tokens += row.tokens
+        request.deaths = 0
+        model.tokens += len(row.tokens) // 4
+        if request.first_token_at is None:
+            request.first_token_at = now
+            request.prefill_s = row.prefill_s or 0.0
+            request.cached_tokens = row.cached_tokens
+            self._set_deadline(request)
+        delta = ClientDelta(
+            id=request.id, seq=request.seq, text=row.text, tokens=row.tokens, channel=row.channel
+        )
+        request.seq += 1
+        return delta
+
+    # ------------------------------------------------------------ out
+
+    def cancel(self, model: Model, request: Request, now: float) -> None:
+        """The client wants no more: answered at once, whatever the worker does (D4, D13)."""
+        self._withdraw(model, request)
+        self._end(request, finish=FinishReason.CANCELLED, now=now)
+
+    def drop(self, model: Model, request: Request) -> None:
+        """The client is gone: nobody is answered (D12)."""
+        self._withdraw(model, request)
+        self._forget(request)
+
+    def fail(self, model: Model, request: Request, error: RemoteError) -> None:
+        """The request ends with an error, wherever it stands."""
+        self._withdraw(model, request)
+        self._end(request, error=error)
+
+    def fail_queue(self, model: Model, error: RemoteError) -> None:
+        """Everything that waits for this model is answered."""
+        for key in list(model.line):
+            self.fail(model, self._request(key), error)
+
+    def fail_running(self, model: Model, error: RemoteError) -> None:
+        """Everything that runs is answered while the process still lives."""
+        for request in list(model.running.values()):
+            self.fail(model, request, error)
+
+    def lose_running(self, model: Model, text: str) -> None:
+        """The process is gone with its rows.
+
+        What it had not accepted yet waits again as new, before all others; the rest ends.
+        """
+        again: list[RequestKey] = []
+        for request in list(model.running.values()):
+            del model.running[request.key]
+            request.deaths += 1
+            may_repeat = request.acceptance is None
+            if may_repeat and request.deaths < MAX_DEATHS_WITHOUT_PROGRESS:
+                again.append(request.key)
+                self.ledger.move(request, Stage.QUEUED)
+                request.dispatched_at = None
+                self._set_deadline(request)
+            else:
+                self._end(request, error=worker_crashed(model.name, text, request.tokens_sent))
+        model.line.rejoin(again)
+
+    def due(self, model: Model, request: Request, now: float) -> None:
+        """A time of this request may have come (D15)."""
+        if request.deadline is not None and now >= request.deadline:
+            error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
+        elif (
+            request.first_token_at is None
+            and request.first_token_deadline is not None
+            and now >= request.first_token_deadline
+        ):
+            error = deadline_exceeded(model.name, "the first token", 0)
+        elif (
+            request.stage is Stage.QUEUED
+            and request.queue_deadline is not None
+            and now >= request.queue_deadline
+        ):
+            error = queue_timeout(model.name, now - request.arrived_at)
+        else:
+            self._set_deadline(request)
+            return
+        self.fail(model, request, error)
+
+    # ------------------------------------------------------------ inside
+
+    def _withdraw(self, model: Model, request: Request) -> None:
+        """Takes a request out of the line or the batch; a row holds its place until it left."""
+        if request.stage is Stage.QUEUED:
+            model.line.leave(request.key)
+            return
+        del model.running[request.key]
+        model.leaving.add(request.key)
+        if model.life.state in (State.READY, State.DRAINING):
+            self._tell(model, CancelRow(key=request.key))
+
+    def _end(
+        self,
+        request: Request,
+        *,
+        finish: FinishReason | None = None,
+        error: RemoteError | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """The only place where a request gets its terminal message."""
+        self._forget(request)
+        if error is not None:
+            message: Message = Failed(id=request.id, error=error.to_wire())
+        else:
+            assert finish is not None
+            message = Done(
+                id=request.id,
+                seq=request.seq,
+                finish_reason=finish,
+                usage=request.usage(),
+                timings=request.timings(now),
+                seed=request.acceptance.seed if request.acceptance else None,
+            )
+        self._do(SendToClient(connection=request.connection, message=message))
+
+    def _forget(self, request: Request) -> None:
+        self.ledger.remove(request)
+        self._deadlines.set(request.key, None)
+
+    def _set_deadline(self, request: Request) -> None:
+        times = [request.deadline]
+        if request.stage is Stage.QUEUED:
+            times.append(request.queue_deadline)
+        if request.first_token_at is None:
+            times.append(request.first_token_deadline)
+        self._deadlines.set(request.key, min((t for t in times if t is not None), default=None))
+
+    def _request(self, key: RequestKey) -> Request:
+        request = self.ledger.get(key)
+        assert request is not None
+        return request
+
+    def _tell(self, model: Model, message: Message) -> None:
+        self._do(SendToWorker(model=model.name, generation=model.life.generation, message=message))
+
+
+def _after(now: float, asked_s: float | None, default_s: float) -> float | None:
+    limit_s = default_s if asked_s is None else asked_s
+    return now + limit_s if limit_s > 0 else None

@@ -1,0 +1,91 @@
+"""What the core knows of the configuration: plain frozen values, already checked.
+
+`supervisor/config.py` reads and checks the file and makes these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.protocol.ids import ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """What a worker is told at its start: a change of any of these needs a new process.
+
+    The fields are those of `protocol.launch.LaunchSpec`, where they are explained.
+    """
+
+    path: str
+    engine: str = "mlx"
+    max_concurrency: int = 8
+    step_timeout_s: float = 30.0
+    decode_stall_target_ms: int = 250
+    context_length: int = 0
+    fake: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSettings:
+    """How often and how soon a crashed worker is started again.
+
+    Attributes:
+        max_restarts: restarts after crashes within `window_s`; one more crash makes it FAILED.
+        window_s: the time in which they are counted.
+        stable_s: READY for this long counts as a start that succeeded; the delay starts afresh.
+        backoff_initial_s: the delay of the second restart (the first is immediate).
+        backoff_max_s: what the delay doubles up to.
+    """
+
+    max_restarts: int = 8
+    window_s: float = 1800.0
+    stable_s: float = 60.0
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """One `[models.*]` entry.
+
+    Attributes:
+        name: the model's name.
+        launch: what its worker is started with.
+        preload: load when the supervisor starts; else on the first request.
+        idle_unload_s: unload after this long without a request; 0 for never.
+        load_stall_timeout_s: a load without progress for this long has stalled.
+        restart: the restart policy.
+    """
+
+    name: ModelName
+    launch: LaunchSettings
+    preload: bool = True
+    idle_unload_s: float = 0.0
+    load_stall_timeout_s: float = 120.0
+    restart: RestartSettings = field(default_factory=RestartSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """The `[supervisor]` table as far as it concerns decisions.
+
+    Attributes:
+        max_queue: requests that wait, over all models.
+        max_queue_per_client: requests that wait, of one client.
+        max_queue_bytes: bodies and resume data of all open requests.
+        drain_timeout_s: how long running requests may take to finish when a worker shall go.
+        queue_timeout_s: how long a request may wait to be dispatched, unless it says otherwise.
+        first_token_timeout_s: until the first token, unless the request says otherwise; 0: none.
+        exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
+    """
+
+    max_queue: int = 1024
+    max_queue_per_client: int = 64
+    max_queue_bytes: int = 256 * 1024 * 1024
+    drain_timeout_s: float = 30.0
+    queue_timeout_s: float = 600.0
+    first_token_timeout_s: float = 0.0
+    exit_grace_s: float = 2.0

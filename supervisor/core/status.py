@@ -1,0 +1,95 @@
+"""The core's state as maps; the keys are the contract of `status --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mlxsup.protocol.states import State
+
+from .model import Model
+from .phases import Backoff, Loading, Pending, Ready
+from .requests import Ledger
+
+SCHEMA_VERSION = 1
+
+
+def status_map(
+    models: Iterable[Model],
+    ledger: Ledger,
+    *,
+    facts: Mapping[str, Any],
+    started_at: float,
+    machine_bytes: int,
+    now: float,
+) -> dict[str, Any]:
+    """Everything `status --json` shows; seconds and bytes are plain numbers."""
+    rows = [model_row(model, now) for model in models]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "uptime_s": now - started_at,
+        "memory": {
+            "budget_bytes": None,
+            "reserved_bytes": sum(row["footprint_bytes"] for row in rows),
+            "machine_bytes": machine_bytes,
+        },
+        "queue": {"waiting": ledger.waiting, "per_client": ledger.waiting_by_client},
+        "models": rows,
+    }
+
+
+def model_row(model: Model, now: float) -> dict[str, Any]:
+    """One model's part of the status."""
+    life, phase, beat = model.life, model.life.phase, model.heartbeat
+    return {
+        "name": model.name,
+        "state": life.state.value,
+        "wanted": life.wanted.value,
+        "why": life.why.value,
+        "since_s": now - phase.since
+        if life.generation or life.state is not State.STOPPED
+        else None,
+        "generation": life.generation,
+        "pid": life.pid,
+        "restarts": life.crash_restarts,
+        "last_exit": asdict(life.last_exit) if life.last_exit else None,
+        "cause": life.failure or None,
+        "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
+        "progress": _progress(model),
+        "queued": len(model.line),
+        "running": [request.id for request in model.running.values()],
+        "tokens_per_s": model.tokens_per_s(now),
+        "steps": model.steps,
+        "footprint_bytes": model.footprint_bytes,
+        "active_bytes": beat.active_bytes if beat else 0,
+        "cache_bytes": beat.cache_bytes if beat else 0,
+        "context_length": model.ready.context_length if model.ready else None,
+        "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
+    }
+
+
+def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
+    """One change of a model's state, as watchers see it."""
+    life = model.life
+    return {
+        "model": model.name,
+        "from": before.value,
+        "to": life.state.value,
+        "generation": life.generation,
+        "pid": life.pid,
+        "wanted": life.wanted.value,
+        "why": life.why.value,
+        "note": note,
+        "progress": _progress(model),
+    }
+
+
+def _progress(model: Model) -> dict[str, Any] | None:
+    phase = model.life.phase
+    if isinstance(phase, Loading):
+        return {"phase": phase.load_phase.value, "fraction": phase.progress}
+    if isinstance(phase, Pending):
+        return {"phase": f"waiting for {phase.reason}", "fraction": 0.0}
+    return None

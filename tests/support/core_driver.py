@@ -1,0 +1,389 @@
+"""Drives the pure core in tests: a clock that only tests move, workers and clients played by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.messages import (
+    Acceptance,
+    Accepted,
+    Cancel,
+    Dispatch,
+    Done,
+    Failed,
+    Generate,
+    Hello,
+    Load,
+    LoadProgress,
+    Message,
+    Ready,
+    Reply,
+    Restart,
+    RowDelta,
+    Step,
+    Stop,
+    Unload,
+)
+from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, State
+from mlxsup.protocol.version import VERSION
+from mlxsup.supervisor.core.actions import (
+    Action,
+    SendToClient,
+    SendToWorker,
+    SignalWorker,
+    Spawn,
+    WakeAt,
+    WorkerSignal,
+)
+from mlxsup.supervisor.core.core import Core
+from mlxsup.supervisor.core.events import (
+    ClientGone,
+    ClientSaid,
+    ConnectionId,
+    Event,
+    Exited,
+    ShutdownAsked,
+    Spawned,
+    SpawnFailed,
+    Started,
+    Tick,
+    WorkerBroke,
+    WorkerSaid,
+)
+from mlxsup.supervisor.core.settings import (
+    CoreSettings,
+    LaunchSettings,
+    ModelSettings,
+    RestartSettings,
+)
+
+ALICE = ConnectionId(b"alice")
+BOB = ConnectionId(b"bob")
+
+A = TypeVar("A", bound=Action)
+M = TypeVar("M", bound=Message)
+
+LAUNCH = LaunchSettings(path="/m", engine="fake", max_concurrency=2)
+RESTART = RestartSettings(
+    max_restarts=3, window_s=100.0, stable_s=10.0, backoff_initial_s=1.0, backoff_max_s=4.0
+)
+
+
+def entry(name: str = "m", **changes: Any) -> ModelSettings:
+    """A model's settings with small limits; `changes` replace fields."""
+    settings = ModelSettings(
+        name=ModelName(name), launch=LAUNCH, preload=False, load_stall_timeout_s=20.0,
+        restart=RESTART,
+    )  # fmt: skip
+    return replace(settings, **changes)
+
+
+class Driver:
+    """A core under test; invariants are checked after every event."""
+
+    def __init__(
+        self,
+        models: Sequence[ModelSettings] | None = None,
+        settings: CoreSettings | None = None,
+        *,
+        is_strict: bool = True,
+    ) -> None:
+        self.now = 1000.0
+        self.core = Core(
+            settings or CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0),
+            list(models) if models is not None else [entry()],
+            facts={"pid": 1, "version": VERSION},
+            random=random.Random(7),
+            is_strict=is_strict,
+        )
+        self.actions: list[Action] = []
+        self.woken_at: list[float] = []
+        self.terminals: dict[tuple[bytes, str], list[Message]] = {}
+        self._command = 0
+        self.do(Started(now=self.now))
+
+    # ------------------------------------------------------------ events
+
+    def do(self, event: Event) -> list[Action]:
+        """Hands over one event and keeps what came of it in `actions`."""
+        self.actions = self.core.handle(event)
+        self.core.check_invariants()
+        for action in self.actions:
+            if isinstance(action, WakeAt):
+                self.woken_at.append(action.when)
+            elif isinstance(action, SendToClient) and isinstance(action.message, Done | Failed):
+                key = (bytes(action.connection), str(action.message.id))
+                self.terminals.setdefault(key, []).append(action.message)
+        return self.actions
+
+    def pass_time(self, seconds: float) -> list[Action]:
+        """Moves the clock and fires every timer that was asked for on the way."""
+        end = self.now + seconds
+        gathered: list[Action] = []
+        while True:
+            due = sorted(when for when in self.woken_at if when <= end)
+            if not due:
+                break
+            self.woken_at = [when for when in self.woken_at if when > due[0]]
+            self.now = max(self.now, due[0])
+            gathered += self.do(Tick(now=self.now))
+        self.now = end
+        self.actions = gathered
+        return gathered
+
+    def say(self, message: Message, connection: ConnectionId = ALICE) -> list[Action]:
+        """A client says something."""
+        return self.do(ClientSaid(now=self.now, connection=connection, message=message))
+
+    def ask(
+        self, id: str = "r1", model: str = "m", connection: ConnectionId = ALICE, **more: Any
+    ) -> list[Action]:
+        """A client asks for an answer."""
+        message = Generate(id=RequestId(id), model=ModelName(model), body=b"body", **more)
+        return self.say(message, connection)
+
+    def cancel(self, id: str = "r1", connection: ConnectionId = ALICE) -> list[Action]:
+        """A client cancels."""
+        return self.say(Cancel(id=RequestId(id)), connection)
+
+    def load(self, model: str = "m") -> RequestId:
+        """`mlxsup load`; returns the command's id."""
+        return self._say_command(Load(id=self._next_id(), model=ModelName(model)))
+
+    def unload(self, model: str = "m") -> RequestId:
+        """`mlxsup unload`; returns the command's id."""
+        return self._say_command(Unload(id=self._next_id(), model=ModelName(model)))
+
+    def restart(self, model: str = "m", *, now: bool = False) -> RequestId:
+        """`mlxsup restart`; returns the command's id."""
+        return self._say_command(Restart(id=self._next_id(), model=ModelName(model), now=now))
+
+    def stop(self, *, now: bool = False, timeout_s: float | None = None) -> RequestId:
+        """`mlxsup stop`; returns the command's id."""
+        return self._say_command(Stop(id=self._next_id(), now=now, timeout_s=timeout_s))
+
+    def signal(self, *, is_immediate: bool = False) -> list[Action]:
+        """SIGTERM to the supervisor."""
+        return self.do(ShutdownAsked(now=self.now, is_immediate=is_immediate))
+
+    def leave(self, connection: ConnectionId = ALICE) -> list[Action]:
+        """A client's connection closes."""
+        return self.do(ClientGone(now=self.now, connection=connection))
+
+    def spawned(self, model: str = "m", pid: int = 77) -> list[Action]:
+        """The process runs."""
+        return self.do(
+            Spawned(now=self.now, model=ModelName(model), generation=self.generation(model), pid=pid)
+        )
+
+    def spawn_failed(self, model: str = "m") -> list[Action]:
+        """The process could not be started."""
+        generation = self.generation(model)
+        return self.do(
+            SpawnFailed(
+                now=self.now, model=ModelName(model), generation=generation, detail="no memory"
+            )
+        )
+
+    def worker(
+        self, message: Message, model: str = "m", generation: int | None = None
+    ) -> list[Action]:
+        """A worker says something, by default the one that lives now."""
+        current = self.generation(model) if generation is None else Generation(generation)
+        return self.do(
+            WorkerSaid(now=self.now, model=ModelName(model), generation=current, message=message)
+        )
+
+    def hello(self, model: str = "m", version: str = VERSION) -> list[Action]:
+        """HELLO."""
+        hello = Hello(
+            model=ModelName(model),
+            generation=self.generation(model),
+            token="t",
+            pid=77,
+            version=version,
+        )
+        return self.worker(hello, model)
+
+    def progress(self, fraction: float, model: str = "m") -> list[Action]:
+        """The load goes on."""
+        return self.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=fraction), model)
+
+    def ready(self, model: str = "m") -> list[Action]:
+        """READY."""
+        return self.worker(Ready(context_length=100, fingerprint="f", backend="fake"), model)
+
+    def come_up(self, model: str = "m", pid: int = 77) -> None:
+        """From the spawn to READY."""
+        self.spawned(model, pid)
+        self.hello(model)
+        self.ready(model)
+
+    def broke(self, model: str = "m") -> list[Action]:
+        """The worker sends garbage."""
+        return self.do(
+            WorkerBroke(
+                now=self.now,
+                model=ModelName(model),
+                generation=self.generation(model),
+                detail="garbage",
+            )
+        )
+
+    def exit(
+        self,
+        model: str = "m",
+        code: int | None = None,
+        signal: str = "SIGKILL",
+        generation: int | None = None,
+    ) -> list[Action]:
+        """The worker's process is gone: by `signal`, or with `code`."""
+        current = self.generation(model) if generation is None else Generation(generation)
+        return self.do(
+            Exited(
+                now=self.now,
+                model=ModelName(model),
+                generation=current,
+                exit_code=code,
+                signal=None if code is not None else 9,
+                signal_name="" if code is not None else signal,
+                last_lines=("last words",),
+                at=1.0,
+            )
+        )
+
+    def accept(self, key: int, model: str = "m") -> list[Action]:
+        """The worker accepts a request of three prompt tokens."""
+        acceptance = Acceptance(
+            prompt_tokens=pack_tokens([1, 2, 3]),
+            channel=Channel.CONTENT,
+            parameters={},
+            seed=5,
+            fingerprint="f",
+        )
+        return self.worker(
+            Accepted(key=RequestKey(key), acceptance=acceptance, tokenize_s=0.1), model
+        )
+
+    def token(
+        self, *keys: int, model: str = "m", finish: FinishReason | None = None
+    ) -> list[Action]:
+        """One step that gives each row a token."""
+        rows = [
+            RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9]), finish=finish)
+            for key in keys
+        ]
+        return self.worker(Step(step=1, rows=rows), model)
+
+    def row_left(self, key: int, model: str = "m") -> list[Action]:
+        """The worker says that a cancelled row has left the batch."""
+        row = RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
+        return self.worker(Step(step=1, rows=[row]), model)
+
+    # ------------------------------------------------------------ what to look at
+
+    def row(self, model: str = "m") -> dict[str, Any]:
+        """The model's status row."""
+        rows = {row["name"]: row for row in self.core.status(self.now)["models"]}
+        return rows[model]  # type: ignore[no-any-return]
+
+    def state(self, model: str = "m") -> State:
+        """The model's state."""
+        return State(self.row(model)["state"])
+
+    def generation(self, model: str = "m") -> Generation:
+        """The model's generation."""
+        return Generation(self.row(model)["generation"])
+
+    def of(self, kind: type[A]) -> list[A]:
+        """The latest actions of one kind."""
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    def spawns(self) -> list[str]:
+        """The models that were spawned by the latest event."""
+        return [spawn.model for spawn in self.of(Spawn)]
+
+    def signals(self) -> list[WorkerSignal]:
+        """The signals that the latest event sent."""
+        return [action.signal for action in self.of(SignalWorker)]
+
+    def told(self, kind: type[M]) -> list[M]:
+        """What the latest event told workers, of one kind."""
+        sent = (action.message for action in self.of(SendToWorker))
+        return [message for message in sent if isinstance(message, kind)]
+
+    def dispatched(self) -> list[int]:
+        """Keys that the latest event dispatched."""
+        return [message.key for message in self.told(Dispatch)]
+
+    def sent(self, kind: type[M], connection: ConnectionId = ALICE) -> list[M]:
+        """What the latest event sent to a client, of one kind."""
+        return [
+            action.message
+            for action in self.of(SendToClient)
+            if action.connection == connection and isinstance(action.message, kind)
+        ]
+
+    def errors(self, connection: ConnectionId = ALICE) -> dict[str, str]:
+        """The error codes that the latest event sent to a client, by id."""
+        return {failed.id: failed.error["code"] for failed in self.sent(Failed, connection)}
+
+    def replies(self, connection: ConnectionId = ALICE) -> list[str]:
+        """The commands that the latest event answered well."""
+        return [reply.id for reply in self.sent(Reply, connection)]
+
+    # ------------------------------------------------------------ inside
+
+    def _next_id(self) -> RequestId:
+        self._command += 1
+        return RequestId(f"c{self._command}")
+
+    def _say_command(self, message: Message) -> RequestId:
+        self.say(message)
+        return RequestId(getattr(message, "id"))  # noqa: B009
+
+
+def in_state(state: State, **changes: Any) -> Driver:
+    """A driver whose model `m` is in a given state, reached along the table's own edges.
+
+    `changes` replace fields of the model's entry. In READY and DRAINING request `r1` (key 1) runs,
+    accepted, unless the state is reached without one.
+    """
+    driver = Driver([entry(**changes)])
+    if state is State.STOPPED:
+        return driver
+    if state is State.PENDING:
+        blocker = Driver([entry("z"), entry(**changes)])
+        blocker.load("z")
+        blocker.spawned("z", 5)
+        blocker.load()
+        return blocker
+    driver.load()
+    if state is State.LOADING:
+        driver.spawned()
+        driver.hello()
+        return driver
+    driver.come_up()
+    if state in (State.READY, State.DRAINING):
+        driver.ask()
+        driver.accept(1)
+        if state is State.DRAINING:
+            driver.unload()
+    elif state is State.STOPPING:
+        driver.unload()
+    elif state is State.BACKOFF:
+        driver.exit()
+        driver.come_up()
+        driver.exit()
+    elif state is State.FAILED:
+        driver.exit()
+        for _ in range(RESTART.max_restarts):
+            driver.pass_time(10.0)
+            driver.spawned()
+            driver.exit()
+    assert driver.state() is state, (state, driver.state())
+    return driver

@@ -1,0 +1,191 @@
+"""The seam between the step loop and what turns steps into tokens.
+
+One thread, the process's main thread, calls everything here but `TextCodec.encode`, which runs on
+the helper thread and never touches MLX. `fake_engine.py` and `mlx_engine.py` implement it, and one
+contract suite (tests/contract) holds both to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Channel, FinishReason, LoadPhase
+
+ReportProgress = Callable[[LoadPhase, float], None]
+"""Called during a load with the phase and the progress over all phases, from 0 to 1."""
+
+
+class ModelMissingError(Exception):
+    """The model's folder or a file of it is not there; the message names it (exit 66)."""
+
+
+class BadModelError(Exception):
+    """The model's files cannot be used; the message names the file (exit 65)."""
+
+
+class NoDeviceError(Exception):
+    """MLX has no usable device here (exit 69)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What a load found out.
+
+    Attributes:
+        context_length: tokens of prompt and answer together, at most.
+        vocabulary_size: valid token ids are below it.
+        fingerprint: changes when the same request might give another answer.
+        backend: `cpu`, `cuda`, `metal` or `fake`.
+        versions: of mlx and mlx-lm.
+    """
+
+    context_length: int
+    vocabulary_size: int
+    fingerprint: str
+    backend: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A tokenised prompt: plain lists, ready to cross a thread.
+
+    Attributes:
+        tokens: at least one id.
+        channel: the part of the answer that the first generated token belongs to.
+    """
+
+    tokens: list[int]
+    channel: Channel = Channel.CONTENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A request as the engine takes it: checked, tokenised, every default filled in.
+
+    Attributes:
+        key: whose.
+        tokens: the prompt's ids.
+        max_tokens: at least 1; prompt and answer fit into the context.
+        temperature: 0 for greedy.
+        top_p: above 0, up to 1.
+        seed: token n is drawn with a key derived from (seed, n).
+    """
+
+    key: RequestKey
+    tokens: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowToken:
+    """One token of one row.
+
+    Attributes:
+        key: whose.
+        token: the id; None for a row that ended without one more (an end-of-text token).
+        finish: `stop` or `length` on the last one; the row has then left the batch.
+    """
+
+    key: RequestKey
+    token: int | None
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPrefill:
+    """How many tokens of a row's prompt have been processed."""
+
+    key: RequestKey
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave: at most one token for each decoding row, one chunk of prefill."""
+
+    tokens: list[RowToken] = field(default_factory=list)
+    prefill: list[RowPrefill] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBytes:
+    """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held."""
+
+    active: int = 0
+    cache: int = 0
+    peak: int = 0
+
+
+class Detokenizer(Protocol):
+    """Turns the token ids of one answer into text, never showing half a character."""
+
+    def add(self, token: int) -> str:
+        """The text that became certain with this token; may be empty."""
+
+    def finish(self) -> str:
+        """What was still held back, when the answer is over."""
+
+
+class TextCodec(Protocol):
+    """Templates and tokenisation; touches no MLX object."""
+
+    def encode(self, body: RequestBody) -> Prompt:
+        """The prompt of a request; runs on the helper thread.
+
+        Raises:
+            RemoteError: `invalid_request`, the request's own fault (a template error, no template,
+                ids outside the vocabulary, a prompt of no tokens).
+        """
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one answer."""
+
+
+class Engine(Protocol):
+    """One model in one process; its methods belong to the thread that called `load`."""
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """Loads, materialises every array, builds the batch and warms it up, leaving no row.
+
+        Raises:
+            ModelMissingError, BadModelError, NoDeviceError: permanent.
+            MemoryError: not enough memory now.
+        """
+
+    @property
+    def text(self) -> TextCodec:
+        """The model's text side; there after `load`."""
+
+    def insert(self, row: Row) -> None:
+        """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`."""
+
+    def remove(self, key: RequestKey) -> None:
+        """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
+
+    def has_rows(self) -> bool:
+        """Whether a step would do anything."""
+
+    def predict_step_s(self) -> float:
+        """How long the next step should take at most, from what was measured; 0 when unknown."""
+
+    def step(self) -> StepResult:
+        """One decode step for the rows that decode, and at most one chunk of prefill.
+
+        Raises:
+            Exception: any; the engine is unusable afterwards and the process must end.
+        """
+
+    def bytes_held(self) -> EngineBytes:
+        """Memory as the engine counts it."""
+
+    def close(self) -> None:
+        """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
