@@ -177,7 +177,9 @@ class Driver:
     def spawned(self, model: str = "m", pid: int = 77) -> list[Action]:
         """The process runs."""
         return self.do(
-            Spawned(now=self.now, model=ModelName(model), generation=self.generation(model), pid=pid)
+            Spawned(
+                now=self.now, model=ModelName(model), generation=self.generation(model), pid=pid
+            )
         )
 
     def spawn_failed(self, model: str = "m") -> list[Action]:
@@ -289,7 +291,7 @@ class Driver:
     def row(self, model: str = "m") -> dict[str, Any]:
         """The model's status row."""
         rows = {row["name"]: row for row in self.core.status(self.now)["models"]}
-        return rows[model]  # type: ignore[no-any-return]
+        return rows[model]
 
     def state(self, model: str = "m") -> State:
         """The model's state."""

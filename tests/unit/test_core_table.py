@@ -171,15 +171,17 @@ def test_ready_while_loading_becomes_ready() -> None:
 
 @pytest.mark.parametrize("say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5)])
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING])
-def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(say, state) -> None:  # type: ignore[no-untyped-def]
+def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(say, state) -> None:
     driver = in_state(state)
     say(driver)
     assert driver.state() is State.STOPPING
     assert driver.signals() == [WorkerSignal.KILL]
 
 
-@pytest.mark.parametrize("say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke])
-def test_what_crosses_a_stop_on_its_way_is_ignored(say) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke]
+)
+def test_what_crosses_a_stop_on_its_way_is_ignored(say) -> None:
     driver = in_state(State.LOADING)
     driver.unload()
     say(driver)
@@ -227,7 +229,7 @@ def test_the_drain_limit_stops() -> None:
 
 def test_a_drain_ends_when_nothing_runs() -> None:
     driver = in_state(State.DRAINING)
-    driver.token(1, finish="stop")  # type: ignore[arg-type]
+    driver.token(1, finish="stop")
     assert driver.state() is State.STOPPING
     assert len(driver.told(Exit)) == 1
 
@@ -257,7 +259,7 @@ def test_a_worker_of_another_version_fails_and_says_why() -> None:
 
 def test_an_absent_pair_raises_in_tests() -> None:
     driver = in_state(State.STOPPED)
-    model = driver.core._models["m"]  # type: ignore[index]
+    model = driver.core._models["m"]
     with pytest.raises(ImpossibleTransitionError):
         driver.core._trigger(model, triggers.BecameReady(), driver.now)
 
@@ -268,7 +270,7 @@ def test_in_production_an_absent_pair_ends_that_life_alone() -> None:
     driver.come_up("m")
     driver.load("other")
     driver.come_up("other", 78)
-    model = driver.core._models["m"]  # type: ignore[index]
+    model = driver.core._models["m"]
     driver.core._actions = []
     driver.core._trigger(model, triggers.Turn(), driver.now)
     driver.actions = driver.core._actions

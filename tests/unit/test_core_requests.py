@@ -1,0 +1,254 @@
+"""The way of a request through the core: one terminal message each, on every path."""
+
+from __future__ import annotations
+
+import pytest
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.messages import CancelRow, Deltas, Dispatch, Done, Failed, Rejected
+from mlxsup.protocol.states import FinishReason, State
+from mlxsup.supervisor.core.events import ClientTooSlow
+from mlxsup.supervisor.core.settings import CoreSettings
+from support.core_driver import ALICE, BOB, Driver, entry, in_state
+
+
+def ready_driver(**settings: float) -> Driver:
+    driver = Driver([entry()], CoreSettings(max_queue=4, max_queue_per_client=3, **settings))
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def test_a_request_streams_and_ends_once() -> None:
+    driver = ready_driver()
+    driver.ask()
+    assert driver.told(Dispatch) == [Dispatch(key=1, body=b"body")]
+    driver.now += 1.0
+    driver.accept(1)
+    driver.now += 1.0
+    driver.token(1)
+    [deltas] = driver.sent(Deltas)
+    assert [(d.id, d.seq, d.text) for d in deltas.deltas] == [("r1", 0, "x")]
+    driver.token(1, finish=FinishReason.LENGTH)
+    [done] = driver.sent(Done)
+    assert (done.finish_reason, done.seq, done.seed) == ("length", 2, 5)
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 2)
+    assert (done.timings.first_token_s, done.timings.tokenize_s) == (2.0, 0.1)
+    assert driver.row()["running"] == []
+
+
+def test_the_deltas_of_a_step_reach_each_connection_in_one_message() -> None:
+    driver = ready_driver()
+    driver.ask("a")
+    driver.ask("b", connection=BOB)
+    driver.token(1, 2)
+    assert [len(driver.sent(Deltas, c)) for c in (ALICE, BOB)] == [1, 1]
+
+
+def test_dispatch_stops_at_max_concurrency_and_goes_on_in_order() -> None:
+    driver = ready_driver()
+    dispatched = []
+    for id in "abcd":
+        driver.ask(id)
+        dispatched += driver.dispatched()
+    assert dispatched == [1, 2]
+    driver.token(2, finish=FinishReason.STOP)
+    assert driver.dispatched() == [3]
+
+
+def test_a_wrong_request_fails_alone_C7() -> None:
+    driver = ready_driver()
+    driver.ask("good")
+    driver.ask("bad")
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
+    driver.worker(Rejected(key=2, error=error))
+    assert driver.errors() == {"bad": ErrorCode.INVALID_REQUEST}
+    driver.token(1, finish=FinishReason.STOP)
+    assert len(driver.sent(Done)) == 1
+
+
+def test_cancel_while_queued_is_never_dispatched_D1() -> None:
+    driver = ready_driver()
+    for id in "abc":
+        driver.ask(id)
+    driver.cancel("c")
+    [done] = driver.sent(Done)
+    assert done.finish_reason == "cancelled"
+    assert driver.told(CancelRow) == [], "it touches no running request (D13)"
+    driver.token(1, 2, finish=FinishReason.STOP)
+    assert driver.dispatched() == []
+
+
+def test_cancel_while_running_answers_at_once_D4() -> None:
+    driver = in_state(State.READY)
+    driver.token(1)
+    driver.cancel()
+    [done] = driver.sent(Done)
+    assert (done.finish_reason, done.usage.completion_tokens) == ("cancelled", 1)
+    driver.token(1)
+    assert driver.actions == [], "no token after the end"
+
+
+def test_cancel_meets_finish_D6() -> None:
+    driver = in_state(State.READY)
+    driver.token(1, finish=FinishReason.STOP)
+    driver.cancel()
+    driver.cancel()
+    assert driver.actions == []
+    assert len(driver.terminals[b"alice", "r1"]) == 1
+
+
+def test_an_id_used_again_at_once_is_a_new_request_D7() -> None:
+    driver = in_state(State.READY)
+    driver.cancel()
+    driver.ask("r1")
+    assert driver.dispatched() == [2]
+    driver.token(1)
+    assert driver.actions == [], "a token of the old one"
+    driver.token(2)
+    assert len(driver.sent(Deltas)) == 1
+
+
+def test_an_open_id_cannot_be_used_twice_but_by_another_connection() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r1")
+    assert driver.errors() == {"r1": ErrorCode.DUPLICATE_ID}
+    driver.ask("r1", connection=BOB)
+    assert driver.errors(BOB) == {}
+
+
+def test_a_client_that_goes_is_a_cancel_of_all_its_requests_D12() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2", connection=BOB)
+    driver.ask("r3")
+    driver.leave()
+    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.terminals.get((b"alice", "r1")) is None
+    assert driver.core.status(driver.now)["queue"] == {"waiting": 0, "per_client": {}}
+    driver.row_left(1)
+    assert driver.row()["running"] == ["r2"]
+
+
+def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
+    driver = in_state(State.READY)
+    driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
+    assert driver.errors() == {"r1": ErrorCode.SLOW_CONSUMER}
+    assert driver.told(CancelRow) != []
+
+
+def test_a_crash_ends_what_was_accepted_and_keeps_the_rest_F1() -> None:
+    driver = Driver([entry(), entry("other")])
+    for name, pid in (("m", 1), ("other", 2)):
+        driver.load(name)
+        driver.come_up(name, pid)
+    for id in ("accepted", "dispatched", "queued"):
+        driver.ask(id)
+    driver.ask("elsewhere", "other")
+    driver.accept(1)
+    driver.token(1)
+    driver.exit("m")
+    assert driver.errors() == {"accepted": ErrorCode.WORKER_CRASHED}
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["tokens_sent"] == 1
+    assert failed.error["retryable"] is True
+    driver.come_up("m", 3)
+    assert driver.dispatched() == [2, 3], "in their order"
+    assert driver.row("other")["running"] == ["elsewhere"]
+
+
+def test_three_deaths_without_a_token_end_a_request() -> None:
+    driver = ready_driver()
+    driver.ask()
+    driver.exit()
+    driver.come_up()
+    driver.exit()
+    driver.pass_time(10.0)
+    driver.come_up()
+    assert driver.errors() == {}
+    driver.exit()
+    assert driver.errors() == {"r1": ErrorCode.WORKER_CRASHED}
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"queue_timeout_s": 3.0}, ErrorCode.QUEUE_TIMEOUT),
+        ({"first_token_timeout_s": 3.0}, ErrorCode.DEADLINE_EXCEEDED),
+        ({"timeout_s": 3.0}, ErrorCode.DEADLINE_EXCEEDED),
+    ],
+)
+def test_a_request_that_waits_for_a_load_has_its_deadline_B4(limits, code) -> None:
+    driver = Driver()
+    driver.ask(**limits)
+    driver.pass_time(2.9)
+    assert driver.errors() == {}
+    driver.pass_time(0.2)
+    assert driver.errors() == {"r1": code}
+    driver.come_up()
+    assert driver.dispatched() == []
+
+
+def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
+    driver = ready_driver()
+    driver.ask(queue_timeout_s=1.0, first_token_timeout_s=3.0, timeout_s=6.0)
+    driver.pass_time(2.0)
+    assert driver.errors() == {}, "it does not wait any more"
+    driver.accept(1)
+    driver.token(1)
+    driver.pass_time(2.0)
+    assert driver.errors() == {}, "the first token has come"
+    driver.pass_time(2.1)
+    assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
+    assert driver.told(CancelRow) == [CancelRow(key=1)]
+
+
+def test_queues_are_bounded_per_client_and_in_all_H5() -> None:
+    driver = ready_driver()
+    for number in range(5):
+        driver.ask(f"r{number}")
+    assert driver.errors() == {}
+    driver.ask("too many")
+    [failed] = driver.sent(Failed)
+    assert failed.error["code"] == ErrorCode.OVERLOADED
+    assert failed.error["detail"]["running"] == ["r0", "r1"], "names who holds the rows (H3)"
+    driver.ask("b1", connection=BOB)
+    assert driver.errors(BOB) == {}, "another client still has room"
+    driver.ask("b2", connection=BOB)
+    assert driver.errors(BOB) == {"b2": ErrorCode.OVERLOADED}
+
+
+def test_bytes_are_bounded_and_given_back() -> None:
+    driver = ready_driver(max_queue_bytes=10)
+    driver.ask("a")
+    driver.ask("b")
+    driver.ask("c")
+    assert driver.errors() == {"c": ErrorCode.OVERLOADED}
+    driver.cancel("a")
+    driver.ask("c")
+    assert driver.errors() == {}
+
+
+def test_a_negative_limit_is_refused() -> None:
+    driver = ready_driver()
+    driver.ask(timeout_s=-1.0)
+    assert driver.errors() == {"r1": ErrorCode.INVALID_REQUEST}
+    assert driver.state() is State.READY
+
+
+def test_after_quiescence_everything_is_empty_D9() -> None:
+    driver = ready_driver()
+    for round_ in range(20):
+        for number in range(4):
+            driver.ask(f"{round_}-{number}")
+        first = 4 * round_ + 1
+        driver.cancel(f"{round_}-3")
+        driver.token(first)
+        driver.cancel(f"{round_}-0")
+        driver.row_left(first)
+        driver.token(first + 1, finish=FinishReason.STOP)
+        driver.token(first + 2, finish=FinishReason.STOP)
+    core = driver.core
+    assert len(core._serving.ledger) == 0
+    assert core._serving.ledger.held_bytes == 0
+    model = core._models["m"]
+    assert (len(model.line), model.running, model.leaving) == (0, {}, set())
+    assert all(len(ends) == 1 for ends in driver.terminals.values())
