@@ -51,7 +51,7 @@ class RequestBody:
             raise invalid(
                 "prompt",
                 "exactly one of prompt, prompt_tokens and messages",
-                " and ".join(given) or "none of them",
+                shown=" and ".join(given) or "none of them",
             )
         self._check_input()
         self._check_parameters()
@@ -61,16 +61,16 @@ class RequestBody:
             if not isinstance(self.prompt, str):
                 raise invalid("prompt", "a string", self.prompt)
             if not self.prompt:
-                raise invalid("prompt", "a string that is not empty", "an empty one")
+                raise invalid("prompt", "a string that is not empty", shown="an empty one")
             _check_encodable("prompt", self.prompt)
         elif self.prompt_tokens is not None:
             tokens = self.prompt_tokens
             if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
                 raise invalid("prompt_tokens", "a list of integers", tokens)
             if not tokens:
-                raise invalid("prompt_tokens", "at least one token id", "an empty list")
+                raise invalid("prompt_tokens", "at least one token id", shown="an empty list")
             if min(tokens) < 0 or max(tokens) >= 2**32:
-                raise invalid("prompt_tokens", "ids from 0 to 4294967295", "one outside")
+                raise invalid("prompt_tokens", "ids from 0 to 4294967295", shown="one outside")
         elif not isinstance(self.messages, list) or not self.messages:
             raise invalid("messages", "a list of at least one message", self.messages)
         else:
@@ -91,7 +91,7 @@ class RequestBody:
                 raise invalid(
                     "stop",
                     f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters",
-                    f"{len(stop)} strings, the longest of {max(map(len, stop))}",
+                    shown=f"{len(stop)} strings, the longest of {max(map(len, stop))}",
                 )
             for text in stop:
                 _check_encodable("stop", text)
@@ -122,22 +122,27 @@ class RequestBody:
         return cls(**value)
 
 
-def invalid(parameter: str, expected: str, got: object) -> RemoteError:
-    """The error for a value that is not what its parameter takes; never repeats a prompt."""
-    shown = got if isinstance(got, str) else _describe(got)
+def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:
+    """The error for a value that is not what its parameter takes; never repeats a prompt.
+
+    Args:
+        parameter: its name.
+        expected: what it takes, as a noun phrase.
+        got: the value, of which only its kind or a number is shown.
+        shown: what to say instead of that.
+    """
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"{parameter} takes {expected}, not {shown[:80]}",
+        f"{parameter} takes {expected}, not {shown or _describe(got)}",
         detail={"parameter": parameter, "expected": expected},
     )
 
 
 def _describe(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
-        return repr(value)
-    return {"str": "a string", "list": "such a list", "dict": "such a map"}.get(
-        type(value).__name__, f"a {type(value).__name__}"
-    )
+        return repr(value)[:40]
+    kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
+    return kinds.get(type(value).__name__, f"a {type(value).__name__}")
 
 
 def _check_number(
@@ -163,4 +168,4 @@ def _check_encodable(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise invalid(name, "text that can be encoded as UTF-8", "lone surrogates") from None
+        raise invalid(name, "text that can be encoded as UTF-8", shown="lone surrogates") from None

@@ -1,4 +1,4 @@
-"""Drives the pure core in tests: a clock that only tests move, workers and clients played by hand."""
+"""Drives the pure core in tests: only tests move the clock, and they play workers and clients."""
 
 from __future__ import annotations
 
