@@ -1,0 +1,34 @@
+.PHONY: help setup demo test unit slow check bench clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: ## .venv with mlxsup and its development tools
+	@tools/setup.sh
+
+models/smollm2/config.json: | setup
+	@.venv/bin/python tools/fetch_demo_model.py --target models/smollm2
+
+demo: setup models/smollm2/config.json ## two models of a real kind, a crash, a restart: two minutes
+	@.venv/bin/python tools/demo.py
+
+test: setup models/smollm2/config.json ## everything but soaks
+	.venv/bin/python -m pytest -m 'not slow'
+
+unit: setup ## the tests without processes and sockets: seconds
+	.venv/bin/python -m pytest tests/unit
+
+slow: setup models/smollm2/config.json ## the tests that take minutes each
+	.venv/bin/python -m pytest -m slow
+
+check: setup ## format, lint and types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start-up, side by side
+	@.venv/bin/python -m bench
+
+clean: ## everything that was made
+	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
