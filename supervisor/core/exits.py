@@ -31,6 +31,8 @@ def died(life: Life, trigger: Died, now: float) -> None:
         life.restarts.was_stable()
     life.do(RunningLost(text=text))
     if life.wanted is Wanted.GONE:
+        assert life.removal is not None
+        life.do(QueueEnds(error=life.removal))
         life.enter_after_exit(Stopped(since=now), "removed")
         life.do(DownWaitersEnd(error=None), Erased())
     elif life.wanted is Wanted.DOWN:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
@@ -64,6 +65,7 @@ class Life:
         has_been_ready: whether the process that lives now became READY.
         crash_restarts: starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
+        removal: what requests are answered once a reload has removed the model.
     """
 
     settings: ModelSettings
@@ -78,6 +80,7 @@ class Life:
     has_been_ready: bool = False
     crash_restarts: int = 0
     last_exit: LastExit | None = None
+    removal: RemoteError | None = None
     _effects: list[Effect] = field(default_factory=list)
 
     @classmethod

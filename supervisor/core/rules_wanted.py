@@ -135,6 +135,12 @@ def restart_while_stopping(life: Life, trigger: WantRestart, now: float) -> None
 # ---------------------------------------------------------------- a reload
 
 
+def _remove(life: Life, trigger: Removed) -> None:
+    life.want(Wanted.GONE, Why.RELOAD)
+    life.removal = trigger.error
+    life.do(QueueEnds(error=trigger.error))
+
+
 def removed_without_process(life: Life, trigger: Removed, now: float) -> None:
     life.want(Wanted.GONE, Why.RELOAD)
     life.do(
@@ -146,23 +152,20 @@ def removed_without_process(life: Life, trigger: Removed, now: float) -> None:
 
 
 def removed_while_loading(life: Life, trigger: Removed, now: float) -> None:
-    life.want(Wanted.GONE, Why.RELOAD)
-    life.do(QueueEnds(error=trigger.error))
+    _remove(life, trigger)
     life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
 def removed_when_ready(life: Life, trigger: Removed, now: float) -> None:
     assert isinstance(life.phase, Ready)
-    life.want(Wanted.GONE, Why.RELOAD)
-    life.do(QueueEnds(error=trigger.error))
+    _remove(life, trigger)
     life.enter(
         Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since), "removed"
     )
 
 
 def removed_while_ending(life: Life, trigger: Removed, now: float) -> None:
-    life.want(Wanted.GONE, Why.RELOAD)
-    life.do(QueueEnds(error=trigger.error))
+    _remove(life, trigger)
 
 
 def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
@@ -171,6 +174,7 @@ def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
     life.settings = trigger.settings
     life.restarts.settings = trigger.settings.restart
     life.restarts.clean()
+    life.removal = None
     return is_other_launch or life.wanted is Wanted.GONE
 
 

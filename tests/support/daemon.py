@@ -1,0 +1,216 @@
+"""A real daemon in a process of its own, for tests and benchmarks; leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+from mlxsup.client import Client
+
+from .eventually import eventually
+
+UNWANTED = ("rope", "Stream(", "InvalidStateError", "Failed to", "Traceback", "never awaited")
+"""Words that must not stand in any log unless the test provoked them (J1)."""
+
+
+def toml_of(tables: dict[str, dict[str, Any]]) -> str:
+    """Tables of plain values as TOML; a value that is a map becomes an inline table."""
+
+    def value(item: Any) -> str:
+        if isinstance(item, bool):
+            return str(item).lower()
+        if isinstance(item, dict):
+            return "{ " + ", ".join(f"{k} = {value(v)}" for k, v in item.items()) + " }"
+        if isinstance(item, str):
+            return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return str(item)
+
+    lines: list[str] = []
+    for name, entries in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {value(item)}" for key, item in entries.items()), ""]
+    return "\n".join(lines)
+
+
+def fake(**options: Any) -> dict[str, Any]:
+    """A model entry with the fake engine; `fake` options under that key."""
+    return {"engine": "fake", "preload": True, **options}
+
+
+class Daemon:
+    """`mlxsup start` with a configuration of its own in a short temporary folder.
+
+    Args:
+        models: entries by name.
+        supervisor: further keys of `[supervisor]`.
+    """
+
+    def __init__(
+        self, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+        self.config = self.folder / "config.toml"
+        self.endpoint = f"ipc://{self.folder}/run/client.sock"
+        self.logs = self.folder / "logs"
+        self.allowed_words: set[str] = set()
+        """Words of `UNWANTED` that this test provokes."""
+        self.write_config(models, supervisor)
+        self.process: subprocess.Popen[str] | None = None
+        self._output = self.folder / "output.txt"
+
+    def write_config(
+        self, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
+    ) -> None:
+        """Writes the configuration file."""
+        top = {"runtime_dir": f"{self.folder}/run", "log_dir": f"{self.logs}", **(supervisor or {})}
+        tables = {"supervisor": top} | {f'models."{name}"': e for name, e in models.items()}
+        self.config.write_text(toml_of(tables))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        processes = self.processes()
+        try:
+            if self.process is not None and self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                try:
+                    self.process.wait(60)
+                except subprocess.TimeoutExpired:
+                    self.process.kill()
+                    raise
+            if error is None:
+                assert [p for p in processes if is_alive(p)] == [], "processes are left"
+                self.check_logs()
+            else:
+                print(self.output)
+                print(self.log_text())
+        finally:
+            for process in processes:
+                if is_alive(process):
+                    process.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ life
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Starts it and returns when it answers."""
+        with self._output.open("a") as output:
+            self.process = subprocess.Popen(
+                self.command("start", "--config", str(self.config)),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **(environment or {})},
+            )
+        process = self.process
+
+        def answers() -> bool:
+            assert process.poll() is None, f"the daemon ended: {self.output}"
+            if not (self.folder / "run" / "client.sock").exists():
+                return False
+            try:
+                with Client(self.endpoint) as client:
+                    return bool(client.status()["pid"] == process.pid)
+            except ConnectionError:
+                return False
+
+        eventually(answers, timeout_s=60.0)
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor, and nothing else."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    # ------------------------------------------------------------ looking
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        """The command line of mlxsup."""
+        return [sys.executable, "-m", "mlxsup.cli", *arguments]
+
+    def run(self, *arguments: str, timeout_s: float = 60.0, **more: Any) -> Any:
+        """Runs a command against this daemon; returns subprocess's CompletedProcess."""
+        return subprocess.run(
+            self.command(*arguments, "--endpoint", self.endpoint),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            **more,
+        )
+
+    def client(self) -> Client:
+        """A client of this daemon."""
+        return Client(self.endpoint)
+
+    @property
+    def output(self) -> str:
+        """What the daemon has printed."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and its workers."""
+        if self.process is None:
+            return []
+        try:
+            supervisor = psutil.Process(self.process.pid)
+            return [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def log_text(self) -> str:
+        """Every log file, with its name."""
+        files = sorted(self.logs.glob("*")) if self.logs.exists() else []
+        return "\n".join(f"== {f.name}\n{f.read_text(errors='replace')}" for f in files)
+
+    def check_logs(self) -> None:
+        """Fails where a log holds a word that no healthy run writes (J1)."""
+        text = self.log_text() + self.output
+        found = [word for word in UNWANTED if word in text and word not in self.allowed_words]
+        assert not found, f"{found} in the logs:\n{text}"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether that very process still runs; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def row(client: Client, model: str) -> dict[str, Any]:
+    """A model's row of the status."""
+    return next(r for r in client.status()["models"] if r["name"] == model)
+
+
+def wait_for_state(
+    client: Client, model: str, states: str | Iterable[str], timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """Waits until the model is in one of the states; returns its row."""
+    wanted: Sequence[str] = [states] if isinstance(states, str) else list(states)
+    eventually(lambda: row(client, model)["state"] in wanted, timeout_s=timeout_s)
+    return row(client, model)
+
+
+def gone_within(processes: Sequence[psutil.Process], timeout_s: float) -> float:
+    """Waits until all of them are gone; returns how long it took, in seconds."""
+    start = time.monotonic()
+    eventually(lambda: not any(is_alive(p) for p in processes), timeout_s=timeout_s)
+    return time.monotonic() - start
