@@ -1,0 +1,33 @@
+"""Waiting for something to become true, instead of sleeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+INTERVAL_S = 0.01
+
+
+def eventually(predicate: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+    """The first truthy value of the predicate.
+
+    Args:
+        predicate: asked again and again.
+        timeout_s: ten times what is expected.
+        what: for the failure's message.
+
+    Raises:
+        AssertionError: the time is over; the last value is named.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > until:
+            name = what or getattr(predicate, "__name__", "the predicate")
+            raise AssertionError(f"{name} was still {value!r} after {timeout_s:g} s")
+        time.sleep(INTERVAL_S)

@@ -1,0 +1,110 @@
+"""The fake engine's options and directives."""
+
+import threading
+
+import pytest
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.worker.engine import EngineBytes
+from mlxsup.worker.fake_engine import FakeEngine
+from mlxsup.worker.fake_options import FakeOptionError, FakeOptions
+from mlxsup.worker.fake_text import Directives, answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.owned_engine import OwnedEngine, WrongThreadError
+
+SPEC = LaunchSpec(
+    model="m",
+    generation=1,
+    token="t",
+    endpoint="ipc:///x",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+)
+
+
+def test_answers_are_a_pure_function_of_prompt_index_and_seed() -> None:
+    prompt = encode_text("one")
+    assert answer_tokens(prompt, 50)[:20] == answer_tokens(prompt, 20)
+    assert answer_tokens(prompt, 50) != answer_tokens(encode_text("two"), 50)
+    assert answer_tokens(prompt, 50, 1) != answer_tokens(prompt, 50, 2)
+    assert "\N{REPLACEMENT CHARACTER}" not in decode_tokens(answer_tokens(prompt, 800))
+
+
+def test_directives_are_found_anywhere_in_a_prompt() -> None:
+    found = Directives.parse(
+        "a [[answer 3]] b [[fault crash=exit:7 at=2 generation=1]] [[say x y]]"
+    )
+    assert (found.answer, found.crash, found.at, found.generation) == (3, "exit:7", 2, 1)
+    assert found.say == "x y"
+
+
+def test_other_brackets_are_plain_text() -> None:
+    assert Directives.parse("[[notes]] [fault] [[ answer ]]") == Directives()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[fault speed=3]]",
+        "[[fault crash=SIGNOPE]]",
+        "[[fault crash=exit:x]]",
+        "[[fault stall=often]]",
+        "[[fault at=soon raise]]",
+        "[[answer many]]",
+        "[[fault frames=odd]]",
+        "[[fault slow=very]]",
+    ],
+)
+def test_wrong_directives_are_refused(text: str) -> None:
+    with pytest.raises(FakeOptionError):
+        Directives.parse(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nonsense": 1},
+        {"step_s": "fast"},
+        {"load_steps": 0},
+        {"load_steps": True},
+        {"load_error": "odd"},
+        {"load_stall": "odd"},
+        {"crash_in_load": "exit:999"},
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(FakeOptionError, match=next(iter(options))):
+        FakeOptions.from_map(options)
+
+
+def test_an_integer_is_a_number() -> None:
+    assert FakeOptions.from_map({"step_s": 1}).step_s == 1.0
+
+
+def test_an_engine_refuses_every_thread_but_its_owner_A1() -> None:
+    engine = OwnedEngine(FakeEngine(SPEC), 30.0)
+    assert engine.bytes_held() == EngineBytes()
+    caught: list[BaseException] = []
+
+    def call_each() -> None:
+        for name, arguments in (
+            ("load", [lambda phase, at: None]),
+            ("insert", [None]),
+            ("remove", [1]),
+            ("has_rows", []),
+            ("predict_step_s", []),
+            ("step", []),
+            ("bytes_held", []),
+            ("close", []),
+        ):
+            try:
+                getattr(engine, name)(*arguments)
+            except WrongThreadError as error:
+                caught.append(error)
+
+    thread = threading.Thread(target=call_each)
+    thread.start()
+    thread.join()
+    assert len(caught) == 8

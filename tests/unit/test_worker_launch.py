@@ -1,0 +1,138 @@
+"""Before a worker's life: the launch spec, the exit codes, the log's lines."""
+
+import dataclasses
+import io
+import logging
+import os
+import re
+import signal
+
+import pytest
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
+from mlxsup.worker.engine import BadModelError, ModelMissingError, NoDeviceError
+from mlxsup.worker.life import TerminatedError, TerminationHandler, judge
+from mlxsup.worker.link import Link, LinkBrokenError
+from mlxsup.worker.logs import LineFormatter, line
+from mlxsup.worker.parent_watch import OrphanedError, check_parent
+
+
+def spec(**changes: object) -> LaunchSpec:
+    """A launch spec as it should be, but for the changes."""
+    values: dict[str, object] = {
+        "model": "m",
+        "generation": 1,
+        "token": "t",
+        "endpoint": "ipc:///tmp/x.sock",
+        "supervisor_pid": 1,
+        "engine": "fake",
+        "path": "/x",
+        "max_concurrency": 4,
+        "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250,
+    }
+    return LaunchSpec(**(values | changes))  # type: ignore[arg-type]
+
+
+def read(written: bytes) -> LaunchSpec:
+    """What a worker reads from a pipe that stays open."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, written)
+        return read_launch_spec(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_spec_is_read_while_the_pipe_stays_open() -> None:
+    assert read(spec().to_line()) == spec()
+
+
+@pytest.mark.parametrize("written", [b"[]\n", b"{}\n", b"nonsense\n", b'"x"\n'])
+def test_what_is_no_spec_is_refused(written: bytes) -> None:
+    with pytest.raises(LaunchError, match="launch spec"):
+        read(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", ""),
+        ("generation", 0),
+        ("generation", True),
+        ("token", ""),
+        ("endpoint", "tcp://x:1"),
+        ("endpoint", "ipc://"),
+        ("supervisor_pid", -1),
+        ("engine", "torch"),
+        ("path", None),
+        ("max_concurrency", 0),
+        ("step_timeout_s", 0),
+        ("step_timeout_s", "30"),
+        ("decode_stall_target_ms", 0),
+        ("context_length", -1),
+        ("log_level", "loud"),
+        ("fake", []),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
+    wrong = dataclasses.replace(spec(), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=name):
+        check_spec(wrong)
+
+
+def test_a_socket_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(LaunchError, match="103"):
+        check_spec(spec(endpoint=f"ipc:///{'x' * 120}"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_expected"),
+    [
+        (ModelMissingError("gone"), 66, True),
+        (BadModelError("bad"), 65, True),
+        (NoDeviceError("none"), 69, True),
+        (MemoryError(), 75, True),
+        (LinkBrokenError("odd"), 70, True),
+        (TerminatedError("term"), 143, True),
+        (ValueError("odd"), 70, False),
+        (RecursionError(), 70, False),
+        (SystemExit(0), 70, False),
+    ],
+)
+def test_every_exception_has_an_exit_code(error, code: int, is_expected: bool) -> None:
+    death = judge(error)
+    assert (death.code, death.is_expected) == (code, is_expected)
+    assert death.message
+
+
+def test_a_sigterm_before_the_load_still_interrupts_it_B9() -> None:
+    link = Link("ipc:///tmp/mlxsup-nobody-listens")
+    handler = TerminationHandler(link)
+    handler(signal.SIGTERM, None)
+    assert handler.has_come()
+    with pytest.raises(TerminatedError):
+        handler.interrupt_from_now_on()
+    handler(signal.SIGTERM, None)  # the death under way is not interrupted by a second one
+    link.close(0.0)
+
+
+def test_another_parent_is_noticed_E6() -> None:
+    check_parent(os.getppid())
+    with pytest.raises(OrphanedError):
+        check_parent(os.getppid() + 1)
+
+
+def test_log_lines_have_time_level_message_and_facts() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter())
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    logger.info(line("model ready", model="a b", seconds=1.5, code=3))
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO "
+        r'model ready model="a b" seconds=1.500 code=3\n',
+        stream.getvalue(),
+    )

@@ -1,0 +1,185 @@
+"""The worker's socket and its heartbeats, against real sockets in this process."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.messages import WORKER_TO_SUPERVISOR, CancelRow, Heartbeat, Step
+from mlxsup.protocol.states import WorkerPhase
+from mlxsup.worker.engine import EngineBytes
+from mlxsup.worker.heartbeat import BEAT_SUFFIX, Board, HeartbeatThread
+from mlxsup.worker.link import HIGH_WATER_MARK, Link, LinkBrokenError
+from support.eventually import eventually
+
+
+class Far:
+    """The supervisor's end."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-"))
+        self.endpoint = f"ipc://{self.folder}/w"
+        self.context = zmq.Context()
+        self.socket = self.bind(zmq.DEALER, self.endpoint, 2)
+
+    def bind(self, kind: int, endpoint: str, limit: int) -> zmq.Socket[bytes]:
+        bound: zmq.Socket[bytes] = self.context.socket(kind)
+        bound.set(zmq.LINGER, 0)
+        bound.set(zmq.RCVHWM, limit)
+        bound.bind(endpoint)
+        return bound
+
+    def step_numbers(self, count: int) -> list[int]:
+        decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+        numbers = []
+        for _ in range(count):
+            assert self.socket.poll(10_000)
+            message = decoder.decode(self.socket.recv_multipart())
+            assert isinstance(message, Step)
+            numbers.append(message.step)
+        return numbers
+
+
+@pytest.fixture
+def far() -> Iterator[Far]:
+    made = Far()
+    yield made
+    made.context.destroy(linger=0)
+    shutil.rmtree(made.folder)
+
+
+@pytest.fixture
+def link(far: Far) -> Iterator[Link]:
+    made = Link(far.endpoint)
+    yield made
+    made.close(0.0)
+
+
+def test_nothing_there_is_none_and_does_not_block_A7(link: Link) -> None:
+    assert link.receive() is None
+
+
+def test_a_message_ends_the_wait(far: Far, link: Link) -> None:
+    message = CancelRow(key=RequestKey(7))
+    far.socket.send_multipart(encode(message))
+    link.wait(10.0)
+    assert link.receive() == message
+
+
+def test_a_wake_from_another_thread_ends_the_wait_also_an_earlier_one_C5(link: Link) -> None:
+    link.wake()
+    link.wait(None)
+    waiter_is_over = threading.Event()
+    waker = threading.Thread(target=lambda: (link.wake(), waiter_is_over.wait(10)))
+    waker.start()
+    link.wait(None)
+    waiter_is_over.set()
+    waker.join()
+
+
+def test_many_wakes_are_one(link: Link) -> None:
+    for _ in range(100_000):
+        link.wake()
+    link.wait(None)
+    assert not link._poller.poll(0), "a wake was left over"
+
+
+def test_frames_that_are_no_message_are_named(far: Far, link: Link) -> None:
+    far.socket.send(b"\xc1")
+    link.wait(10.0)
+    with pytest.raises(LinkBrokenError, match="no message"):
+        link.receive()
+
+
+def test_a_reader_that_stands_still_fills_the_outbox_and_order_is_kept(
+    far: Far, link: Link
+) -> None:
+    sent = 0
+    padding = [b"p" * 65536]
+    while link.flush() and sent < 10_000:
+        link.send(Step(step=sent))
+        link.send_frames(padding)
+        sent += 1
+    assert HIGH_WATER_MARK // 2 <= sent < 10_000
+    numbers = []
+    decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+    while len(numbers) < sent:
+        while not far.socket.poll(10):
+            link.flush()
+        frames = far.socket.recv_multipart()
+        if frames != padding:
+            message = decoder.decode(frames)
+            assert isinstance(message, Step)
+            numbers.append(message.step)
+    assert numbers == list(range(sent))
+
+
+def test_a_wait_ends_when_there_is_room_again(far: Far, link: Link) -> None:
+    while link.flush():
+        link.send_frames([b"p" * 65536])
+    while not link.flush():
+        far.socket.recv_multipart()
+        link.wait(0.01)
+    assert link.flush()
+
+
+def test_close_sends_what_is_left(far: Far) -> None:
+    # A receiver at its high-water mark loses what is behind it when the peer closes.
+    far.socket.close()
+    far.socket = far.bind(zmq.DEALER, far.endpoint, 1000)
+    link = Link(far.endpoint)
+    for number in range(20):
+        link.send(Step(step=number))
+    link.close(10.0)
+    assert far.step_numbers(20) == list(range(20))
+
+
+def test_close_gives_up_on_a_reader_that_is_gone(far: Far) -> None:
+    link = Link(f"ipc://{far.folder}/nobody")
+    link.send(Step(step=1))
+    link.close(0.05)
+
+
+def test_beats_say_what_was_published_last_F11(far: Far) -> None:
+    beats = far.bind(zmq.PULL, far.endpoint + BEAT_SUFFIX, 2)
+    now = [100.0]
+    board = Board(clock=lambda: now[0])
+    board.publish(
+        WorkerPhase.DECODE, step=3, predicted_s=0.5, held=EngineBytes(active=1, cache=2, peak=3)
+    )
+    now[0] = 102.0
+    thread = HeartbeatThread(far.endpoint, board, interval_s=0.01)
+    thread.start()
+    decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+    assert beats.poll(10_000)
+    assert decoder.decode(beats.recv_multipart()) == Heartbeat(
+        step=3,
+        phase=WorkerPhase.DECODE,
+        phase_s=2.0,
+        predicted_s=0.5,
+        active_bytes=1,
+        cache_bytes=2,
+        peak_bytes=3,
+    )
+    board.publish(WorkerPhase.IDLE, step=4)
+
+    def is_idle() -> bool:
+        assert beats.poll(10_000)
+        beat = decoder.decode(beats.recv_multipart())
+        assert isinstance(beat, Heartbeat)
+        return (beat.phase, beat.step, beat.active_bytes) == (WorkerPhase.IDLE, 4, 1)
+
+    eventually(is_idle)
+    thread.stop()
+    beats.close()
+
+
+def test_beats_to_nobody_are_dropped(far: Far) -> None:
+    thread = HeartbeatThread(f"ipc://{far.folder}/nobody", Board(), interval_s=0.001)
+    thread.start()
+    thread.stop()

@@ -1,0 +1,380 @@
+"""The step loop as an object: scripted engine, link and text side; no process, socket or sleep."""
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import encode_body
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.messages import Accepted, CancelRow, Dispatch, Exit, Message, Rejected, Step
+from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.worker.engine import Row, StepResult
+from mlxsup.worker.fake_engine import FakeEngine
+from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.link import LinkBrokenError
+from mlxsup.worker.loop import StepLoop, StuckPreprocessingError
+from mlxsup.worker.text import Refused, Tokenised
+
+SPEC = LaunchSpec(
+    model="m",
+    generation=1,
+    token="t",
+    endpoint="ipc:///x",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+    fake={"prefill_tokens_per_step": 8},
+)
+
+
+class RecordingEngine(FakeEngine):
+    """The fake engine, noting each call in the shared story."""
+
+    def __init__(self, story: list[str]) -> None:
+        super().__init__(SPEC)
+        self.story = story
+
+    def insert(self, row: Row) -> None:
+        self.story.append(f"insert {row.key}")
+        super().insert(row)
+
+    def remove(self, key: RequestKey) -> None:
+        self.story.append(f"remove {key}")
+        super().remove(key)
+
+    def step(self) -> StepResult:
+        self.story.append("step")
+        return super().step()
+
+
+class MemoryLink:
+    """A link in memory; `is_blocked` is a supervisor that does not read."""
+
+    def __init__(self, story: list[str]) -> None:
+        self.story = story
+        self.inbox: deque[Message] = deque()
+        self.sent: list[Message] = []
+        self.is_blocked = False
+        self.waits = 0
+
+    def receive(self) -> Message | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def send(self, message: Message) -> None:
+        self.story.append(f"send {message.TYPE}")
+        self.sent.append(message)
+
+    def flush(self) -> bool:
+        return not self.is_blocked
+
+    def wait(self, timeout_s: float | None) -> None:
+        self.waits += 1
+        self.inbox.append(Exit())
+
+
+class ScriptedText:
+    """Prepares when told to."""
+
+    def __init__(self, codec) -> None:
+        self.codec = codec
+        self.pending: dict[RequestKey, bytes] = {}
+        self.results: list[Tokenised | Refused] = []
+        self.busy_since: float | None = None
+
+    def submit(self, key: RequestKey, body: bytes) -> None:
+        self.pending[key] = body
+
+    def forget(self, key: RequestKey) -> None:
+        pass  # it has begun: the result still comes
+
+    def take(self) -> list[Tokenised | Refused]:
+        results, self.results = self.results, []
+        return results
+
+    def busy(self) -> tuple[RequestKey, float] | None:
+        return None if self.busy_since is None else (RequestKey(1), self.busy_since)
+
+    def prepare(self) -> None:
+        for key, _ in self.pending.items():
+            body = RequestBody(prompt="p" * 3, max_tokens=BUDGETS.get(key, 5))
+            prompt = self.codec.encode(body)
+            self.results.append(Tokenised(key=key, body=body, prompt=prompt, tokenize_s=0.0))
+        self.pending.clear()
+
+
+BUDGETS: dict[int, int] = {}
+
+
+class Bench:
+    """A loop with everything around it."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.engine = RecordingEngine(self.story)
+        facts = self.engine.load(lambda phase, progress: None)
+        self.link = MemoryLink(self.story)
+        self.text = ScriptedText(self.engine.text)
+        self.board = Board(clock=lambda: 0.0)
+        self.now = 0.0
+        self.loop = StepLoop(
+            engine=self.engine,
+            facts=facts,
+            link=self.link,
+            text=self.text,
+            board=self.board,
+            max_concurrency=4,
+            step_timeout_s=30.0,
+            clock=lambda: self.now,
+        )
+
+    def dispatch(self, key: int) -> None:
+        body = encode_body(RequestBody(prompt="ppp"))
+        self.link.inbox.append(Dispatch(key=RequestKey(key), body=body))
+
+    def cancel(self, key: int) -> None:
+        self.link.inbox.append(CancelRow(key=RequestKey(key)))
+
+    def start(self, *keys: int) -> None:
+        """Dispatches and prepares, so that the next turn inserts."""
+        for key in keys:
+            self.dispatch(key)
+        self.loop.drain()
+        self.text.prepare()
+
+    def steps(self) -> list[Step]:
+        return [message for message in self.link.sent if isinstance(message, Step)]
+
+    def finishes(self) -> dict[int, FinishReason]:
+        return {row.key: row.finish for s in self.steps() for row in s.rows if row.finish}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_one_round_is_insert_step_send_and_the_acceptance_goes_first_C1(bench: Bench) -> None:
+    bench.start(1)
+    assert bench.loop.turn()
+    assert bench.story == ["send accepted", "insert 1", "step", "send step"]
+
+
+def test_one_message_holds_every_rows_delta_C1(bench: Bench) -> None:
+    bench.start(1, 2, 3)
+    for _ in range(4):
+        bench.loop.turn()
+    assert len(bench.steps()) == bench.story.count("step") == 4
+    assert {row.key for row in bench.steps()[-1].rows} == {1, 2, 3}
+    assert [step.step for step in bench.steps()] == [1, 2, 3, 4]
+
+
+def test_a_request_that_arrives_in_mid_decode_is_in_by_the_next_step_C2(bench: Bench) -> None:
+    bench.start(1)
+    bench.loop.turn()
+    bench.start(2)
+    bench.loop.turn()
+    assert bench.story[-4:] == ["send accepted", "insert 2", "step", "send step"]
+    assert bench.finishes() == {}, "it did not wait for the batch to empty"
+
+
+def test_never_more_rows_than_slots_and_first_come_first_in(bench: Bench) -> None:
+    bench.start(*range(1, 7))
+    bench.loop.turn()
+    assert [s for s in bench.story if s.startswith("insert")] == [
+        f"insert {k}" for k in (1, 2, 3, 4)
+    ]
+    assert sum(isinstance(message, Accepted) for message in bench.link.sent) == 6
+    while bench.loop.turn():
+        pass
+    assert bench.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
+    assert [s for s in bench.story if s.startswith("insert")][4:] == ["insert 5", "insert 6"]
+
+
+def test_no_step_when_idle_C5(bench: Bench) -> None:
+    assert [bench.loop.turn() for _ in range(3)] == [False] * 3
+    assert bench.story == []
+
+
+def test_idle_waits_and_publishes_it_C5(bench: Bench) -> None:
+    bench.loop.run(lambda: False)
+    assert bench.link.waits == 1
+    assert bench.board.current.phase is WorkerPhase.IDLE
+    assert bench.loop.is_exit_asked
+
+
+def test_a_cancelled_row_ends_at_once_and_frees_its_slot_D3_D11(bench: Bench) -> None:
+    bench.start(1, 2, 3, 4, 5)
+    bench.loop.turn()
+    bench.cancel(2)
+    bench.loop.turn()
+    assert "remove 2" in bench.story
+    assert bench.finishes() == {2: FinishReason.CANCELLED}
+    assert bench.story.index("remove 2") < bench.story.index("insert 5")
+    bench.loop.turn()
+    assert 2 not in {row.key for row in bench.steps()[-1].rows}
+
+
+def test_a_cancel_while_nothing_steps_is_answered_at_once(bench: Bench) -> None:
+    bench.start(1)
+    bench.loop.turn()
+    bench.cancel(1)
+    assert not bench.loop.turn()
+    assert bench.finishes() == {1: FinishReason.CANCELLED}
+    assert bench.steps()[-1].step == 1, "no step was made for it"
+
+
+def test_a_cancel_while_tokenising_drops_the_late_result_G5_D2(bench: Bench) -> None:
+    bench.dispatch(1)
+    bench.loop.turn()
+    bench.cancel(1)
+    bench.loop.turn()
+    assert bench.finishes() == {1: FinishReason.CANCELLED}
+    bench.text.prepare()
+    bench.loop.turn()
+    assert not any(s.startswith("insert") for s in bench.story)
+    assert bench.loop.open_keys == frozenset()
+
+
+def test_double_and_unknown_cancels_are_harmless_D6(bench: Bench) -> None:
+    bench.start(1)
+    bench.loop.turn()
+    for key in (1, 1, 99):
+        bench.cancel(key)
+    bench.loop.turn()
+    assert bench.story.count("remove 1") == 1
+    assert sum(len(step.rows) for step in bench.steps()) == 2
+
+
+def test_a_refused_request_fails_alone_C7(bench: Bench) -> None:
+    bench.start(1)
+    bench.dispatch(2)
+    bench.loop.drain()
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "wrong")
+    bench.text.results.append(Refused(key=RequestKey(2), error=error))
+    while bench.loop.turn():
+        pass
+    rejected = [message for message in bench.link.sent if isinstance(message, Rejected)]
+    assert [(r.key, r.error["code"]) for r in rejected] == [(2, "invalid_request")]
+    assert bench.finishes() == {1: FinishReason.LENGTH}
+
+
+def test_a_supervisor_that_does_not_read_stops_the_steps_but_not_the_cancels(bench: Bench) -> None:
+    bench.start(1, 2)
+    bench.loop.turn()
+    bench.link.is_blocked = True
+    bench.cancel(1)
+    assert not bench.loop.turn()
+    assert bench.story.count("step") == 1
+    assert bench.story[-1] == "remove 1"
+    bench.link.is_blocked = False
+    assert bench.loop.turn()
+    assert bench.finishes() == {1: FinishReason.CANCELLED}
+
+
+def test_a_key_dispatched_twice_breaks_the_protocol(bench: Bench) -> None:
+    bench.dispatch(1)
+    bench.dispatch(1)
+    with pytest.raises(LinkBrokenError, match="twice"):
+        bench.loop.turn()
+
+
+def test_an_exit_stops_the_steps(bench: Bench) -> None:
+    bench.start(1)
+    bench.loop.turn()
+    bench.link.inbox.append(Exit())
+    bench.loop.run(lambda: False)
+    assert bench.loop.is_exit_asked
+    assert bench.story.count("step") == 1
+
+
+def test_an_exception_out_of_a_step_leaves_the_loop_F3(bench: Bench) -> None:
+    def explode() -> StepResult:
+        raise ValueError("broken")
+
+    bench.engine.step = explode  # type: ignore[method-assign]
+    bench.start(1)
+    with pytest.raises(ValueError, match="broken"):
+        bench.loop.run(lambda: False)
+
+
+def test_a_preparation_without_end_ends_the_worker(bench: Bench) -> None:
+    bench.text.busy_since = 0.0
+    bench.now = 299.0
+    bench.loop.turn()
+    bench.now = 301.0
+    with pytest.raises(StuckPreprocessingError, match="request 1"):
+        bench.loop.turn()
+
+
+def test_the_board_names_the_phase_and_counts_ended_steps_F5(bench: Bench) -> None:
+    bench.start(1)
+    bench.loop.turn()
+    assert (bench.board.current.phase, bench.board.current.step) == (WorkerPhase.PREFILL, 0)
+    bench.loop.turn()
+    assert (bench.board.current.phase, bench.board.current.step) == (WorkerPhase.DECODE, 1)
+
+
+class Churn(RuleBasedStateMachine):
+    """Dispatches, preparations, turns and cancels in any order: one end each, nothing left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.next_key = 1
+
+    @rule(count=st.integers(1, 3))
+    def dispatch(self, count: int) -> None:
+        for _ in range(count):
+            BUDGETS[self.next_key] = self.next_key % 7 + 1
+            self.bench.dispatch(self.next_key)
+            self.next_key += 1
+
+    @rule()
+    def prepare(self) -> None:
+        self.bench.text.prepare()
+
+    @rule()
+    def turn(self) -> None:
+        self.bench.loop.turn()
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.bench.cancel(data.draw(st.integers(1, self.next_key)))
+
+    @rule(is_blocked=st.booleans())
+    def block(self, is_blocked: bool) -> None:
+        self.bench.link.is_blocked = is_blocked
+
+    @invariant()
+    def one_end_each_and_nothing_after_it(self) -> None:
+        ended: set[int] = set()
+        for step in self.bench.steps():
+            for row in step.rows:
+                assert row.key not in ended
+                if row.finish is not None:
+                    ended.add(row.key)
+
+    def teardown(self) -> None:
+        self.bench.link.is_blocked = False
+        while self.bench.link.inbox or self.bench.text.pending or self.bench.loop.open_keys:
+            self.bench.loop.drain()
+            self.bench.text.prepare()
+            self.bench.loop.turn()
+        self.bench.loop.turn()
+        # Each request has its end, and the engine is empty (D9). A cancel can come before its
+        # request only for a key that was not dispatched yet: it is ignored.
+        assert set(self.bench.finishes()) == set(range(1, self.next_key))
+        assert not self.bench.engine.has_rows()
+        super().teardown()
+
+
+TestChurnD2D9 = Churn.TestCase
+TestChurnD2D9.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

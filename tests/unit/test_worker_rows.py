@@ -1,0 +1,109 @@
+"""What a request asks of the engine, and the text of its answer."""
+
+import pytest
+from mlxsup.protocol.body import MAX_SEED, RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
+from mlxsup.worker.fake_text import FakeTextCodec, encode_text
+from mlxsup.worker.rows import AnswerText, RunningRow, acceptance, plan_row
+
+FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
+KEY = RequestKey(1)
+
+
+def running(stops: list[str] | None = None) -> RunningRow:
+    answer = AnswerText(FakeTextCodec().detokenizer(), stops or [])
+    return RunningRow(key=KEY, answer=answer, channel=Channel.CONTENT, inserted_at=100.0)
+
+
+def advance(row: RunningRow, text: str, finish: FinishReason | None = None):
+    """Feeds a text byte by byte; the finish comes with the last."""
+    tokens = encode_text(text)
+    return [
+        row.advance(
+            RowToken(key=KEY, token=token, finish=finish if i == len(tokens) - 1 else None), 102.5
+        )
+        for i, token in enumerate(tokens)
+    ]
+
+
+def test_an_absent_max_tokens_is_what_fits() -> None:
+    row = plan_row(KEY, RequestBody(prompt="x"), Prompt(tokens=[5] * 4), FACTS)
+    assert row.max_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "numbers"),
+    [(10, None, ("10 tokens", "of 10")), (12, 1, ("12",)), (4, 7, ("4 ", "7", "10", "at most 6"))],
+)
+def test_over_the_context_is_refused_with_numbers_I6_C7(length, max_tokens, numbers) -> None:
+    body = RequestBody(prompt="x", max_tokens=max_tokens)
+    with pytest.raises(RemoteError) as caught:
+        plan_row(KEY, body, Prompt(tokens=[5] * length), FACTS)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert all(number in caught.value.message for number in numbers)
+    assert caught.value.detail["prompt_tokens"] == length
+    assert caught.value.detail["context_length"] == 10
+
+
+def test_the_whole_context_can_be_used() -> None:
+    body = RequestBody(prompt="x", max_tokens=1)
+    assert plan_row(KEY, body, Prompt(tokens=[5] * 9), FACTS).max_tokens == 1
+
+
+def test_a_given_seed_is_kept_and_an_absent_one_drawn() -> None:
+    prompt = Prompt(tokens=[5])
+    assert plan_row(KEY, RequestBody(prompt="x", seed=7), prompt, FACTS).seed == 7
+    drawn = {plan_row(KEY, RequestBody(prompt="x"), prompt, FACTS).seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed <= MAX_SEED for seed in drawn)
+
+
+def test_acceptance_says_everything_that_a_resume_needs() -> None:
+    body, prompt = RequestBody(prompt="x", temperature=1, stop=["z"], seed=3), Prompt(tokens=[5])
+    made = acceptance(plan_row(KEY, body, prompt, FACTS), body, prompt, FACTS)
+    assert made.prompt_tokens == pack_tokens([5])
+    assert (made.seed, made.fingerprint) == (3, "f")
+    assert made.parameters == {"max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "stop": ["z"]}
+
+
+def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
+    texts = [delta.text for delta in advance(running(), "a🦊b")]
+    assert texts == ["a", "", "", "", "🦊", "b"]
+
+
+def test_half_a_character_at_the_end_is_flushed() -> None:
+    row = running()
+    half = encode_text("🦊")[0]
+    delta = row.advance(RowToken(key=KEY, token=half, finish=FinishReason.LENGTH), 102.5)
+    assert delta.text == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_stop_string_ends_the_answer_and_its_token_counts() -> None:
+    deltas = advance(running(["STOP"]), "abSTOP")
+    assert "".join(delta.text for delta in deltas) == "ab"
+    assert deltas[-1].finish is FinishReason.STOP
+    assert all(delta.tokens for delta in deltas)
+
+
+def test_a_stop_string_wins_over_length_on_the_same_token() -> None:
+    assert advance(running(["b"]), "ab", FinishReason.LENGTH)[-1].finish is FinishReason.STOP
+
+
+def test_held_text_is_flushed_with_the_end() -> None:
+    deltas = advance(running(["bcd"]), "abc", FinishReason.LENGTH)
+    assert [delta.text for delta in deltas] == ["a", "", "bc"]
+    assert deltas[-1].finish is FinishReason.LENGTH
+
+
+def test_an_end_without_a_token_shows_none() -> None:
+    row = running()
+    delta = row.advance(RowToken(key=KEY, token=None, finish=FinishReason.STOP), 102.5)
+    assert (delta.text, delta.tokens, delta.finish) == ("", b"", FinishReason.STOP)
+    assert delta.prefill_s == 2.5
+
+
+def test_prefill_time_comes_with_the_first_token_only() -> None:
+    assert [delta.prefill_s for delta in advance(running(), "abc")] == [2.5, None, None]

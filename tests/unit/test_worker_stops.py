@@ -1,0 +1,59 @@
+"""Stop strings: whatever the pieces, the shown text is that of a look at the whole."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlxsup.worker.stops import StopMatcher
+
+ALPHABET = "ab🦊"
+STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=4)
+PIECES = st.lists(st.text(ALPHABET, max_size=5), max_size=12)
+
+
+def reference(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Character by character: the first stop string that is complete cuts, the longest at a tie."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+@settings(max_examples=500)
+@given(pieces=PIECES, stops=STOPS)
+def test_pieces_show_what_the_whole_text_shows(pieces: list[str], stops: list[str]) -> None:
+    whole, is_stopped = reference("".join(pieces), stops)
+    matcher = StopMatcher(stops)
+    shown = ""
+    for piece in pieces:
+        shown += matcher.add(piece)
+        assert whole.startswith(shown), "a part of a stop string leaked"
+    assert matcher.is_stopped == is_stopped
+    assert shown + matcher.finish() == whole
+
+
+@settings(max_examples=300)
+@given(pieces=PIECES, stops=STOPS)
+def test_nothing_is_held_back_without_need(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    shown, came = "", ""
+    for piece in pieces:
+        shown += matcher.add(piece)
+        came += piece
+        if matcher.is_stopped:
+            return
+        held = came[len(shown) :]
+        assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+def test_after_a_stop_nothing_is_shown() -> None:
+    matcher = StopMatcher(["END"])
+    assert matcher.add("one EN") == "one "
+    assert matcher.add("D two") == ""
+    assert matcher.is_stopped
+    assert (matcher.add(" three"), matcher.finish()) == ("", "")
+
+
+def test_held_text_comes_when_it_turns_out_to_be_no_stop() -> None:
+    matcher = StopMatcher(["</s>"])
+    assert [matcher.add(piece) for piece in ("a <", "/", "b", "<")] == ["a ", "", "</b", ""]
+    assert matcher.finish() == "<"

@@ -1,0 +1,1 @@
+"""The child process: one MLX thread, one engine, a step loop."""

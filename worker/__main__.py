@@ -1,0 +1,62 @@
+"""`python -P -m mlxsup.worker`: one model in one process, started by the supervisor.
+
+The launch spec comes as one line of JSON on standard input, which then stays open for as long as
+the supervisor lives.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from mlxsup.protocol.launch import ExitCode
+
+from .bootstrap import LaunchError, prepare_process, read_launch_spec
+from .life import Life
+from .logs import configure
+from .parent_watch import ORPHANED_EXIT, OrphanedError, check_parent, die_with_parent, watch_pipe
+
+USAGE = """\
+usage: python -P -m mlxsup.worker < launch-spec
+
+Runs one model for the mlxsup supervisor. Not meant to be started by hand: `mlxsup start` does.
+The launch spec is one line of JSON on standard input; see docs/protocol.md.
+"""
+
+STANDARD_INPUT = 0
+
+
+def main(arguments: list[str]) -> int:
+    """One worker's life; returns its exit code."""
+    if arguments:
+        is_help = arguments[0] in ("-h", "--help")
+        print(USAGE, end="", file=sys.stdout if is_help else sys.stderr)
+        return ExitCode.ASKED if is_help else ExitCode.BAD_LAUNCH
+    try:
+        prepare_process()
+        die_with_parent()
+        if os.isatty(STANDARD_INPUT):
+            raise LaunchError("workers are not started by hand: use `mlxsup start`")
+        spec = read_launch_spec(STANDARD_INPUT)
+        check_parent(spec.supervisor_pid)
+    except LaunchError as error:
+        print(f"mlxsup worker: {error}", file=sys.stderr)
+        return ExitCode.BAD_LAUNCH
+    except OrphanedError as error:
+        print(f"mlxsup worker: {error}", file=sys.stderr)
+        return ORPHANED_EXIT
+    watch_pipe(STANDARD_INPUT)
+    configure(spec.log_level, sys.stderr)
+    return Life(spec).run()
+
+
+def leave(code: int) -> NoReturn:
+    """Ends without the interpreter's teardown, in which Metal can abort and change the code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""What happens before a worker's life: the launch spec, signals, fault handler, parent watch."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from typing import Any
+
+from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec, check_socket_path
+
+from .logs import LEVELS
+
+ENGINES = ("mlx", "fake")
+SWITCH_INTERVAL_S = 0.001
+
+
+class LaunchError(Exception):
+    """The launch spec is absent or wrong; the message is one sentence (exit 64)."""
+
+
+def read_launch_spec(descriptor: int) -> LaunchSpec:
+    """Reads one line from the pipe, and not a byte more than has come.
+
+    Raises:
+        LaunchError: there is no spec, or not a usable one.
+    """
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        try:
+            piece = os.read(descriptor, MAX_LAUNCH_SPEC_BYTES)
+        except OSError as error:
+            raise LaunchError(f"standard input cannot be read: {error.strerror}") from None
+        received += piece
+        if not piece or len(received) > MAX_LAUNCH_SPEC_BYTES:
+            break
+    if not received:
+        raise LaunchError(
+            "there is no launch spec on standard input: workers are started by `mlxsup start`"
+        )
+    try:
+        spec = LaunchSpec.from_line(bytes(received))
+    except ValueError as error:
+        raise LaunchError(f"the launch spec on standard input is wrong: {error}") from None
+    check_spec(spec)
+    return spec
+
+
+def check_spec(spec: LaunchSpec) -> None:
+    """Checks types and ranges, which JSON does not.
+
+    Raises:
+        LaunchError: names the first key that is wrong and what it takes.
+    """
+    checks: tuple[tuple[str, str, bool], ...] = (
+        ("model", "a name", isinstance(spec.model, str) and bool(spec.model)),
+        ("generation", "an integer from 1", _is_integer(spec.generation, 1)),
+        ("token", "text", isinstance(spec.token, str) and bool(spec.token)),
+        ("endpoint", "an ipc:// endpoint", _is_ipc(spec.endpoint)),
+        ("supervisor_pid", "a process id", _is_integer(spec.supervisor_pid, 1)),
+        ("engine", " or ".join(ENGINES), spec.engine in ENGINES),
+        ("path", "a folder", isinstance(spec.path, str)),
+        ("max_concurrency", "an integer from 1", _is_integer(spec.max_concurrency, 1)),
+        ("step_timeout_s", "a number above 0", _is_positive(spec.step_timeout_s)),
+        ("decode_stall_target_ms", "a number above 0", _is_positive(spec.decode_stall_target_ms)),
+        ("context_length", "an integer from 0", _is_integer(spec.context_length, 0)),
+        ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
+        ("fake", "a map", isinstance(spec.fake, dict)),
+    )
+    for name, expected, is_right in checks:
+        if not is_right:
+            raise LaunchError(f"the launch spec is wrong: {name} takes {expected}")
+    try:
+        check_socket_path(spec.endpoint.removeprefix("ipc://"))
+    except ValueError as error:
+        raise LaunchError(f"the launch spec is wrong: {error}") from None
+
+
+def _is_integer(value: Any, low: int) -> bool:
+    return type(value) is int and value >= low
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")
+
+
+def _is_ipc(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("ipc://") and len(value) > len("ipc://")
+
+
+def prepare_process() -> None:
+    """Sets signals and the interpreter up; call once, on the main thread, before any other.
+
+    A terminal's Ctrl-C is the supervisor's to answer: it drains. SIGHUP keeps its default, so that
+    the kernel's hangup to an orphaned process group ends this process. SIGUSR1 prints every
+    thread's stack to the log, whatever the owner thread is stuck in (F5).
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=sys.stderr, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    # A template is Python code on the helper thread: it gives the owner thread way sooner so (G1).
+    sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,0 +1,253 @@
+"""An engine without a model: deterministic answers, and faults on demand.
+
+`engine = "fake"` in a model's entry tries mlxsup without a model; the tests rest on it. Token n of
+an answer is a pure function of the prompt's tokens, of n, and of the seed where temperature is
+above 0 (`fake_text.answer_token`). An answer ends with `length` at max_tokens unless a directive
+or the option `answer_tokens` ends it earlier.
+
+Options (a map in the launch spec): see `fake_options.FakeOptions`.
+
+Directives stand anywhere in a prompt (text, chat or tokens):
+
+    [[answer 12]]                       end with `stop` after 12 tokens (0: without any)
+    [[say hello]]                       answer exactly this, then `stop`
+    [[fault crash=SIGKILL at=5]]        die by a signal when token 5 is due; SIGSTOP stops
+    [[fault crash=exit:70 at=5]]        die with an exit code
+    [[fault raise at=3]]                an exception out of `step`
+    [[fault stall=sleep at=4]]          a step that never ends: sleep, busy (Python), gil (held)
+    [[fault frames=garbage at=2]]       send the supervisor what is not a message
+    [[fault big=100000]]                every token shows as so many letters
+    [[fault slow=0.05]]                 every step of this row takes so much longer
+    [[tokenize raise]]                  the template raises; also loop, slow=2.5
+
+`at` counts tokens from 1; 0 means during the prefill. With `generation=1` a fault strikes only in
+that life of the worker, so that the next one can be seen to go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import FinishReason, LoadPhase
+
+from .engine import (
+    BadModelError,
+    EngineBytes,
+    EngineFacts,
+    ModelMissingError,
+    NoDeviceError,
+    ReportProgress,
+    Row,
+    RowPrefill,
+    RowToken,
+    StepResult,
+)
+from .fake_options import FakeOptionError, FakeOptions, crash, stall
+from .fake_text import (
+    BIG_TOKEN_BASE,
+    VOCABULARY_SIZE,
+    Directives,
+    FakeTextCodec,
+    answer_token,
+    decode_tokens,
+    encode_text,
+    prompt_digest,
+)
+
+GARBAGE = [b"\xc1not a message"]
+
+__all__ = ["FakeEngine", "FakeOptionError"]
+
+
+class FakeStepError(Exception):
+    """What a step raises on demand."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _FakeRow:
+    row: Row
+    directives: Directives
+    digest: bytes
+    said: list[int]
+    prefilled: int = 0
+    generated: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.prefilled == len(self.row.tokens)
+
+    @property
+    def seed(self) -> int | None:
+        return self.row.seed if self.row.temperature > 0 else None
+
+
+class FakeEngine:
+    """See `Engine`.
+
+    Args:
+        spec: options in `fake`; `max_concurrency` is held to.
+        send_frames: how `frames=garbage` reaches the supervisor.
+
+    Raises:
+        FakeOptionError: an option is unknown or wrong.
+    """
+
+    def __init__(
+        self, spec: LaunchSpec, send_frames: Callable[[list[bytes]], None] | None = None
+    ) -> None:
+        self._spec = spec
+        self._options = FakeOptions.from_map(spec.fake)
+        self._send_frames = send_frames
+        self._codec = FakeTextCodec(self._options.tokenize_s)
+        self._rows: dict[RequestKey, _FakeRow] = {}
+        self._is_closed = False
+
+    @property
+    def text(self) -> FakeTextCodec:
+        """See `Engine.text`."""
+        return self._codec
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """See `Engine.load`; fails as the options say."""
+        options = self._options
+        count = options.load_steps
+        phases = (LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP)
+        for index in range(count):
+            if index == count // 2:
+                self._fail_in_load()
+            time.sleep(options.load_s / count)
+            report(phases[index * len(phases) // count], (index + 1) / count)
+        limits = [n for n in (options.context_length, self._spec.context_length) if n]
+        return EngineFacts(
+            context_length=min(limits),
+            vocabulary_size=VOCABULARY_SIZE,
+            fingerprint=f"fake-{options.answer_tokens}",
+            backend="fake",
+        )
+
+    def _fail_in_load(self) -> None:
+        options, path = self._options, self._spec.path
+        if 0 < options.load_fault_generations < self._spec.generation:
+            return
+        if options.crash_in_load:
+            crash(options.crash_in_load)
+        if options.load_stall:
+            stall(options.load_stall)
+        match options.load_error:
+            case "missing":
+                raise ModelMissingError(f"the model folder {path} does not exist")
+            case "bad":
+                raise BadModelError(f"{path}/config.json is not a model's configuration")
+            case "memory":
+                raise MemoryError("the weights do not fit into memory")
+            case "device":
+                raise NoDeviceError("there is no usable device")
+            case "exception":
+                raise RuntimeError("the load raised this on demand")
+
+    def insert(self, row: Row) -> None:
+        """See `Engine.insert`."""
+        if len(self._rows) >= self._spec.max_concurrency or row.key in self._rows:
+            raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
+        directives = Directives.parse(decode_tokens(row.tokens))
+        said = encode_text(directives.say)
+        digest = prompt_digest(row.tokens)
+        self._rows[row.key] = _FakeRow(row=row, directives=directives, digest=digest, said=said)
+
+    def remove(self, key: RequestKey) -> None:
+        """See `Engine.remove`."""
+        self._rows.pop(key, None)
+
+    def has_rows(self) -> bool:
+        """See `Engine.has_rows`."""
+        return bool(self._rows)
+
+    def predict_step_s(self) -> float:
+        """See `Engine.predict_step_s`."""
+        return self._options.step_s if self._options.predicted_s < 0 else self._options.predicted_s
+
+    def step(self) -> StepResult:
+        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt."""
+        result = StepResult()
+        step_s = self._options.step_s + sum(r.directives.slow for r in self._rows.values())
+        if step_s > 0:
+            time.sleep(step_s)
+        decoding = [row for row in self._rows.values() if row.is_decoding]
+        prefilling = next((row for row in self._rows.values() if not row.is_decoding), None)
+        if prefilling is not None:
+            result.prefill.append(self._prefill(prefilling))
+            if prefilling.is_decoding:
+                decoding.append(prefilling)
+        for row in decoding:
+            token = self._decode(row)
+            result.tokens.append(token)
+            if token.finish is not None:
+                del self._rows[token.key]
+        return result
+
+    def _prefill(self, row: _FakeRow) -> RowPrefill:
+        self._fail_when_due(row, 0)
+        total = len(row.row.tokens)
+        row.prefilled = min(total, row.prefilled + self._options.prefill_tokens_per_step)
+        return RowPrefill(key=row.row.key, done=row.prefilled, total=total)
+
+    def _decode(self, row: _FakeRow) -> RowToken:
+        self._fail_when_due(row, row.generated + 1)
+        key, index = row.row.key, row.generated
+        if index >= self._answer_length(row):
+            return RowToken(key=key, token=None, finish=FinishReason.STOP)
+        row.generated += 1
+        finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
+        if row.directives.big:
+            token = BIG_TOKEN_BASE + row.directives.big
+        elif row.said:
+            token = row.said[index]
+        else:
+            token = answer_token(row.digest, index, row.seed)
+        return RowToken(key=key, token=token, finish=finish)
+
+    def _answer_length(self, row: _FakeRow) -> float:
+        if row.said:
+            return len(row.said)
+        if row.directives.answer is not None:
+            return row.directives.answer
+        return self._options.answer_tokens or float("inf")
+
+    def _fail_when_due(self, row: _FakeRow, token_number: int) -> None:
+        wanted = row.directives
+        if wanted.at != token_number:
+            return
+        if wanted.generation and wanted.generation != self._spec.generation:
+            return
+        if wanted.crash:
+            crash(wanted.crash)
+        if wanted.stall:
+            stall(wanted.stall)
+        if wanted.frames and self._send_frames is not None:
+            self._send_frames(GARBAGE)
+        if wanted.exception:
+            self._raise()
+
+    @staticmethod
+    def _raise() -> NoReturn:
+        raise FakeStepError("the step raised this on demand")
+
+    def bytes_held(self) -> EngineBytes:
+        """See `Engine.bytes_held`."""
+        return EngineBytes(active=self._options.active_bytes, peak=self._options.active_bytes)
+
+    def close(self) -> None:
+        """See `Engine.close`.
+
+        Raises:
+            RuntimeError: it was closed before.
+        """
+        if self._is_closed:
+            raise RuntimeError("the engine was closed twice")
+        self._is_closed = True
+        self._rows.clear()

@@ -1,0 +1,134 @@
+"""The options of the fake engine, from a launch spec, and how it fails on demand."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+LOAD_ERRORS = ("missing", "bad", "memory", "device", "exception")
+STALLS = ("sleep", "busy", "gil")
+CRASH_SIGNALS = (
+    "SIGKILL",
+    "SIGSEGV",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGILL",
+    "SIGFPE",
+    "SIGTRAP",
+    "SIGTERM",
+    "SIGSTOP",
+)
+
+NAMES: Mapping[Any, str] = {str: "text", int: "an integer", float: "a number"}
+
+
+class FakeOptionError(Exception):
+    """An option of the fake engine is unknown or wrong; the message names it (exit 64)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """What `LaunchSpec.fake` may hold; docs: the module docstring of `fake_engine`.
+
+    Attributes:
+        load_s: how long a load takes.
+        load_steps: how many times it reports progress.
+        load_error: `missing`, `bad`, `memory`, `device` or `exception`, half-way through.
+        load_stall: `sleep`, `busy` or `gil`: half-way through, the load never goes on.
+        crash_in_load: as `crash`, half-way through.
+        load_fault_generations: the three faults above strike generations up to this; 0 for all.
+        step_s: how long each step takes.
+        predicted_s: what `predict_step_s` says; `step_s` where negative.
+        prefill_tokens_per_step: prompt tokens that one step processes.
+        context_length: of the model; the launch spec's own limit still applies.
+        answer_tokens: every answer ends with `stop` after so many tokens; 0 for never.
+        active_bytes: what it says to hold.
+        tokenize_s: how long each prompt's preparation takes.
+    """
+
+    load_s: float = 0.0
+    load_steps: int = 4
+    load_error: str = ""
+    load_stall: str = ""
+    crash_in_load: str = ""
+    load_fault_generations: int = 0
+    step_s: float = 0.0
+    predicted_s: float = -1.0
+    prefill_tokens_per_step: int = 512
+    context_length: int = 4096
+    answer_tokens: int = 0
+    active_bytes: int = 0
+    tokenize_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
+        _check_choice("load_stall", self.load_stall, ("", *STALLS))
+        if self.crash_in_load:
+            check_crash("crash_in_load", self.crash_in_load)
+        for name, low in (("load_steps", 1), ("prefill_tokens_per_step", 1), ("context_length", 2)):
+            if getattr(self, name) < low:
+                raise FakeOptionError(f"the fake engine's {name} takes an integer from {low}")
+
+    @classmethod
+    def from_map(cls, values: Mapping[str, Any]) -> FakeOptions:
+        """Reads the options of a launch spec.
+
+        Raises:
+            FakeOptionError: names the option that is unknown or wrong.
+        """
+        kinds: dict[str, Callable[[Any], Any]] = {f.name: type(f.default) for f in fields(cls)}
+        checked: dict[str, Any] = {}
+        for name, value in values.items():
+            kind = kinds.get(name)
+            if kind is None:
+                known = ", ".join(sorted(kinds))
+                raise FakeOptionError(f"the fake engine has no option {name!r}; known are {known}")
+            accepted = (int, float) if kind is float else (kind,)
+            if type(value) not in accepted:
+                raise FakeOptionError(f"the fake engine's {name} takes {NAMES[kind]}")
+            checked[name] = kind(value)
+        return cls(**checked)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(filter(None, choices))
+        raise FakeOptionError(f"the fake engine's {name} takes one of {known}, not {value!r}")
+
+
+def check_crash(name: str, how: str) -> None:
+    """Refuses what `crash` cannot do.
+
+    Raises:
+        FakeOptionError: it is neither a signal's name nor `exit:N`.
+    """
+    kind, _, code = how.partition(":")
+    if kind == "exit" and code.isdigit() and int(code) < 256:
+        return
+    if how not in CRASH_SIGNALS:
+        known = ", ".join(CRASH_SIGNALS)
+        raise FakeOptionError(f"{name} takes exit:N or one of {known}, not {how!r}")
+
+
+def crash(how: str) -> None:
+    """Ends this process as asked: `exit:70`, or by a signal to itself."""
+    if how.startswith("exit:"):
+        os._exit(int(how.removeprefix("exit:")))
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def stall(how: str) -> None:
+    """Never returns: `sleep` and `busy` let other threads run, `gil` does not."""
+    if how == "gil":
+        # PyDLL keeps the GIL during the call; a signal only ends one sleep of many.
+        native_sleep = ctypes.PyDLL(None).sleep
+        while True:
+            native_sleep(3600)
+    while True:
+        if how == "sleep":
+            time.sleep(3600)

@@ -1,0 +1,123 @@
+"""Signs of life: plain numbers that the owner thread publishes and a tiny thread sends.
+
+The beats have a socket of their own, a PUSH to `<endpoint>.beat`: they flow while the owner thread
+is inside a long step, and a second peer on the supervisor's DEALER would take turns with the first
+one in receiving. A beat with an unmoving step counter is how a stall is seen (F5, F11); liveness
+alone is not health.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.messages import Heartbeat
+from mlxsup.protocol.states import WorkerPhase
+
+from .engine import EngineBytes
+
+BEAT_SUFFIX = ".beat"
+BEAT_INTERVAL_S = 1.0
+BEAT_HIGH_WATER_MARK = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What the owner thread was doing when it last said so.
+
+    Attributes:
+        step: how many steps have ended.
+        phase: what it does since.
+        since: monotonic seconds; for prefill and decode the start of the step under way.
+        predicted_s: how long that step should take at most; 0 when none is under way.
+        held: memory.
+    """
+
+    step: int
+    phase: WorkerPhase
+    since: float
+    predicted_s: float = 0.0
+    held: EngineBytes = field(default_factory=EngineBytes)
+
+
+class Board:
+    """Where the owner thread publishes; reading and writing are single assignments, no lock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._current = Published(step=0, phase=WorkerPhase.LOADING, since=clock())
+
+    @property
+    def current(self) -> Published:
+        """What was published last."""
+        return self._current
+
+    def publish(
+        self,
+        phase: WorkerPhase,
+        *,
+        step: int,
+        predicted_s: float = 0.0,
+        held: EngineBytes | None = None,
+    ) -> None:
+        """Says what the owner thread does from now on; memory stays as it was unless given."""
+        self._current = Published(
+            step=step,
+            phase=phase,
+            since=self._clock(),
+            predicted_s=predicted_s,
+            held=self._current.held if held is None else held,
+        )
+
+    def beat(self) -> Heartbeat:
+        """The message that tells the supervisor."""
+        current = self._current
+        return Heartbeat(
+            step=current.step,
+            phase=current.phase,
+            phase_s=max(0.0, self._clock() - current.since),
+            predicted_s=current.predicted_s,
+            active_bytes=current.held.active,
+            cache_bytes=current.held.cache,
+            peak_bytes=current.held.peak,
+        )
+
+
+class HeartbeatThread:
+    """Sends the board's beat each second, from its own thread and its own ZeroMQ context.
+
+    A beat that the supervisor has no room for is dropped: the next one says more.
+    """
+
+    def __init__(self, endpoint: str, board: Board, interval_s: float = BEAT_INTERVAL_S) -> None:
+        self._endpoint = endpoint + BEAT_SUFFIX
+        self._board = board
+        self._interval_s = interval_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Starts beating, with the first beat at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and its socket, dropping what is unsent."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.set(zmq.LINGER, 0)
+            socket.set(zmq.SNDHWM, BEAT_HIGH_WATER_MARK)
+            socket.connect(self._endpoint)
+            while True:
+                try:
+                    socket.send_multipart(encode(self._board.beat()), zmq.NOBLOCK)
+                except zmq.Again:
+                    pass
+                if self._end.wait(self._interval_s):
+                    return

@@ -1,0 +1,229 @@
+"""A worker's life from HELLO to its exit code, on the process's main thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from types import FrameType
+
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.messages import Dying, Exit, Hello, LoadProgress, Ready
+from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.protocol.version import VERSION
+
+from .engine import BadModelError, Engine, EngineFacts, ModelMissingError, NoDeviceError
+from .fake_engine import FakeEngine, FakeOptionError
+from .heartbeat import Board, HeartbeatThread
+from .link import Link, LinkBrokenError
+from .logs import line
+from .loop import StepLoop, StuckPreprocessingError
+from .owned_engine import OwnedEngine
+from .text import TextThread
+
+LINGER_S = 2.0
+"""How long the last messages may take to leave."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+"""A SIGTERM that no Exit message preceded: a death nobody asked for over the protocol."""
+
+logger = logging.getLogger(__name__)
+
+
+class ExitAskedError(BaseException):
+    """The supervisor asked for the exit while the model was loading (B9)."""
+
+
+class TerminatedError(BaseException):
+    """SIGTERM came; not an Exception, so that no loader's error handling swallows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Why a worker exits unasked.
+
+    Attributes:
+        code: what it exits with.
+        message: one sentence.
+        is_expected: whether the sentence says it all, so that no traceback is logged.
+    """
+
+    code: int
+    message: str
+    is_expected: bool
+
+
+def judge(error: BaseException) -> Death:
+    """The exit code that an exception means; see `protocol.launch.ExitCode`."""
+    known: tuple[tuple[type[BaseException], int], ...] = (
+        (ModelMissingError, ExitCode.MODEL_MISSING),
+        (BadModelError, ExitCode.BAD_MODEL),
+        (NoDeviceError, ExitCode.NO_DEVICE),
+        (FakeOptionError, ExitCode.BAD_LAUNCH),
+        (TerminatedError, TERMINATED_EXIT),
+        (StuckPreprocessingError, ExitCode.STEP_ERROR),
+        (LinkBrokenError, ExitCode.STEP_ERROR),
+    )
+    for kind, code in known:
+        if isinstance(error, kind):
+            return Death(code=code, message=str(error), is_expected=True)
+    if isinstance(error, MemoryError):
+        message = str(error) or "out of memory"
+        return Death(code=ExitCode.OUT_OF_MEMORY, message=message, is_expected=True)
+    message = f"{type(error).__name__}: {error}"
+    return Death(code=ExitCode.STEP_ERROR, message=message[:500], is_expected=False)
+
+
+class TerminationHandler:
+    """SIGTERM: interrupts a load where it stands; ends the step loop between two steps."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._has_come = False
+        self.is_interrupting = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Called by Python on the main thread."""
+        self._has_come = True
+        if self.is_interrupting:
+            self.is_interrupting = False
+            raise TerminatedError("ended by SIGTERM")
+        self._link.wake()
+
+    def interrupt_from_now_on(self) -> None:
+        """Also for a signal that came before: a load that hangs would never look.
+
+        Raises:
+            TerminatedError: it has come.
+        """
+        self.is_interrupting = True
+        if self._has_come:
+            self.is_interrupting = False
+            raise TerminatedError("ended by SIGTERM")
+
+    def has_come(self) -> bool:
+        """Whether SIGTERM came."""
+        return self._has_come
+
+
+class Life:
+    """Connects, loads, serves and ends; everything of the engine happens on this thread (A1).
+
+    Args:
+        spec: what the supervisor said.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._board = Board()
+        self._link = Link(spec.endpoint)
+        self._heartbeat = HeartbeatThread(spec.endpoint, self._board)
+        self._termination = TerminationHandler(self._link)
+        self._started_at = time.monotonic()
+
+    def run(self) -> int:
+        """The whole life; returns the exit code, with every message sent or given up."""
+        signal.signal(signal.SIGTERM, self._termination)
+        self._heartbeat.start()
+        try:
+            code = self._live()
+        except ExitAskedError:
+            code = ExitCode.ASKED
+        except BaseException as error:  # noqa: BLE001  the last handler: the process ends (F3)
+            self._termination.is_interrupting = False
+            code = self._die(judge(error), error)
+        self._heartbeat.stop()
+        self._link.close(LINGER_S)
+        logger.info(line("worker exits", model=self._spec.model, code=int(code)))
+        return code
+
+    def _live(self) -> int:
+        spec = self._spec
+        logger.info(line("worker started", model=spec.model, generation=spec.generation))
+        self._link.send(
+            Hello(
+                model=spec.model,
+                generation=spec.generation,
+                token=spec.token,
+                pid=os.getpid(),
+                version=VERSION,
+            )
+        )
+        self._termination.interrupt_from_now_on()
+        self._report(LoadPhase.IMPORT, 0.0)
+        engine = OwnedEngine(self._make_engine(), spec.step_timeout_s)
+        facts = engine.load(self._report)
+        self._termination.is_interrupting = False
+        return self._serve(engine, facts)
+
+    def _make_engine(self) -> Engine:
+        if self._spec.engine == "fake":
+            return FakeEngine(self._spec, send_frames=self._link.send_frames)
+        try:
+            from .mlx_engine import MlxEngine
+        except ImportError as error:
+            raise NoDeviceError(f"MLX cannot be imported: {error}") from error
+        return MlxEngine(self._spec)
+
+    def _serve(self, engine: Engine, facts: EngineFacts) -> int:
+        spec, held = self._spec, engine.bytes_held()
+        text = TextThread(engine.text, self._link.wake)
+        text.start()
+        loop = StepLoop(
+            engine=engine,
+            facts=facts,
+            link=self._link,
+            text=text,
+            board=self._board,
+            max_concurrency=spec.max_concurrency,
+            step_timeout_s=spec.step_timeout_s,
+        )
+        took_s = time.monotonic() - self._started_at
+        logger.info(line("model ready", model=spec.model, backend=facts.backend, seconds=took_s))
+        self._link.send(
+            Ready(
+                context_length=facts.context_length,
+                fingerprint=facts.fingerprint,
+                backend=facts.backend,
+                versions=facts.versions,
+                active_bytes=held.active,
+            )
+        )
+        loop.run(self._termination.has_come)
+        self._board.publish(WorkerPhase.CLOSING, step=self._board.current.step)
+        text.close()
+        engine.close()
+        if loop.is_exit_asked:
+            return ExitCode.ASKED
+        raise TerminatedError("ended by SIGTERM")
+
+    def _report(self, phase: LoadPhase, progress: float) -> None:
+        """Sends load progress, and looks for an Exit meanwhile (B9)."""
+        if self._link.flush():  # progress is only worth sending fresh
+            self._link.send(LoadProgress(phase=phase, progress=progress))
+        self._look_for_exit()
+
+    def _look_for_exit(self) -> None:
+        while (message := self._link.receive()) is not None:
+            if isinstance(message, Exit):
+                self._termination.is_interrupting = False
+                raise ExitAskedError
+            raise LinkBrokenError(f"{message.TYPE} came before READY")
+
+    def _die(self, death: Death, error: BaseException) -> int:
+        """Says why, to the log and to the supervisor."""
+        if isinstance(error, TerminatedError):
+            try:
+                self._look_for_exit()
+            except ExitAskedError:
+                return ExitCode.ASKED
+            except LinkBrokenError:
+                pass  # SIGTERM explains the exit well enough
+        logger.error(line("worker dies", code=int(death.code), cause=death.message))
+        if not death.is_expected:
+            traceback.print_exception(error)
+        self._link.send(Dying(code=int(death.code), message=death.message))
+        return death.code

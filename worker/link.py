@@ -1,0 +1,115 @@
+"""The worker's socket: one DEALER to the supervisor, owned by the owner thread, never blocking it.
+
+What cannot be sent at once waits in an outbox that the step loop flushes before it steps again, so
+that a worker whose supervisor has stopped reading stops stepping and holds a bounded number of
+messages. Other threads and signal handlers may call `wake`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+
+import zmq
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.messages import SUPERVISOR_TO_WORKER, Message
+
+HIGH_WATER_MARK = 32
+"""Messages each way; a step is one message, so this is also how far a worker runs ahead."""
+
+
+class LinkBrokenError(Exception):
+    """The supervisor sent what it never should; the message says what."""
+
+
+class Link:
+    """Messages to and from the supervisor.
+
+    Args:
+        endpoint: where the supervisor listens for this worker alone.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+        self._outbox: deque[list[bytes]] = deque()
+        self._decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Ends the current `wait`, or the next one; from any thread or signal handler."""
+        try:
+            self._wake_sender.send(b"\0")
+        except OSError:
+            pass  # full: a wake is already on its way; closed: nobody waits any more
+
+    def receive(self) -> Message | None:
+        """The next message of the supervisor, or None where none is there yet.
+
+        Raises:
+            LinkBrokenError: the frames are not a message.
+        """
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            return self._decoder.decode(frames)
+        except DecodeError as error:
+            raise LinkBrokenError(f"the supervisor sent no message: {error.message}") from None
+
+    def send(self, message: Message) -> None:
+        """Sends now or, where there is no room, later; in order."""
+        self.send_frames(encode(message))
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Sends frames as they are, in order with the messages."""
+        self._outbox.append(frames)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Sends what there is room for, and says whether nothing is left."""
+        while self._outbox:
+            try:
+                self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._outbox.popleft()
+        return True
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Blocks until a message is there, `wake` was called, or there is room for the outbox."""
+        wanted = zmq.POLLIN | zmq.POLLOUT if self._outbox else zmq.POLLIN
+        self._poller.register(self._socket, wanted)
+        self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000) + 1))
+        try:
+            while self._wake_receiver.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self, linger_s: float) -> None:
+        """Sends what is left, for at most this long, and closes.
+
+        What the supervisor has no room for at that moment is lost with the connection (measured,
+        libzmq 4.3.5: a receiver at its high-water mark drops what waits behind it when the peer
+        closes), so its mark must lie well above what it can be behind.
+        """
+        until = time.monotonic() + linger_s
+        while not self.flush() and (left_s := until - time.monotonic()) > 0:
+            self._socket.poll(int(left_s * 1000) + 1, zmq.POLLOUT)
+        left_s = max(0.0, until - time.monotonic())
+        self._socket.close(linger=int(left_s * 1000))
+        self._context.term()
+        self._wake_receiver.close()
+        self._wake_sender.close()

@@ -1,0 +1,284 @@
+"""The step loop: drain the socket, cancel, insert, exactly one step, one message (C1).
+
+It runs on the owner thread and never blocks but in `wait`: not on the socket, not on the tokeniser
+(A7). A request arriving while others decode is in the batch by the next step (C2).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.messages import (
+    Accepted,
+    CancelRow,
+    Dispatch,
+    Exit,
+    Message,
+    PrefillProgress,
+    Rejected,
+    RowDelta,
+    Step,
+)
+from mlxsup.protocol.states import Channel, FinishReason, WorkerPhase
+
+from .engine import Engine, EngineFacts, Row, StepResult
+from .heartbeat import Board
+from .link import LinkBrokenError
+from .logs import line
+from .rows import AnswerText, RunningRow, acceptance, plan_row
+from .text import Refused, Tokenised
+
+TEXT_LIMIT_STEPS = 10.0
+"""Preparing one prompt may take so many times `step_timeout_s`; a template that loops for ever
+would otherwise hold up every later request without any counter showing it."""
+
+logger = logging.getLogger(__name__)
+
+
+class StuckPreprocessingError(Exception):
+    """A template or tokeniser does not come back."""
+
+
+class MessageLink(Protocol):
+    """What the loop needs of `link.Link`."""
+
+    def receive(self) -> Message | None:
+        """The next message, or None."""
+
+    def send(self, message: Message) -> None:
+        """Sends now or later, in order."""
+
+    def flush(self) -> bool:
+        """Whether nothing is left to send."""
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Blocks until something happens."""
+
+
+class TextSide(Protocol):
+    """What the loop needs of `text.TextThread`."""
+
+    def submit(self, key: RequestKey, body: bytes) -> None:
+        """Asks for a prompt."""
+
+    def forget(self, key: RequestKey) -> None:
+        """Drops one that has not been begun."""
+
+    def take(self) -> list[Tokenised | Refused]:
+        """What has been finished."""
+
+    def busy(self) -> tuple[RequestKey, float] | None:
+        """What is being prepared, and since when."""
+
+
+class StepLoop:
+    """Drives one loaded engine.
+
+    A request is in exactly one of three places: with the text side, waiting for a row, or running.
+    All three are bounded by what the supervisor dispatches, `max_concurrency` at most.
+
+    Args:
+        engine: loaded.
+        facts: what its load returned.
+        step_timeout_s: the limit of one step; that of preparing a prompt follows from it.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        facts: EngineFacts,
+        link: MessageLink,
+        text: TextSide,
+        board: Board,
+        max_concurrency: int,
+        step_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._link = link
+        self._text = text
+        self._board = board
+        self._max_concurrency = max_concurrency
+        self._text_limit_s = TEXT_LIMIT_STEPS * step_timeout_s
+        self._clock = clock
+        self._preparing: set[RequestKey] = set()
+        self._waiting: OrderedDict[RequestKey, tuple[Row, AnswerText, Channel]] = OrderedDict()
+        self._running: dict[RequestKey, RunningRow] = {}
+        self._ended: list[RowDelta] = []
+        self._steps = 0
+        self._is_exit_asked = False
+
+    @property
+    def is_exit_asked(self) -> bool:
+        """Whether the supervisor has asked this worker to exit."""
+        return self._is_exit_asked
+
+    @property
+    def open_keys(self) -> frozenset[RequestKey]:
+        """Every request that has been dispatched and has not ended (D9)."""
+        return frozenset(self._preparing | self._waiting.keys() | self._running.keys())
+
+    def run(self, is_terminated: Callable[[], bool]) -> None:
+        """Serves until the supervisor asks for the exit, or a signal does.
+
+        Raises:
+            Exception: whatever a step raised; the engine is unusable then (F3).
+            LinkBrokenError: the supervisor broke the protocol.
+            StuckPreprocessingError: a prompt's preparation does not end.
+        """
+        self._publish_idle()
+        while not self._is_exit_asked and not is_terminated():
+            has_stepped = self.turn()
+            if not has_stepped and not self._is_exit_asked and not is_terminated():
+                self._publish_idle()
+                self._link.wait(self._text_time_left_s())
+        self.drain()
+
+    def turn(self) -> bool:
+        """One round, without waiting; whether it made a step."""
+        self.drain()
+        self._text_time_left_s()
+        if self._is_exit_asked or not self._link.flush():
+            return False
+        self._take_prepared()
+        self._insert_waiting()
+        if self._is_exit_asked or not self._link.flush():
+            return False
+        if self._engine.has_rows():
+            self._step()
+            return True
+        if self._ended:
+            self._send_step(StepResult())
+        return False
+
+    def drain(self) -> None:
+        """Reads what the supervisor has sent; cancels take effect at once."""
+        while (message := self._link.receive()) is not None:
+            match message:
+                case Dispatch(key=key, body=body):
+                    if key in self.open_keys:
+                        raise LinkBrokenError(f"request {key} was dispatched twice")
+                    self._preparing.add(key)
+                    self._text.submit(key, body)
+                case CancelRow(key=key):
+                    self._cancel(key)
+                case Exit():
+                    self._is_exit_asked = True
+
+    def _cancel(self, key: RequestKey) -> None:
+        """Takes a request out wherever it is (D2, D3); its slot is free at once (D11)."""
+        if key in self._preparing:
+            self._preparing.discard(key)
+            self._text.forget(key)
+        elif key in self._waiting:
+            del self._waiting[key]
+        elif key in self._running:
+            self._engine.remove(key)
+            del self._running[key]
+        else:
+            return  # its end is already on the way (D6)
+        self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+
+    def _take_prepared(self) -> None:
+        for result in self._text.take():
+            if result.key not in self._preparing:
+                continue  # cancelled meanwhile (G5)
+            self._preparing.discard(result.key)
+            if isinstance(result, Refused):
+                self._reject(result.key, result.error)
+            else:
+                self._accept(result)
+
+    def _accept(self, ready: Tokenised) -> None:
+        try:
+            row = plan_row(ready.key, ready.body, ready.prompt, self._facts)
+        except RemoteError as error:
+            self._reject(ready.key, error)
+            return
+        answer = AnswerText(self._engine.text.detokenizer(), ready.body.stop or ())
+        self._link.send(
+            Accepted(
+                key=ready.key,
+                acceptance=acceptance(row, ready.body, ready.prompt, self._facts),
+                tokenize_s=ready.tokenize_s,
+            )
+        )
+        self._waiting[ready.key] = (row, answer, ready.prompt.channel)
+
+    def _reject(self, key: RequestKey, error: RemoteError) -> None:
+        """Answers a request that is wrong by itself: it fails alone (C7)."""
+        logger.info(line("request rejected", key=key, code=error.code))
+        self._link.send(Rejected(key=key, error=error.to_wire()))
+
+    def _insert_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._max_concurrency:
+            key, (row, answer, channel) = self._waiting.popitem(last=False)
+            self._engine.insert(row)
+            self._running[key] = RunningRow(
+                key=key, answer=answer, channel=channel, inserted_at=self._clock()
+            )
+
+    def _step(self) -> None:
+        is_prefill = any(not row.has_token for row in self._running.values())
+        self._board.publish(
+            WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
+            step=self._steps,
+            predicted_s=self._engine.predict_step_s(),
+            held=self._engine.bytes_held(),
+        )
+        result = self._engine.step()
+        self._steps += 1
+        self._send_step(result)
+
+    def _send_step(self, result: StepResult) -> None:
+        """Everything since the last such message, in one (one message per step)."""
+        rows, self._ended = self._ended, []
+        now = self._clock()
+        for token in result.tokens:
+            running = self._running.get(token.key)
+            if running is None:
+                # A row that has left must not linger as a phantom that fills a slot (D8).
+                logger.warning(line("a token of a row that has left", key=token.key))
+                self._engine.remove(token.key)
+                continue
+            delta = running.advance(token, now)
+            if delta.finish is not None:
+                del self._running[token.key]
+                if token.finish is None:
+                    self._engine.remove(token.key)
+            rows.append(delta)
+        prefill = [
+            PrefillProgress(key=row.key, done=row.done, total=row.total)
+            for row in result.prefill
+            if row.key in self._running
+        ]
+        self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
+
+    def _publish_idle(self) -> None:
+        if self._board.current.phase is not WorkerPhase.IDLE:
+            self._board.publish(WorkerPhase.IDLE, step=self._steps, held=self._engine.bytes_held())
+
+    def _text_time_left_s(self) -> float | None:
+        """How long the preparation under way may still take; None where there is none to come.
+
+        Raises:
+            StuckPreprocessingError: no longer.
+        """
+        busy = self._text.busy()
+        if busy is None:
+            return self._text_limit_s if self._preparing else None
+        key, since = busy
+        left_s = since + self._text_limit_s - self._clock()
+        if left_s <= 0:
+            raise StuckPreprocessingError(
+                f"preparing the prompt of request {key} took more than {self._text_limit_s:g} s"
+            )
+        return left_s

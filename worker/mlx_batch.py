@@ -1,0 +1,193 @@
+"""The batch: rows in and out of mlx-lm's BatchGenerator, one `next()` for each step.
+
+Everything here belongs to the thread that made the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, StopSequences
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
+
+from .engine import Row, RowPrefill, RowToken, StepResult
+from .mlx_load import raise_if_memory
+from .mlx_sampling import greedy, make_sampler
+from .prefill import LARGEST_CHUNK, PrefillPacer
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A row that does not decode yet."""
+
+    total: int
+    done: int = 0
+
+
+class MlxBatch:
+    """Rows that prefill and decode together.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        stop_tokens: ids that end an answer.
+        max_concurrency: rows at most.
+        pacer: sizes the prefill chunks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stream: mx.Stream,
+        stop_tokens: Sequence[int],
+        max_concurrency: int,
+        pacer: PrefillPacer,
+    ) -> None:
+        self._stream = stream
+        self._pacer = pacer
+        self._uids: dict[RequestKey, int] = {}
+        self._keys: dict[int, RequestKey] = {}
+        self._prompts: dict[int, _Prompt] = {}
+        # The constructor wires as much memory as the machine recommends, each worker for itself;
+        # several workers together would wire more than there is. Wiring is off.
+        self._wired_before = _set_wired_limit(0)
+        with mx.stream(stream):
+            self._generator = BatchGenerator(
+                model,
+                sampler=greedy,
+                stop_tokens=[(token,) for token in stop_tokens],
+                completion_batch_size=max_concurrency,
+                prefill_batch_size=max_concurrency,
+                prefill_step_size=LARGEST_CHUNK,
+                stream=stream,
+            )
+        _set_wired_limit(0)
+
+    def insert(self, row: Row, *, ignores_stop_tokens: bool = False) -> None:
+        """Adds a row; its prefill starts with the next step.
+
+        Raises:
+            ValueError: its key is in the batch already.
+        """
+        if row.key in self._uids:
+            raise ValueError(f"request {row.key} is in the batch already")
+        sampler = make_sampler(temperature=row.temperature, top_p=row.top_p, seed=row.seed)
+        with mx.stream(self._stream):
+            uid = self._generator.insert(
+                [row.tokens],
+                max_tokens=[row.max_tokens],
+                samplers=[sampler],
+                stop_sequences=[StopSequences()] if ignores_stop_tokens else None,
+            )[0]
+        self._uids[row.key] = uid
+        self._keys[uid] = row.key
+        self._prompts[uid] = _Prompt(total=len(row.tokens))
+
+    def remove(self, key: RequestKey) -> None:
+        """Takes a row out at once; unknown keys are ignored (D6)."""
+        uid = self._uids.pop(key, None)
+        if uid is None:
+            return
+        del self._keys[uid]
+        self._prompts.pop(uid, None)
+        with mx.stream(self._stream):
+            self._generator.remove([uid])
+
+    def has_rows(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._keys)
+
+    def predict_step_s(self) -> float:
+        """How long the next step should take at most; 0 when unknown."""
+        waiting = len(self._prompts)
+        decoding = len(self._keys) - waiting
+        if not waiting:
+            return self._pacer.predict_decode_s(decoding)
+        chunk = self._pacer.chunk(prefill_rows=waiting, decode_rows=decoding)
+        rest = max(prompt.total - prompt.done for prompt in self._prompts.values())
+        # Rows whose prompt is done join the decoding ones within the step.
+        return self._pacer.predict_decode_s(len(self._keys)) + self._pacer.predict_chunk_s(
+            prefill_rows=waiting, longest=min(chunk, rest)
+        )
+
+    def step(self) -> StepResult:
+        """One `next()`.
+
+        Raises:
+            MemoryError: MLX ran out of memory.
+            Exception: any other; the batch is unusable.
+        """
+        waiting = len(self._prompts)
+        decoding = len(self._keys) - waiting
+        if waiting:
+            self._generator.prefill_step_size = self._pacer.chunk(
+                prefill_rows=waiting, decode_rows=decoding
+            )
+        started = time.perf_counter()
+        try:
+            prompts, tokens = self._generator.next()
+        except RuntimeError as error:
+            raise_if_memory(error)
+            raise
+        took_s = time.perf_counter() - started
+        result = StepResult()
+        for token in tokens:
+            result.tokens.append(self._take_token(token))
+        if waiting:
+            self._take_prompts(prompts, result, decoding=decoding, took_s=took_s)
+        elif decoding:
+            self._pacer.saw_decode(rows=decoding, took_s=took_s)
+        return result
+
+    def _take_token(self, response: Any) -> RowToken:
+        if response.finish_reason is None:
+            return RowToken(key=self._keys[response.uid], token=response.token)
+        key = self._keys.pop(response.uid)
+        del self._uids[key]
+        finish = _FINISH[response.finish_reason]
+        token = None if finish is FinishReason.STOP else response.token
+        return RowToken(key=key, token=token, finish=finish)
+
+    def _take_prompts(
+        self, responses: Sequence[Any], result: StepResult, *, decoding: int, took_s: float
+    ) -> None:
+        longest = 0
+        rows = 0
+        for response in responses:
+            done, total = response.progress
+            prompt = self._prompts[response.uid]
+            if response.end_of_prompt:
+                del self._prompts[response.uid]
+                decoding += 1
+            elif done > prompt.done:
+                longest = max(longest, done - prompt.done)
+                rows += 1
+            prompt.done = done
+            result.prefill.append(RowPrefill(key=self._keys[response.uid], done=done, total=total))
+        self._pacer.saw_chunk(
+            prefill_rows=rows, longest=longest, decode_rows=decoding, took_s=took_s
+        )
+
+    def close(self) -> None:
+        """Removes every row, and sets the process's wired limit back to what it was (E2, E3)."""
+        for key in list(self._uids):
+            self.remove(key)
+        mx.synchronize(self._stream)
+        self._generator.close()
+        if self._wired_before is not None:
+            _set_wired_limit(self._wired_before)
+
+
+def _set_wired_limit(limit_bytes: int) -> int | None:
+    """Sets the limit and returns the one before; None where the device has no such limit."""
+    if mx.device_info().get("max_recommended_working_set_size") is None:
+        return None
+    return int(mx.set_wired_limit(limit_bytes))

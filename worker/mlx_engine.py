@@ -1,0 +1,228 @@
+"""The engine over mlx-lm: load, warm up, step, close, all on one thread (A1).
+
+MLX is imported inside `load`, so that the import is reported as a part of it and so that a machine
+without MLX is an answer, not a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import LoadPhase
+
+from .engine import (
+    BadModelError,
+    EngineBytes,
+    EngineFacts,
+    NoDeviceError,
+    ReportProgress,
+    Row,
+    StepResult,
+    TextCodec,
+)
+from .model_folder import CONTEXT_LENGTH_NAMES, ModelFolder, check_folder, fingerprint
+from .prefill import PrefillPacer
+
+if TYPE_CHECKING:
+    from .mlx_batch import MlxBatch
+    from .mlx_text import MlxText
+
+WARMUP_KEY = RequestKey(-1)
+WARMUP_PROMPT_TOKENS = 25
+"""A chunk of 8 that pays for what happens once, a chunk of 16 that is measured, the last token."""
+WARMUP_TOKENS = 5
+
+UNKNOWN_CONTEXT_LENGTH = 4096
+"""For a model that does not say how much it was made for."""
+
+_CHECKED = 0.02
+_IMPORTED = 0.05
+_WEIGHTS_FOUND = 0.15
+_MATERIALISED = 0.9
+
+
+class MlxEngine:
+    """One MLX model; every method belongs to the thread that calls `load`.
+
+    Args:
+        spec: what the worker was launched with.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._model: Any = None
+        self._stream: Any = None
+        self._batch: MlxBatch | None = None
+        self._text: MlxText | None = None
+        self._facts: EngineFacts | None = None
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """Loads, materialises every array, builds the batch and warms it up, leaving no row.
+
+        Raises:
+            ModelMissingError, BadModelError, NoDeviceError: permanent.
+            MemoryError: not enough memory now.
+        """
+        # A model is a folder that is here, or it is an error: nothing is ever fetched.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["TRANSFORMERS_OFFLINE"] = "1"
+        report(LoadPhase.IMPORT, 0.0)
+        # Before the import, which takes a second: a folder that is not there is told at once.
+        folder = check_folder(
+            Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, _CHECKED * share)
+        )
+        backend, versions = self._import_mlx()
+        report(LoadPhase.IMPORT, _IMPORTED)
+        self._load_model(folder, report)
+        self._facts = self._find_facts(folder, backend, versions)
+        self._warm_up(report)
+        return self._facts
+
+    def _import_mlx(self) -> tuple[str, dict[str, str]]:
+        try:
+            import mlx.core as mx
+
+            from .mlx_load import check_device
+        except ImportError as error:
+            raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
+
+        backend = check_device()
+        # The one stream of this process, made before any work and kept for all of it (A2).
+        self._stream = mx.new_stream(mx.default_device())
+        return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
+
+    def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
+        import mlx.core as mx
+
+        from .mlx_batch import MlxBatch
+        from .mlx_load import load_lazily, materialise
+        from .mlx_text import load_text
+
+        report(LoadPhase.WEIGHTS, _IMPORTED)
+        with mx.stream(self._stream):
+            self._model, config = load_lazily(folder)
+            self._text = load_text(
+                folder.path,
+                eos_token_ids=config.get("eos_token_id"),
+                vocabulary_size=folder.number("vocab_size"),
+            )
+            report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
+            width = _MATERIALISED - _WEIGHTS_FOUND
+            materialise(
+                self._model,
+                folder,
+                lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
+            )
+        self._batch = MlxBatch(
+            self._model,
+            stream=self._stream,
+            stop_tokens=self._text.stop_tokens,
+            max_concurrency=self._spec.max_concurrency,
+            pacer=PrefillPacer(
+                decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
+                step_timeout_s=self._spec.step_timeout_s,
+            ),
+        )
+
+    def _find_facts(
+        self, folder: ModelFolder, backend: str, versions: dict[str, str]
+    ) -> EngineFacts:
+        assert self._text is not None
+        own_length = folder.number(*CONTEXT_LENGTH_NAMES) or UNKNOWN_CONTEXT_LENGTH
+        wanted = self._spec.context_length
+        return EngineFacts(
+            context_length=min(wanted, own_length) if wanted else own_length,
+            vocabulary_size=self._text.vocabulary_size,
+            fingerprint=fingerprint(folder, versions | {"kv_cache": "plain"}),
+            backend=backend,
+            versions=versions,
+        )
+
+    def _warm_up(self, report: ReportProgress) -> None:
+        """Runs a short request, so that the first one is as fast as the second (B10), and learns
+        the model's speed from it. Its row is removed in every case (B5)."""
+        report(LoadPhase.WARMUP, _MATERIALISED)
+        assert self._facts is not None
+        length = max(min(WARMUP_PROMPT_TOKENS, self._facts.context_length - WARMUP_TOKENS), 1)
+        row = Row(
+            key=WARMUP_KEY,
+            tokens=[number % self._facts.vocabulary_size for number in range(length)],
+            max_tokens=WARMUP_TOKENS,
+            temperature=0.0,
+            top_p=1.0,
+            seed=0,
+        )
+        batch = self._ready()
+        try:
+            batch.insert(row, ignores_stop_tokens=True)
+            while batch.has_rows():
+                batch.step()
+                report(LoadPhase.WARMUP, _MATERIALISED)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            # Files that load but do not fit together show it in the first pass (B6).
+            raise BadModelError(f"{self._spec.path}: the model cannot run: {error}") from error
+        finally:
+            batch.remove(WARMUP_KEY)
+        report(LoadPhase.WARMUP, 1.0)
+
+    @property
+    def text(self) -> TextCodec:
+        """The model's text side; there after `load`."""
+        if self._text is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._text
+
+    def insert(self, row: Row) -> None:
+        """Adds a row; its prefill starts with the next step."""
+        self._ready().insert(row)
+
+    def remove(self, key: RequestKey) -> None:
+        """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
+        self._ready().remove(key)
+
+    def has_rows(self) -> bool:
+        """Whether a step would do anything."""
+        return self._batch is not None and self._batch.has_rows()
+
+    def predict_step_s(self) -> float:
+        """How long the next step should take at most, from what was measured; 0 when unknown."""
+        return self._ready().predict_step_s()
+
+    def step(self) -> StepResult:
+        """One decode step for the rows that decode, and at most one chunk of prefill.
+
+        Raises:
+            MemoryError: MLX ran out of memory.
+            Exception: any other; the engine is unusable afterwards and the process must end (F3).
+        """
+        return self._ready().step()
+
+    def bytes_held(self) -> EngineBytes:
+        """Memory as MLX counts it."""
+        import mlx.core as mx
+
+        return EngineBytes(
+            active=mx.get_active_memory(), cache=mx.get_cache_memory(), peak=mx.get_peak_memory()
+        )
+
+    def close(self) -> None:
+        """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
+        if self._batch is None:
+            return
+        batch = self._ready()
+        self._batch = None
+        batch.close()
+        self._model = None
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+    def _ready(self) -> MlxBatch:
+        if self._batch is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._batch

@@ -1,0 +1,194 @@
+"""The text side of an MLX model: chat template, tokenizer, detokenizer. Touches no MLX object."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+from mlxsup.protocol.body import RequestBody, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+
+from .detokenizer import ByteDetokenizer, WindowDetokenizer
+from .engine import BadModelError, Detokenizer, Prompt
+
+BYTE_LEVEL = "ByteLevel"
+
+
+class MlxText:
+    """Renders, tokenises and detokenises; `encode` runs on the helper thread.
+
+    Attributes:
+        vocabulary_size: valid ids are below it.
+
+    Args:
+        tokenizer: as mlx-lm loads it.
+        vocabulary_size: valid ids are below it.
+        decoder: the `decoder` entry of tokenizer.json; empty where there is none.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, *, vocabulary_size: int, decoder: dict[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary_size = vocabulary_size
+        self._token_bytes: list[bytes] | None = None
+        self._strips_first_space = False
+        if decoder.get("type") == BYTE_LEVEL:
+            self._token_bytes = _byte_level_tokens(tokenizer)
+        elif (strips := _sentencepiece_strips(decoder)) is not None:
+            self._token_bytes = _sentencepiece_tokens(tokenizer)
+            self._strips_first_space = strips
+        self._decoding_tokenizer: Any = tokenizer
+        if self._token_bytes is None:
+            # The owner thread decodes while the helper thread encodes, and one tokenizer object
+            # refuses to be used by two threads at once.
+            self._decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """The ids that end an answer, from tokenizer and configuration."""
+        return sorted(int(token) for token in self._tokenizer.eos_token_ids)
+
+    def encode(self, body: RequestBody) -> Prompt:
+        """The prompt of a request.
+
+        Raises:
+            RemoteError: `invalid_request`, the request's own fault (G6, C7).
+        """
+        if body.prompt_tokens is not None:
+            tokens = list(body.prompt_tokens)
+        elif body.messages is not None:
+            tokens = self._encode_messages(body.messages)
+        else:
+            tokens = self._encode_text(body.prompt or "")
+        if not tokens:
+            raise invalid("prompt", "text of at least one token", shown="text of none")
+        if max(tokens) >= self.vocabulary_size:
+            raise invalid(
+                "prompt_tokens",
+                f"ids below this model's vocabulary of {self.vocabulary_size}",
+                max(tokens),
+            )
+        return Prompt(tokens=tokens)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one answer."""
+        if self._token_bytes is not None:
+            return ByteDetokenizer(self._token_bytes, strips_first_space=self._strips_first_space)
+        return WindowDetokenizer(self.decode)
+
+    def decode(self, tokens: list[int]) -> str:
+        """All tokens at once, special ones included."""
+        return str(self._decoding_tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def _encode_text(self, text: str) -> list[int]:
+        # A prompt that already begins with the begin-of-text token must not get a second one.
+        bos = self._tokenizer.bos_token
+        adds_special_tokens = bos is None or not text.startswith(bos)
+        return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens))
+
+    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        if not self._tokenizer.has_chat_template:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "this model has no chat template: send prompt instead of messages",
+                detail={"parameter": "messages"},
+            )
+        plain = [_with_plain_content(message) for message in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                plain, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:
+            # A template is the model's program run on the request's data: whatever it raises is
+            # that request's own error (G6).
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                f"the model's chat template refuses these messages: {str(error)[:200]}",
+                detail={"parameter": "messages"},
+            ) from error
+        return list(self._tokenizer.encode(rendered, add_special_tokens=False))
+
+
+def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:
+    """Loads a folder's tokenizer.
+
+    Args:
+        folder: has passed `check_folder`.
+        eos_token_ids: of the model's configuration: an id, a list of them, or None.
+        vocabulary_size: of the model; None for the tokenizer's own.
+
+    Raises:
+        BadModelError: the tokenizer cannot be used; names the file.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        decoder = json.loads(path.read_bytes()).get("decoder") if path.exists() else None
+        # Never code from a model folder, and never a question on standard input about it.
+        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids)
+        size = vocabulary_size or len(tokenizer)
+        return MlxText(tokenizer, vocabulary_size=size, decoder=decoder or {})
+    except MemoryError:
+        raise
+    except Exception as error:
+        named = path if path.exists() else folder
+        raise BadModelError(f"{named}: the tokenizer cannot be used: {error}") from error
+
+
+def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is text; parts of type `text` are joined, as in OpenAI's form."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(content):
+            return message | {"content": "".join(texts)}
+    if not isinstance(content, str):
+        raise invalid("messages", "content that is text", content)
+    return message
+
+
+def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+    """The bytes of each id; an entry outside the byte alphabet (an added token) is plain text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    byte_of |= {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    result = []
+    for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
+        text = token or ""
+        if all(character in byte_of for character in text):
+            result.append(bytes(byte_of[character] for character in text))
+        else:
+            result.append(text.encode("utf-8", "replace"))
+    return result
+
+
+def _sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+    result = []
+    for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
+        text = token or ""
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            result.append(bytes.fromhex(text[3:5]))
+        else:
+            result.append(text.replace("\u2581", " ").encode("utf-8", "replace"))
+    return result
+
+
+def _sentencepiece_strips(decoder: dict[str, Any]) -> bool | None:
+    """Whether a sentencepiece decoder strips the first space; None if it is another decoder."""
+    steps = decoder.get("decoders")
+    if decoder.get("type") != "Sequence" or not isinstance(steps, list):
+        return None
+    kinds = [step.get("type") for step in steps if isinstance(step, dict)]
+    replaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or steps[0] != replaces:
+        return None
+    if len(steps) == 3:
+        return False
+    is_strip = steps[3:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    return True if is_strip else None

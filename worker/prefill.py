@@ -1,0 +1,105 @@
+"""How many prompt tokens the next step may process, from measured speed; pure, no MLX.
+
+A step decodes one token for every running row and processes at most one chunk of the waiting
+prompts. The chunk is padded to its longest row, so its cost is rows × longest row. Nobody knows
+the machine beforehand (ten tokens per second or ten thousand), so the first chunks are small, and
+every step teaches.
+"""
+
+from __future__ import annotations
+
+SMALLEST_CHUNK = 1
+LARGEST_CHUNK = 2048
+FIRST_CHUNK = 8
+"""Before anything was measured; 8 tokens are safe at 3 tokens per second."""
+
+IDLE_TARGET_S = 2.0
+"""How long a chunk may take while no row decodes: cancels and admissions wait for it."""
+
+STEP_TIMEOUT_SHARE = 0.1
+"""No chunk may come nearer to the stall limit (F5: honest work is never killed)."""
+
+HEADROOM = 0.75
+"""Of the target that is planned for; the rest absorbs a machine that slows down meanwhile."""
+
+GROWTH = 2.0
+"""A chunk is at most this much larger than the last one: small chunks do not show at which size
+the speed falls."""
+
+_EASE = 0.3
+"""Weight of a new measurement that is faster than the estimate; a slower one counts at once."""
+
+_DRIFT = 0.02
+"""Weight of a slower measurement of what one pass costs beside its tokens: a lower bound."""
+
+
+class PrefillPacer:
+    """Sizes prefill chunks and predicts steps.
+
+    Args:
+        decode_stall_target_s: how long a chunk may hold up rows that decode.
+        step_timeout_s: the stall limit of a step.
+    """
+
+    def __init__(self, *, decode_stall_target_s: float, step_timeout_s: float) -> None:
+        ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
+        self._busy_target_s = min(decode_stall_target_s, ceiling_s)
+        self._idle_target_s = min(IDLE_TARGET_S, ceiling_s)
+        self._unit_s: float | None = None
+        self._pass_s: float | None = None
+        self._largest_cost = 0
+        self._decode_s = 0.0
+        self._decode_rows = 1
+
+    def chunk(self, *, prefill_rows: int, decode_rows: int) -> int:
+        """Prompt tokens of each row to process in the next step: 1 to 2,048."""
+        rows = max(prefill_rows, 1)
+        if self._unit_s is None:
+            return max(SMALLEST_CHUNK, FIRST_CHUNK // rows)
+        target_s = self._busy_target_s if decode_rows else self._idle_target_s
+        cost = (HEADROOM * target_s - (self._pass_s or 0.0)) / self._unit_s
+        cost = min(cost, GROWTH * self._largest_cost)
+        return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
+
+    def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
+        """How long a chunk should take at most; 0 when unknown."""
+        if self._unit_s is None:
+            return 0.0
+        return (self._pass_s or 0.0) + self._unit_s * prefill_rows * longest
+
+    def predict_decode_s(self, rows: int) -> float:
+        """How long the decode part of a step should take at most; 0 when unknown."""
+        return self._decode_s * max(1.0, rows / self._decode_rows) if rows else 0.0
+
+    def saw_decode(self, *, rows: int, took_s: float) -> None:
+        """A step without prefill has ended."""
+        if rows >= self._decode_rows and took_s > self._decode_s:
+            self._decode_s = took_s
+        else:
+            self._decode_s += _EASE * (took_s - self._decode_s)
+        self._decode_rows = rows
+        if self._pass_s is None or took_s < self._pass_s:
+            self._pass_s = took_s
+        else:
+            self._pass_s += _DRIFT * (took_s - self._pass_s)
+
+    def saw_chunk(
+        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float
+    ) -> None:
+        """A step with a prefill chunk has ended; `took_s` is for the whole step."""
+        cost = prefill_rows * longest
+        if cost <= 0:
+            return
+        # A share of the step is laid to the chunk in any case: estimates from slower times must
+        # not make prefill look free.
+        spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
+        unit_s = max(spent_s - (self._pass_s or 0.0), spent_s / 4, 1e-9) / cost
+        if self._unit_s is None:
+            self._unit_s = unit_s
+        elif unit_s < self._unit_s:
+            self._unit_s += _EASE * (unit_s - self._unit_s)
+        elif cost * 4 >= self._largest_cost or spent_s > self._busy_target_s:
+            # A small chunk is mostly overhead: it says that the machine is slow only if it was
+            # slow by itself.
+            self._unit_s = unit_s
+        self._largest_cost = max(cost, self._largest_cost)

@@ -1,0 +1,137 @@
+"""One request on the owner thread: what it asks of the engine, and the text of its answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.messages import Acceptance, RowDelta
+from mlxsup.protocol.states import Channel, FinishReason
+
+from .engine import Detokenizer, EngineFacts, Prompt, Row, RowToken
+from .stops import StopMatcher
+
+SEED_BITS = 63
+
+
+def plan_row(key: RequestKey, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Row:
+    """The row of a request: limits checked against the context (I6), every default filled in.
+
+    Raises:
+        RemoteError: `context_length_exceeded`, with the numbers.
+    """
+    length, limit = len(prompt.tokens), facts.context_length
+    detail = {"prompt_tokens": length, "context_length": limit}
+    if length + 1 > limit:
+        raise RemoteError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {length} tokens; the context of {limit} leaves no room for an answer",
+            detail=detail,
+        )
+    max_tokens = limit - length if body.max_tokens is None else body.max_tokens
+    if length + max_tokens > limit:
+        raise RemoteError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"{length} prompt tokens and max_tokens {max_tokens} exceed the context of {limit}; "
+            f"at most {limit - length} fit",
+            detail=detail | {"max_tokens": max_tokens},
+        )
+    return Row(
+        key=key,
+        tokens=prompt.tokens,
+        max_tokens=max_tokens,
+        temperature=float(body.temperature),
+        top_p=float(body.top_p),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+    )
+
+
+def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
+    """What is told to the supervisor of a request that will run."""
+    return Acceptance(
+        prompt_tokens=pack_tokens(row.tokens),
+        channel=prompt.channel,
+        parameters={
+            "max_tokens": row.max_tokens,
+            "temperature": row.temperature,
+            "top_p": row.top_p,
+            "stop": list(body.stop or ()),
+        },
+        seed=row.seed,
+        fingerprint=facts.fingerprint,
+    )
+
+
+class AnswerText:
+    """The text of one answer: token ids in, text out, half characters and stop strings held back.
+
+    Args:
+        detokenizer: a fresh one.
+        stops: the request's stop strings.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._matcher.is_stopped
+
+    def add(self, token: int) -> str:
+        """The text that became certain with this token."""
+        return self._matcher.add(self._detokenizer.add(token))
+
+    def finish(self) -> str:
+        """What was still held back, when no more token comes."""
+        return self._matcher.add(self._detokenizer.finish()) + self._matcher.finish()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRow:
+    """A request whose row is in the engine.
+
+    Attributes:
+        key: whose.
+        answer: the text so far.
+        channel: the part of the answer that comes now.
+        inserted_at: monotonic seconds.
+        has_token: whether the first token, or the end, has come: prefill is over.
+    """
+
+    key: RequestKey
+    answer: AnswerText
+    channel: Channel
+    inserted_at: float
+    has_token: bool = False
+
+    def advance(self, result: RowToken, now: float) -> RowDelta:
+        """What a step's token means for the stream.
+
+        Where the delta has a finish and the token had none, a stop string ended the answer and the
+        row is still in the engine. The token that completed a stop string is reported: it was
+        generated, and counts.
+        """
+        text, tokens, finish = "", b"", result.finish
+        if result.token is not None:
+            text = self.answer.add(result.token)
+            tokens = pack_tokens([result.token])
+        if finish is not None and not self.answer.is_stopped:
+            text += self.answer.finish()
+        if self.answer.is_stopped:
+            finish = FinishReason.STOP
+        prefill_s = None if self.has_token else now - self.inserted_at
+        self.has_token = True
+        return RowDelta(
+            key=self.key,
+            text=text,
+            tokens=tokens,
+            channel=self.channel,
+            finish=finish,
+            prefill_s=prefill_s,
+        )

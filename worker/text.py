@@ -1,0 +1,164 @@
+"""Templates and tokenisation beside the owner thread: bytes in, plain lists of ids out (A7, G2).
+
+One helper thread does it all: tokenizers change their own settings while they encode, so two
+threads must not share one. It touches no MLX object.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import decode_body
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey
+
+from .engine import Prompt, TextCodec
+from .logs import line
+
+SLOW_S = 1.0
+"""Preprocessing that takes longer is logged (G4)."""
+
+BYTES_PER_TURN = 16 * 1024
+"""A body lets one later and smaller body go first for each so many bytes (G7): small prompts do not
+wait for every large one, and a large one is overtaken a bounded number of times."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenised:
+    """A request that is ready to be inserted; `tokenize_s` counts from its submission."""
+
+    key: RequestKey
+    body: RequestBody
+    prompt: Prompt
+    tokenize_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A request that is wrong by itself."""
+
+    key: RequestKey
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Job:
+    rank: int
+    arrival: int
+    key: RequestKey
+    body: bytes
+    submitted_at: float
+
+
+class TextThread:
+    """Turns bodies into prompts.
+
+    Args:
+        codec: the engine's text side.
+        wake: called from the helper thread after each result, so that the step loop looks.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._codec = codec
+        self._wake = wake
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._jobs: list[_Job] = []  # bounded by what the supervisor dispatches at once
+        self._arrivals = 0
+        self._results: deque[Tokenised | Refused] = deque()
+        self._busy: tuple[RequestKey, float] | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+
+    def start(self) -> None:
+        """Starts the helper thread."""
+        self._thread.start()
+
+    def submit(self, key: RequestKey, body: bytes) -> None:
+        """Asks for a prompt; the answer comes through `take`."""
+        with self._changed:
+            self._arrivals += 1
+            rank = self._arrivals + len(body) // BYTES_PER_TURN
+            heapq.heappush(self._jobs, _Job(rank, self._arrivals, key, body, self._clock()))
+            self._changed.notify()
+
+    def forget(self, key: RequestKey) -> None:
+        """Drops a request that has not been begun; the result of one that has may still come."""
+        with self._changed:
+            self._jobs = [job for job in self._jobs if job.key != key]
+            heapq.heapify(self._jobs)
+
+    def take(self) -> list[Tokenised | Refused]:
+        """What has been finished since the last call, in that order."""
+        results = []
+        while self._results:
+            results.append(self._results.popleft())
+        return results
+
+    def busy(self) -> tuple[RequestKey, float] | None:
+        """The request that is being prepared now and since when (monotonic), if there is one."""
+        return self._busy
+
+    def close(self) -> None:
+        """Ends the thread after what it does now, without waiting for it."""
+        with self._changed:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = heapq.heappop(self._jobs)
+                began_at = self._clock()
+                self._busy = (job.key, began_at)
+            result = self._prepare(job)
+            self._results.append(result)
+            self._busy = None
+            self._wake()
+            took_s = self._clock() - began_at
+            if took_s > SLOW_S:
+                tokens = len(result.prompt.tokens) if isinstance(result, Tokenised) else 0
+                logger.warning(
+                    line("slow preprocessing", key=job.key, tokens=tokens, seconds=took_s)
+                )
+
+    def _prepare(self, job: _Job) -> Tokenised | Refused:
+        try:
+            body = decode_body(job.body)
+            prompt = self._codec.encode(body)
+        except RemoteError as error:
+            return Refused(key=job.key, error=error)
+        except MemoryError:
+            message = "there is not enough memory to prepare the prompt"
+            refusal = RemoteError(ErrorCode.INSUFFICIENT_MEMORY, message)
+            return Refused(key=job.key, error=refusal)
+        except Exception as error:  # noqa: BLE001
+            # A template may raise anything: the request's own error, never the worker's death (G6).
+            name = type(error).__name__
+            logger.warning(line("a prompt could not be prepared", key=job.key, error=name))
+            # What a template says may hold anything; on the link it must be UTF-8.
+            said = str(error)[:300].encode(errors="replace").decode()
+            message = f"the prompt could not be prepared: {name}: {said}"
+            return Refused(key=job.key, error=RemoteError(ErrorCode.INVALID_REQUEST, message))
+        return Tokenised(
+            key=job.key, body=body, prompt=prompt, tokenize_s=self._clock() - job.submitted_at
+        )
