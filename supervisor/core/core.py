@@ -7,6 +7,7 @@ simulations drive it with plain values.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,8 @@ from .triggers import (
     WantRestart,
     WantUp,
 )
+
+MAX_LAST_WORDS = 200
 
 
 class Core:
@@ -339,8 +342,8 @@ class Core:
     def _on_spawn_failed(self, event: SpawnFailed) -> None:
         model = self._current(event)
         if model is not None:
-            text = f"could not be spawned: {event.detail}"
-            died = Died(exit_code=None, signal_name="", text=text, is_spawn_error=True)
+            said = f"could not be spawned: {event.detail}"
+            died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
             self._trigger(model, died, event.now)
 
     def _on_worker_broke(self, event: WorkerBroke) -> None:
@@ -356,12 +359,10 @@ class Core:
         model = self._current(event)
         if model is None:
             return
-        ended = event.signal_name or f"exit code {event.exit_code}"
-        said = model.dying or _last_line(event.last_lines)
         died = Died(
             exit_code=event.exit_code,
             signal_name=event.signal_name,
-            text=f"{ended}: {said}" if said else ended,
+            said=model.dying or _last_words(event.last_lines),
         )
         self._trigger(model, died, event.now)
         model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
@@ -578,8 +579,12 @@ class Core:
         self._actions.append(action)
 
 
-def _last_line(lines: Sequence[str]) -> str:
-    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+def _last_words(lines: Sequence[str]) -> str:
+    """The last line of a worker's output that may be a cause: not one of its own routine logs."""
+    for line in reversed(lines):
+        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) ", line):
+            return line.strip()[:MAX_LAST_WORDS]
+    return ""
 
 
 _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {

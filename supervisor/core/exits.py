@@ -24,7 +24,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
         reason=reason,
         code=trigger.exit_code,
         signal=trigger.signal_name or None,
-        detail=text,
+        detail=stopping.detail if stopping and stopping.detail else trigger.said,
         at=None,
     )
     if _was_stable(life, now):

@@ -149,14 +149,22 @@ class Died(Trigger):
     Attributes:
         exit_code: None where a signal ended it or nothing was started.
         signal_name: empty where it exited.
-        text: one phrase that says how it ended, for people.
+        said: its last words; empty where it had none.
         is_spawn_error: nothing was started.
     """
 
     exit_code: int | None
     signal_name: str
-    text: str
+    said: str
     is_spawn_error: bool = False
+
+    @property
+    def text(self) -> str:
+        """One phrase that says how it ended, for people."""
+        if self.is_spawn_error:
+            return self.said
+        ended = self.signal_name or f"exit code {self.exit_code}"
+        return f"{ended}: {self.said}" if self.said else ended
 
 
 # ---------------------------------------------------------------- what a life answers with

@@ -1,0 +1,38 @@
+"""What every benchmark prints beside its figures, and how figures are summed up."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import psutil
+
+
+def machine_lines() -> list[str]:
+    """The machine and the versions, for the head of a report."""
+    memory_gib = psutil.virtual_memory().total / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in ("mlxsup", "mlx", "mlx-lm", "pyzmq"))
+    return [
+        f"machine: {platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, "
+        f"{memory_gib:.0f} GiB, Python {platform.python_version()}",
+        f"versions: {packages}",
+    ]
+
+
+def spread(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
+    """Median and range of repeated measurements."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f}){unit}"
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table in Markdown, so that a report can be pasted into docs/benchmarks.md."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(head, *rows, strict=True)]
+    for number, cells in enumerate([head, *rows]):
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        print("| " + " | ".join(padded) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print(flush=True)

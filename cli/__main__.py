@@ -1,0 +1,5 @@
+"""`python -m mlxsup.cli`."""
+
+from .main import main
+
+main()

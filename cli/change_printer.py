@@ -1,0 +1,104 @@
+"""Prints what a daemon in the foreground does, without ever holding the daemon up."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .model_row import progress_text
+from .output import Output
+
+MAX_WAITING = 1000
+"""Lines that wait for a reader who has stopped reading; more are dropped and counted."""
+
+FLUSH_LIMIT_S = 1.0
+CLEAR_LINE = "\r\x1b[K"
+
+
+class ChangePrinter:
+    """Writes on a thread of its own, for a pipe that nobody reads blocks who writes to it.
+
+    Args:
+        output: how to write.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._is_live = output.has_colour(sys.stdout) and not output.is_json
+        self._has_live_line = False
+        self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
+        self._thread.start()
+
+    def listening(self, endpoint: str) -> None:
+        """The daemon answers there."""
+        self._put({"endpoint": endpoint, "pid": os.getpid()})
+
+    def changed(self, change: Mapping[str, Any]) -> None:
+        """A model changed, or its load came further."""
+        if change.get("from") != change.get("to") or self._is_live:
+            self._put(dict(change))
+
+    def close(self) -> None:
+        """Writes what waits, as far as somebody reads."""
+        self._put(None)
+        self._thread.join(FLUSH_LIMIT_S)
+
+    def _put(self, value: Mapping[str, Any] | None) -> None:
+        try:
+            self._lines.put_nowait(value)
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        try:
+            while (value := self._lines.get()) is not None:
+                dropped, self._dropped = self._dropped, 0
+                if dropped:
+                    self._output.note(f"{dropped} lines were left out")
+                self._write(value)
+            self._end_live_line()
+        except OSError:
+            # Nobody reads any more, or the disk is full: the daemon goes on (its log has it all).
+            return
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        if self._output.is_json:
+            self._output.object(value)
+        elif "endpoint" in value:
+            self._output.data(f"listening at {value['endpoint']} (pid {value['pid']})")
+        elif value.get("from") == value.get("to"):
+            self._output.data(f"{CLEAR_LINE}{change_line(value)}", newline=False)
+            self._has_live_line = True
+        else:
+            if self._has_live_line:
+                self._output.data(CLEAR_LINE, newline=False)
+                self._has_live_line = False
+            self._output.data(change_line(value))
+
+    def _end_live_line(self) -> None:
+        if self._has_live_line:
+            self._output.data("")
+
+
+def change_line(change: Mapping[str, Any]) -> str:
+    """One change, for people: `12:03:04 smollm2: LOADING → READY (generation 1, pid 4711)`."""
+    at = time.strftime("%H:%M:%S", time.localtime(change.get("at") or time.time()))
+    before, after = change.get("from"), change.get("to")
+    states = str(after) if before in (None, after) else f"{before} → {after}"
+    facts = []
+    if change.get("pid"):
+        facts.append(f"generation {change.get('generation')}, pid {change['pid']}")
+    progress = progress_text(change.get("progress"))
+    if before == after and progress:
+        facts.append(progress)
+    note = str(change.get("note") or "")
+    if note:
+        facts.append(note)
+    return f"{at} {change.get('model')}: {states}" + (f" ({', '.join(facts)})" if facts else "")

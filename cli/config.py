@@ -1,0 +1,34 @@
+"""`mlxsup config`: looks at configuration files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .connection import output_options
+from .daemon import read_configuration
+from .output import Output
+
+
+@click.group(short_help="Look at configuration files.")
+def config() -> None:
+    """Example: mlxsup config check mlxsup.toml
+
+    Looks at configuration files.
+    """
+
+
+@config.command(short_help="Say what is wrong with a file.")
+@click.argument("file", type=click.Path(path_type=Path))
+@output_options
+def check(file: Path, output: Output) -> None:
+    """Example: mlxsup config check mlxsup.toml
+
+    Says everything that is wrong with FILE, or that nothing is.
+    """
+    read_configuration(file)
+    if output.is_json:
+        output.object({"path": str(file), "valid": True})
+    else:
+        output.data(f"{file} is valid")

@@ -1,0 +1,179 @@
+"""The options by which every command finds its daemon, and the errors it may meet there."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from .exit_status import CliError, ExitStatus
+from .output import Output
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+DEFAULT_LOG_DIR = "~/.mlxsup/logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which daemon is meant.
+
+    Attributes:
+        endpoint: as given with --endpoint.
+        config: the file given with --config.
+    """
+
+    endpoint: str | None = None
+    config: Path | None = None
+
+    def find_endpoint(self) -> str:
+        """The endpoint: --endpoint, --config, the environment, the default one, in this order.
+
+        Raises:
+            CliError: what was given names no endpoint.
+        """
+        from mlxsup.client.endpoint import endpoint_in, find_endpoint
+
+        try:
+            if self.endpoint is None and self.config is not None:
+                table = read_supervisor_table(self.config)
+                if "runtime_dir" in table:
+                    return endpoint_in(resolve(table["runtime_dir"], self.config))
+                return endpoint_in("~/.mlxsup/run")
+            return find_endpoint(self.endpoint)
+        except ValueError as error:
+            raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None
+
+
+def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json and --no-color, which the command gets as `output`."""
+
+    @click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
+    @click.option("--no-color", "is_plain", is_flag=True, help="Do without colour.")
+    @functools.wraps(function)
+    def wrapper(*, is_json: bool, is_plain: bool, **arguments: Any) -> Any:
+        return function(output=Output(is_json=is_json, is_plain=is_plain), **arguments)
+
+    return cast(Callable[..., Any], wrapper)
+
+
+def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --endpoint and --config, which the command gets as `target`, and `output_options`."""
+
+    @click.option("--endpoint", metavar="ENDPOINT", help="Where the daemon listens (ipc://…).")
+    @click.option(
+        "--config", metavar="FILE", type=click.Path(path_type=Path), help="The daemon's file."
+    )
+    @functools.wraps(function)
+    def wrapper(*, endpoint: str | None, config: Path | None, **arguments: Any) -> Any:
+        return function(target=Target(endpoint=endpoint, config=config), **arguments)
+
+    return output_options(cast(Callable[..., Any], wrapper))
+
+
+@contextmanager
+def connect(target: Target) -> Iterator[Client]:
+    """A client of the daemon that is meant.
+
+    Raises:
+        CliError: the request failed, or no daemon answers.
+    """
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+    try:
+        with Client(target.find_endpoint()) as client:
+            yield client
+    except RequestError as error:
+        raise explain_request_error(error) from None
+    except ConnectionLost as error:
+        raise explain_connection_lost(error) from None
+
+
+def explain_connection_lost(error: ConnectionLost) -> CliError:
+    """No daemon answers, or none any more."""
+    return CliError(
+        error.message,
+        code="connection_lost",
+        hint=error.hint or "see whether it runs with `mlxsup status`",
+        status=ExitStatus.NO_DAEMON,
+    )
+
+
+def explain_request_error(error: RequestError) -> CliError:
+    """What a daemon answered, as a sentence and the command that helps."""
+    detail = error.detail
+    if error.code == "unknown_model":
+        return _unknown_model(error.message, detail.get("close") or [])
+    message = error.message
+    sent = detail.get("tokens_sent")
+    if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
+        message += f" (after {sent} token{'' if sent == 1 else 's'})"
+    hint = {
+        "model_failed": "see `mlxsup logs MODEL`, then `mlxsup restart MODEL`",
+        "load_failed": "see `mlxsup logs MODEL`",
+        "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
+        "unloaded": "load it with `mlxsup load MODEL`",
+        "overloaded": "see what runs with `mlxsup status`, and try again later",
+        "shutting_down": "start a daemon with `mlxsup start`",
+        "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
+    }.get(error.code, "")
+    return CliError(message, code=str(error.code), hint=hint.replace("MODEL", _model_in(detail)))
+
+
+def unknown_model(name: str, known: Sequence[str]) -> CliError:
+    """The error for a name that is not configured, as a daemon would put it."""
+    message = f"no model is called {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
+    return _unknown_model(message, difflib.get_close_matches(name, known, n=3))
+
+
+def _unknown_model(message: str, close: Sequence[str]) -> CliError:
+    hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup status`"
+    return CliError(message, code="unknown_model", hint=hint)
+
+
+def read_supervisor_table(path: Path) -> dict[str, Any]:
+    """The `[supervisor]` table of a configuration file, unchecked.
+
+    Raises:
+        CliError: the file cannot be read, or is not TOML.
+    """
+    table = read_toml(path).get("supervisor", {})
+    return table if isinstance(table, dict) else {}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file, unchecked; `mlxsup config check` does the checking.
+
+    Raises:
+        CliError: the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path} is not TOML: {error}"
+    raise CliError(
+        message,
+        code="bad_configuration",
+        hint=f"check it with `mlxsup config check {path}`",
+        status=ExitStatus.BAD_CONFIGURATION,
+    )
+
+
+def resolve(value: object, config: Path) -> Path:
+    """A path of a configuration file: relative ones are relative to the file."""
+    return config.expanduser().resolve().parent / Path(str(value)).expanduser()
+
+
+def _model_in(detail: dict[str, Any]) -> str:
+    model = detail.get("model")
+    return model if isinstance(model, str) else "MODEL"

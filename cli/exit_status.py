@@ -1,0 +1,44 @@
+"""What the command line exits with (sysexits)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """A contract with scripts."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 64
+    NO_DAEMON = 69
+    RUNTIME_FOLDER = 73
+    ALREADY_RUNNING = 75
+    BAD_CONFIGURATION = 78
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class CliError(Exception):
+    """What ends a command: one sentence, and the command that helps.
+
+    Attributes:
+        message: for people.
+        code: for programs.
+        hint: what to do; may be empty.
+        status: what to exit with.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "failed",
+        hint: str = "",
+        status: ExitStatus = ExitStatus.FAILED,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+        self.status = status

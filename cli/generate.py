@@ -1,0 +1,97 @@
+"""`mlxsup generate`: one answer, as it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .connection import Target, connect, daemon_options
+from .exit_status import CliError, ExitStatus
+from .output import Output
+
+if TYPE_CHECKING:
+    from mlxsup.client import Result
+    from mlxsup.client.client import Stream
+
+
+@click.command(short_help="Have a model answer.")
+@click.argument("model")
+@click.argument("prompt")
+@click.option("--max-tokens", metavar="N", type=int, help="Tokens to generate at most.")
+@click.option(
+    "--temperature", metavar="T", type=float, default=0.0, help="0 (default) for the likeliest."
+)
+@click.option("--top-p", metavar="P", type=float, default=1.0, help="Sample from this share.")
+@click.option("--stop", metavar="TEXT", multiple=True, help="Ends the answer; may be repeated.")
+@click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
+@click.option("--timeout", "timeout_s", metavar="S", type=float, help="Seconds until it must end.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast it was.")
+@daemon_options
+def generate(
+    model: str,
+    prompt: str,
+    stop: tuple[str, ...],
+    is_verbose: bool,
+    target: Target,
+    output: Output,
+    **parameters: Any,
+) -> None:
+    """Example: mlxsup generate smollm2 "Once upon a time" --max-tokens 64
+
+    Has MODEL go on with PROMPT and prints the text as it comes; `-` reads PROMPT from stdin.
+    """
+    text = _read_stdin() if prompt == "-" else prompt
+    with connect(target) as client:
+        stream = client.generate(model, prompt=text, stop=list(stop) or None, **parameters)
+        # Leaving the block cancels, also on Ctrl-C or when nobody reads the output any more.
+        with stream:
+            result = _read(stream, output)
+    if output.is_json:
+        output.object(_to_map(model, stream.request_id, result))
+    for warning in result.warnings:
+        output.note(f"warning: {warning}")
+    if is_verbose:
+        output.note(output.style(speed_line(result), sys.stderr, dim=True))
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        message = f"the prompt on stdin is not UTF-8: {error.reason} at byte {error.start}"
+        raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
+
+
+def _read(stream: Stream, output: Output) -> Result:
+    last = ""
+    try:
+        for delta in stream:
+            if not output.is_json and delta.text:
+                output.data(delta.text, newline=False)
+                last = delta.text
+    finally:
+        # A prompt or an error line of the shell would otherwise stand behind the text.
+        if last and not last.endswith("\n") and sys.stdout.isatty():
+            output.data("")
+    return stream.result
+
+
+def _to_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"model": model, "request_id": request_id, **asdict(result)}
+
+
+def speed_line(result: Result) -> str:
+    """How many tokens, how fast, and how the time was spent."""
+    usage, timings = result.usage, result.timings
+    decode_s = timings.total_s - timings.first_token_s
+    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
+    speed = f" ({rate:.1f} tokens/s)" if rate > 0 else ""
+    return (
+        f"{usage.completion_tokens} tokens in {timings.total_s:.2f} s{speed}, "
+        f"first after {timings.first_token_s:.2f} s, "
+        f"prompt {usage.prompt_tokens} tokens, {result.finish_reason}"
+    )

@@ -1,0 +1,139 @@
+"""The log files of models: their ends, and what is added to them, across rotation."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+BLOCK_BYTES = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
+"""A line that grows beyond this is shown in parts."""
+
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_]|)|[\x00-\x08\x0b-\x1f\x7f]")
+"""What could move a reader's cursor; a worker's libraries may well write such."""
+
+
+def log_path(log_dir: Path, model: str) -> Path:
+    """Where a model's output is written; rotated files add `.1`, `.2` and so on."""
+    return log_dir / f"{model}.log"
+
+
+def last_line(path: Path) -> str:
+    """The last line that holds anything, or nothing."""
+    lines = tail(path, 5)
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def tail(path: Path, count: int, end: int | None = None) -> list[str]:
+    """The last lines of a log, with those of its rotated files where it needs them.
+
+    Args:
+        path: the newest file.
+        count: how many lines at most.
+        end: bytes of the newest file to look at; None for all.
+    """
+    lines: deque[str] = deque()
+    for number in itertools.count():
+        file_path = path if number == 0 else path.with_name(f"{path.name}.{number}")
+        try:
+            with file_path.open("rb") as file:
+                found = _tail_of(file, count - len(lines), end if number == 0 else None)
+        except (FileNotFoundError, NotADirectoryError):
+            # The newest may be missing just now, while it is being rotated.
+            if number > 0:
+                break
+            continue
+        lines.extendleft(reversed(found))
+        if len(lines) >= count:
+            break
+    return list(lines)
+
+
+def _tail_of(file: BinaryIO, count: int, end: int | None) -> list[str]:
+    if count <= 0:
+        return []
+    position = file.seek(0, os.SEEK_END) if end is None else end
+    data = b""
+    while position > 0 and data.count(b"\n") <= count:
+        size = min(BLOCK_BYTES, position)
+        position -= size
+        file.seek(position)
+        data = file.read(size) + data
+    lines = data.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [clean(line) for line in lines[-count:]]
+
+
+def clean(line: bytes) -> str:
+    """A line as text, without what could act on a terminal."""
+    return ESCAPES.sub("", line.decode("utf-8", "replace")).expandtabs()
+
+
+class FollowedFile:
+    """A log that is being written: gives what is added, also when the file is replaced.
+
+    Args:
+        path: the newest file; it may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rest = b""
+        self._file = _open(path)
+        self.start: int = 0 if self._file is None else self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def read_lines(self) -> Iterator[str]:
+        """The lines that were finished since the last call."""
+        if self._file is None:
+            self._file = _open(self._path)
+        if self._file is None:
+            return
+        # Asked before reading: what the old file got before it was replaced is read below.
+        is_replaced = self._is_replaced(self._file)
+        yield from self._read(self._file)
+        if is_replaced:
+            self._file.close()
+            if self._rest:
+                yield clean(self._rest)
+                self._rest = b""
+            self._file = _open(self._path)
+            if self._file is not None:
+                yield from self._read(self._file)
+
+    def _read(self, file: BinaryIO) -> Iterator[str]:
+        while block := file.read(BLOCK_BYTES):
+            *lines, self._rest = (self._rest + block).split(b"\n")
+            for line in lines:
+                yield clean(line)
+            if len(self._rest) > MAX_LINE_BYTES:
+                yield clean(self._rest)
+                self._rest = b""
+
+    def _is_replaced(self, file: BinaryIO) -> bool:
+        try:
+            now = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            # Renamed, and the new one is not there yet: go on with the old one until it is.
+            return False
+        opened = os.fstat(file.fileno())
+        is_cut = now.st_size < file.tell()
+        return (now.st_ino, now.st_dev) != (opened.st_ino, opened.st_dev) or is_cut
+
+
+def _open(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,134 @@
+"""The entry point: finds the command, and turns every error into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from mlxsup.protocol.version import VERSION
+
+from .exit_status import CliError, ExitStatus
+from .output import Output
+
+COMMANDS = {
+    "start": "daemon:start",
+    "stop": "daemon:stop",
+    "status": "status:status",
+    "load": "models:load",
+    "unload": "models:unload",
+    "restart": "models:restart",
+    "generate": "generate:generate",
+    "logs": "logs:logs",
+    "config": "config:config",
+}
+"""Where each command is; a module is imported when its command is used."""
+
+TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are needed."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f"mlxsup.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="mlxsup", message="%(prog)s %(version)s")
+def root() -> None:
+    """Example: mlxsup start --config mlxsup.toml
+
+    Serves several MLX language models at once, each in a process of its own.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits; no traceback ever reaches a user."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output.from_arguments(given)
+    _replace_closed_streams()
+    if hasattr(sys.stdout, "reconfigure"):
+        # An answer may hold what a terminal's encoding does not.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = _run(given, output)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = ExitStatus.BROKEN_PIPE
+        _discard_stdout()
+    except OSError as error:
+        status = ExitStatus.FAILED
+        _discard_stdout()
+        message = f"the output cannot be written: {error.strerror or error}"
+        Output(is_plain=output.is_plain).error(CliError(message, code="output"))
+    sys.exit(status)
+
+
+def _replace_closed_streams() -> None:
+    """Gives what was closed before the start (`>&-`) somewhere to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
+
+
+def _discard_stdout() -> None:
+    """What is still buffered has nowhere to go, and the interpreter would complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: list[str], output: Output) -> int:
+    try:
+        # Not `root.main`: that has its own way with interrupts and broken pipes.
+        with root.make_context("mlxsup", arguments) as context:
+            result = root.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except CliError as error:
+        output.error(error)
+        return error.status
+    except click.ClickException as error:
+        output.error(_usage_error(error))
+        return ExitStatus.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        return ExitStatus.INTERRUPTED
+    except OSError:
+        # The output's, in all likelihood; `main` knows what is left to say.
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        output.error(_internal_error(error))
+        return ExitStatus.FAILED
+    return result if isinstance(result, int) else ExitStatus.OK
+
+
+def _usage_error(error: click.ClickException) -> CliError:
+    context: Any = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "mlxsup"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.message, err=True)
+        return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
+    message = error.format_message()
+    return CliError(message, code="usage", hint=f"see `{command} -h`")
+
+
+def _internal_error(error: Exception) -> CliError:
+    return CliError(
+        f"mlxsup met what it should not have: {type(error).__name__}: {error}",
+        code="internal",
+        hint=f"set {TRACEBACK_VARIABLE}=1 to see where, and report it",
+    )

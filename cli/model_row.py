@@ -1,0 +1,105 @@
+"""One model of `status --json` as a row of the table."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from .quantities import format_bytes, format_duration
+from .table import Row
+
+EXIT_WORDS = {
+    "asked": "",
+    "crash": "crashed",
+    "stall": "stalled",
+    "load_error": "load failed",
+    "spawn_error": "could not be started",
+    "version": "another version",
+    "internal": "internal error",
+}
+
+
+def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
+    """The row of a model.
+
+    Args:
+        model: an entry of `models`.
+        now: seconds since the epoch.
+        last_line: of its log, for a model that has FAILED.
+    """
+    rate = model.get("tokens_per_s")
+    pid = model.get("pid")
+    uptime_s = model.get("loaded_for_s")
+    return Row(
+        cells=[
+            str(model["name"]),
+            str(model["state"]),
+            format_duration(uptime_s),
+            str(pid) if pid else "-",
+            str(model.get("restarts", 0)),
+            f"{len(model.get('running') or [])}/{model.get('queued', 0)}",
+            f"{rate:.1f}" if rate else "-",
+            format_bytes(model.get("footprint_bytes") or None),
+            str(model.get("context_length") or "-"),
+        ],
+        note=note_of(model, now),
+        below=last_line,
+    )
+
+
+def note_of(model: Mapping[str, Any], now: float) -> str:
+    """Load progress, retry time, or the last cause; one phrase."""
+    parts = []
+    progress = progress_text(model.get("progress"))
+    if progress and model["state"] in ("LOADING", "PENDING"):
+        parts.append(progress)
+    retry_in_s = model.get("retry_in_s")
+    if model["state"] == "BACKOFF" and retry_in_s is not None:
+        parts.append(f"retry in {format_duration(retry_in_s)}")
+    cause = cause_of(model.get("last_exit"), now)
+    if model["state"] == "FAILED" and not cause:
+        cause = str(model.get("cause") or "")
+    if cause and (not parts or model["state"] == "BACKOFF"):
+        parts.append(cause)
+    return ", ".join(parts)
+
+
+def cause_of(last_exit: object, now: float) -> str:
+    """Why its last process ended: `SIGKILL, out of memory, 2m ago`; empty if it was asked to."""
+    if not isinstance(last_exit, Mapping) or last_exit.get("reason") == "asked":
+        return ""
+    reason = str(last_exit.get("reason", ""))
+    parts = [] if last_exit.get("signal") and reason == "crash" else [_words(reason)]
+    if last_exit.get("signal"):
+        parts.append(_signal_name(last_exit["signal"]))
+    elif last_exit.get("code") is not None and reason == "crash":
+        parts.append(f"exit {last_exit['code']}")
+    if last_exit.get("detail"):
+        parts.append(str(last_exit["detail"]))
+    at = last_exit.get("at")
+    if isinstance(at, int | float) and at:
+        parts.append(f"{format_duration(now - at)} ago")
+    return ", ".join(part for part in parts if part)
+
+
+def _words(reason: str) -> str:
+    return EXIT_WORDS.get(reason, reason)
+
+
+def _signal_name(value: object) -> str:
+    if isinstance(value, int):
+        try:
+            return signal.Signals(value).name
+        except ValueError:
+            return f"signal {value}"
+    return str(value)
+
+
+def progress_text(progress: object) -> str:
+    """How far a load has come, `weights 40%`, or what a model waits for."""
+    if not isinstance(progress, Mapping):
+        return ""
+    fraction = progress.get("fraction")
+    share = f" {fraction:.0%}" if isinstance(fraction, int | float) and fraction else ""
+    return f"{progress.get('phase', '')}{share}".strip()

@@ -1,0 +1,74 @@
+"""Where output goes and how it looks: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import click
+
+from .exit_status import CliError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a command speaks.
+
+    Attributes:
+        is_json: one object for programs instead of text for people.
+        is_plain: no colour, whatever the terminal can do.
+    """
+
+    is_json: bool = False
+    is_plain: bool = False
+
+    @classmethod
+    def from_arguments(cls, arguments: Sequence[str]) -> Output:
+        """For errors in the arguments themselves, which no command has read."""
+        flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        return cls(is_json="--json" in flags, is_plain="--no-color" in flags)
+
+    def data(self, text: str, *, newline: bool = True) -> None:
+        """Writes what was asked for, at once."""
+        click.echo(text, nl=newline)
+
+    def object(self, value: Mapping[str, Any]) -> None:
+        """Writes one object, on one line."""
+        self.data(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False))
+
+    def note(self, text: str) -> None:
+        """Writes what only a person wants to know."""
+        if not self.is_json:
+            click.echo(text, err=True)
+
+    def error(self, error: CliError) -> None:
+        """Says what went wrong, and what helps."""
+        if self.is_json:
+            value = {"code": error.code, "message": error.message, "hint": error.hint}
+            self.object({"error": value})
+            return
+        click.echo(f"{self.style('error:', sys.stderr, fg='red')} {error.message}", err=True)
+        if error.hint:
+            click.echo(self.style(f"hint: {error.hint}", sys.stderr, dim=True), err=True)
+
+    def has_colour(self, stream: TextIO) -> bool:
+        """Whether escape sequences may be written there."""
+        if self.is_plain or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        return stream.isatty()
+
+    def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
+        """The text with colour, where the stream takes it."""
+        return click.style(text, **attributes) if self.has_colour(stream) else text
+
+
+def width_of(stream: TextIO) -> int | None:
+    """The columns of a terminal; None for anything else, where nothing is cut."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None

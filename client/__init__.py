@@ -1,0 +1,42 @@
+"""The Python client, asynchronous and synchronous.
+
+`AsyncClient` is imported when it is first asked for, so that a command that needs the synchronous
+client alone starts without asyncio.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.messages import Timings, Usage
+from mlxsup.protocol.states import Channel, FinishReason
+
+from .client import Client
+from .errors import ConnectionLost, RequestError
+from .results import Delta, Result
+
+if TYPE_CHECKING:
+    from .async_client import AsyncClient
+
+__all__ = [
+    "AsyncClient",
+    "Channel",
+    "Client",
+    "ConnectionLost",
+    "Delta",
+    "ErrorCode",
+    "FinishReason",
+    "RequestError",
+    "Result",
+    "Timings",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AsyncClient":
+        from .async_client import AsyncClient
+
+        return AsyncClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

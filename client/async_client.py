@@ -1,0 +1,295 @@
+"""The asynchronous client: one connection, read by the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import (
+    Load,
+    Message,
+    Ping,
+    Restart,
+    StatusQuery,
+    Stop,
+    Subscribe,
+    Unload,
+)
+
+from .api import ClientBase
+from .connection import Connection
+from .link import Link
+from .parameters import GenerateParameters, check_limit, check_model, encode_command
+from .results import Delta, Result
+from .session import Item
+from .streams import StreamBase, value_of
+
+
+class AsyncInbox:
+    """An inbox that can be awaited."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
+
+    def put(self, item: Item) -> None:
+        """Takes one item; never blocks."""
+        self._queue.put_nowait(item)
+
+    def is_empty(self) -> bool:
+        """Whether `get` would wait."""
+        return self._queue.empty()
+
+    async def get(self) -> Item:
+        """The next item."""
+        return await self._queue.get()
+
+
+class AsyncStream(StreamBase):
+    """An answer under way: iterate over its pieces, in one task.
+
+    As a context manager it cancels what has not ended when the block is left.
+    """
+
+    def __init__(
+        self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
+    ) -> None:
+        super().__init__(request_id, cancel)
+        self._inbox = inbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._end is not None:
+            raise StopAsyncIteration
+        delta = self._take(await self._inbox.get())
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class AsyncEventStream:
+    """State changes, from the moment of the call on, as maps; `close` ends it."""
+
+    def __init__(
+        self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
+    ) -> None:
+        self._request_id = request_id
+        self._inbox = inbox
+        self._cancel = cancel
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        if self._is_closed:
+            raise StopAsyncIteration
+        return value_of(await self._inbox.get())
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._is_closed = True
+        self._cancel(self._request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(ClientBase[AsyncStream]):
+    """A client of one daemon, for use in the event loop that runs when it is first used."""
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        super().__init__(endpoint)
+        self._connection = Connection(self._endpoint, on_link=self._watch)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pump_handle: asyncio.Handle | None = None
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancels what is open and ends the connection. Closing twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for handle in (self._timer, self._pump_handle):
+            if handle is not None:
+                handle.cancel()
+        self._connection.close()
+        await asyncio.to_thread(self._connection.terminate)
+
+    async def complete(self, model: str, **parameters: Unpack[GenerateParameters]) -> Result:
+        """The whole answer; takes what `generate` takes.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        async with self.generate(model, **parameters) as stream:
+            async for _ in stream:
+                pass
+        return stream.result
+
+    async def ping(self) -> dict[str, Any]:
+        """Returns once the daemon has answered."""
+        return await self._call(Ping(id=self._ids.next()))
+
+    async def status(self) -> dict[str, Any]:
+        """What `mlxsup status --json` prints."""
+        return await self._call(StatusQuery(id=self._ids.next()))
+
+    async def load(self, model: str) -> dict[str, Any]:
+        """Returns once the model is READY."""
+        return await self._call(Load(id=self._ids.next(), model=check_model(model)))
+
+    async def unload(self, model: str) -> dict[str, Any]:
+        """Returns once the model's process is gone."""
+        return await self._call(Unload(id=self._ids.next(), model=check_model(model)))
+
+    async def restart(self, model: str, *, now: bool = False, wait: bool = True) -> dict[str, Any]:
+        """Returns once the model is READY in a new process.
+
+        Args:
+            model: which one.
+            now: do not let running requests finish first.
+            wait: False to return as soon as the daemon has accepted it.
+        """
+        restart = Restart(id=self._ids.next(), model=check_model(model), now=now)
+        inbox = self._post(restart, restart.id)
+        if not wait:
+            # The daemon answers in order: a refusal would be here before this answer is.
+            await self.ping()
+            if inbox.is_empty():
+                return {}
+        return value_of(await inbox.get())
+
+    async def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
+        """Asks the daemon to end; returns at once with the pids that will go.
+
+        Args:
+            now: do not let running requests finish first.
+            timeout_s: how long they may take; None for the configured limit.
+        """
+        limit_s = check_limit("timeout_s", timeout_s)
+        return await self._call(Stop(id=self._ids.next(), now=now, timeout_s=limit_s))
+
+    def events(self) -> AsyncEventStream:
+        """State changes from now on."""
+        subscribe = Subscribe(id=self._ids.next())
+        inbox = self._post(subscribe, subscribe.id, is_subscription=True)
+        return AsyncEventStream(subscribe.id, inbox, self._cancel)
+
+    async def _call(self, message: Ping | StatusQuery | Load | Unload | Stop) -> dict[str, Any]:
+        return value_of(await self._post(message, message.id).get())
+
+    def _post(
+        self, message: Message, request_id: RequestId, *, is_subscription: bool = False
+    ) -> AsyncInbox:
+        inbox = AsyncInbox()
+        frames = encode_command(message)
+        self._check_loop()
+        self._connection.open_command(request_id, frames, inbox, is_subscription=is_subscription)
+        self._pump_soon()
+        return inbox
+
+    def _open_stream(self, request_id: RequestId, frames: list[bytes]) -> AsyncStream:
+        inbox = AsyncInbox()
+        self._check_loop()
+        self._connection.open_stream(request_id, frames, inbox)
+        self._pump_soon()
+        return AsyncStream(request_id, inbox, self._cancel)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        if self._loop is None or self._is_closed:
+            return
+        if _running_loop() is self._loop:
+            # At once, so that what is sent next does not overtake it.
+            self._cancel_here(request_id)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._cancel_here, request_id)
+        except RuntimeError:
+            # The loop is closed, and nothing can be open without it.
+            pass
+
+    def _cancel_here(self, request_id: RequestId) -> None:
+        if not self._is_closed:
+            self._connection.cancel(request_id)
+            self._pump_soon()
+
+    def _check_loop(self) -> None:
+        """Takes the running loop as its own, and holds its caller to it."""
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise RuntimeError("an AsyncClient belongs to the event loop that first used it")
+
+    def _pump_soon(self) -> None:
+        # The descriptors are edge-triggered, and a send swallows the edge: always read after one.
+        if self._loop is not None and self._pump_handle is None and not self._is_closed:
+            self._pump_handle = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_handle = None
+        if self._is_closed:
+            return
+        if self._connection.pump():
+            self._pump_soon()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """One timer at a time; it moves on with the deadline only once it has come."""
+        deadline = self._connection.deadline
+        if self._timer is None and deadline is not None and self._loop is not None:
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _watch(self, old: Link | None, new: Link | None) -> None:
+        if self._loop is None:
+            # Nothing was ever sent, so there is no link.
+            return
+        for descriptor in _descriptors(old):
+            self._loop.remove_reader(descriptor)
+        for descriptor in _descriptors(new):
+            self._loop.add_reader(descriptor, self._pump_soon)
+
+
+def _descriptors(link: Link | None) -> list[int]:
+    if link is None or link.monitor is None:
+        return []
+    return [link.socket.FD, link.monitor.FD]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

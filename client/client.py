@@ -1,0 +1,202 @@
+"""The synchronous client; several threads may use one at once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import (
+    Load,
+    Message,
+    Ping,
+    Restart,
+    StatusQuery,
+    Stop,
+    Subscribe,
+    Unload,
+)
+
+from .api import ClientBase
+from .connection import Connection
+from .io_thread import IoThread
+from .parameters import GenerateParameters, check_limit, check_model, encode_command
+from .results import Delta, Result
+from .session import Item
+from .streams import StreamBase, value_of
+
+SyncInbox = queue.SimpleQueue[Item]
+
+
+class Stream(StreamBase):
+    """An answer under way: iterate over its pieces. For one thread at a time, but for `cancel`.
+
+    As a context manager it cancels what has not ended when the block is left.
+    """
+
+    def __init__(
+        self, request_id: RequestId, inbox: SyncInbox, cancel: Callable[[RequestId], None]
+    ) -> None:
+        super().__init__(request_id, cancel)
+        self._inbox = inbox
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._end is not None:
+            raise StopIteration
+        delta = self._take(self._inbox.get())
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class EventStream:
+    """State changes, from the moment of the call on, as maps; `close` ends it."""
+
+    def __init__(
+        self, request_id: RequestId, inbox: SyncInbox, cancel: Callable[[RequestId], None]
+    ) -> None:
+        self._request_id = request_id
+        self._inbox = inbox
+        self._cancel = cancel
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._is_closed:
+            raise StopIteration
+        return value_of(self._inbox.get())
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._is_closed = True
+        self._cancel(self._request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Client(ClientBase[Stream]):
+    """A client of one daemon, for programs without an event loop."""
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        super().__init__(endpoint)
+        self._thread = IoThread(self._endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is open and ends the connection."""
+        self._thread.close()
+
+    def complete(self, model: str, **parameters: Unpack[GenerateParameters]) -> Result:
+        """The whole answer; takes what `generate` takes.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        with self.generate(model, **parameters) as stream:
+            for _ in stream:
+                pass
+        return stream.result
+
+    def ping(self) -> dict[str, Any]:
+        """Returns once the daemon has answered."""
+        return self._call(Ping(id=self._ids.next()))
+
+    def status(self) -> dict[str, Any]:
+        """What `mlxsup status --json` prints."""
+        return self._call(StatusQuery(id=self._ids.next()))
+
+    def load(self, model: str) -> dict[str, Any]:
+        """Returns once the model is READY."""
+        return self._call(Load(id=self._ids.next(), model=check_model(model)))
+
+    def unload(self, model: str) -> dict[str, Any]:
+        """Returns once the model's process is gone."""
+        return self._call(Unload(id=self._ids.next(), model=check_model(model)))
+
+    def restart(self, model: str, *, now: bool = False, wait: bool = True) -> dict[str, Any]:
+        """Returns once the model is READY in a new process.
+
+        Args:
+            model: which one.
+            now: do not let running requests finish first.
+            wait: False to return as soon as the daemon has accepted it.
+        """
+        restart = Restart(id=self._ids.next(), model=check_model(model), now=now)
+        inbox = self._post(restart, restart.id)
+        if not wait:
+            # The daemon answers in order: a refusal would be here before this answer is.
+            self.ping()
+            if inbox.empty():
+                return {}
+        return value_of(inbox.get())
+
+    def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
+        """Asks the daemon to end; returns at once with the pids that will go.
+
+        Args:
+            now: do not let running requests finish first.
+            timeout_s: how long they may take; None for the configured limit.
+        """
+        limit_s = check_limit("timeout_s", timeout_s)
+        return self._call(Stop(id=self._ids.next(), now=now, timeout_s=limit_s))
+
+    def events(self) -> EventStream:
+        """State changes from now on."""
+        subscribe = Subscribe(id=self._ids.next())
+        inbox = self._post(subscribe, subscribe.id, is_subscription=True)
+        return EventStream(subscribe.id, inbox, self._cancel)
+
+    def _call(self, message: Ping | StatusQuery | Load | Unload | Stop) -> dict[str, Any]:
+        return value_of(self._post(message, message.id).get())
+
+    def _post(
+        self, message: Message, request_id: RequestId, *, is_subscription: bool = False
+    ) -> SyncInbox:
+        inbox = SyncInbox()
+        frames = encode_command(message)
+
+        def task(connection: Connection) -> None:
+            connection.open_command(request_id, frames, inbox, is_subscription=is_subscription)
+
+        self._must_post(task)
+        return inbox
+
+    def _open_stream(self, request_id: RequestId, frames: list[bytes]) -> Stream:
+        inbox = SyncInbox()
+        self._must_post(lambda connection: connection.open_stream(request_id, frames, inbox))
+        return Stream(request_id, inbox, self._cancel)
+
+    def _must_post(self, task: Callable[[Connection], None]) -> None:
+        if not self._thread.post(task):
+            raise RuntimeError("the client is closed")
+
+    def _cancel(self, request_id: RequestId) -> None:
+        # Once the client is closed, everything is cancelled already.
+        self._thread.post(lambda connection: connection.cancel(request_id))

@@ -1,0 +1,170 @@
+"""A session on its link: opens the link when something is sent, and drops it when it is lost.
+
+One thread (or one event loop) owns a connection and calls `pump` whenever there may be news.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+
+import zmq
+from mlxsup.protocol.ids import RequestId
+
+from .errors import ConnectionLost
+from .link import CLOSE_LINGER_MS, Link, LinkState
+from .session import Delivery, Inbox, Outcome, Session
+
+MESSAGES_PER_PUMP = 256
+"""After so many, `pump` returns, so that a flood does not starve who calls it."""
+
+LinkChanged = Callable[[Link | None, Link | None], None]
+"""Told of the link that goes, before it is closed, and of the one that came."""
+
+
+class RequestIds:
+    """Ids that no other client of the machine is likely to use, so that logs can be told apart."""
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(4).hex()
+        self._count = itertools.count(1)
+
+    def next(self) -> RequestId:
+        """An id that was not given before; may be called from any thread."""
+        return RequestId(f"{self._prefix}-{next(self._count)}")
+
+
+class Connection:
+    """Everything a client does that is neither a thread nor an event loop.
+
+    Args:
+        endpoint: where the supervisor listens.
+        on_link: told when the link changes.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        on_link: LinkChanged | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self.link: Link | None = None
+        self._on_link = on_link
+        self._clock = clock
+        self._session = Session()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    @property
+    def deadline(self) -> float | None:
+        """When `pump` must be called even if nothing comes."""
+        return self._session.deadline
+
+    def open_stream(self, request_id: RequestId, frames: list[bytes], inbox: Inbox) -> None:
+        """Sends a `Generate`."""
+        self._settle()
+        self._session.open_stream(request_id, inbox, self._clock())
+        self._send(frames)
+
+    def open_command(
+        self,
+        request_id: RequestId,
+        frames: list[bytes],
+        inbox: Inbox,
+        *,
+        is_subscription: bool = False,
+    ) -> None:
+        """Sends a command."""
+        self._settle()
+        self._session.open_command(
+            request_id, inbox, self._clock(), is_subscription=is_subscription
+        )
+        self._send(frames)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Asks for the end of a stream or a subscription."""
+        self._carry_out(self._session.cancel(request_id))
+
+    def pump(self) -> bool:
+        """Sends and receives what can be; returns whether there may be more at once."""
+        if self.link is None:
+            return False
+        self.link.flush()
+        # Asked first: what had arrived before the end of the connection is read below.
+        is_lost = self.link.update() is LinkState.LOST
+        for _ in range(MESSAGES_PER_PUMP):
+            frames = self.link.receive()
+            if frames is None:
+                break
+            self._carry_out(self._session.receive(frames, self._clock()))
+            if self.link is None:
+                return False
+        else:
+            return True
+        if is_lost:
+            self._drop(_lost(self.link, self.endpoint))
+        elif self._session.is_silent(self._clock()):
+            message = f"the daemon at {self.endpoint} has fallen silent"
+            self._drop(ConnectionLost(message, self.endpoint))
+        return False
+
+    def close(self) -> None:
+        """Ends everything that is open; `terminate` must follow."""
+        self._carry_out(self._session.close(self.endpoint))
+        is_peer_there = self.link is not None and self.link.update() is not LinkState.LOST
+        self._replace_link(None, is_peer_there=is_peer_there)
+
+    def terminate(self) -> None:
+        """Waits until what was sent has left, half a second at most."""
+        self._context.term()
+
+    def _settle(self) -> None:
+        """Reads a lost connection to its end, so that what is opened next is not part of it."""
+        if self.link is not None and self.link.update() is LinkState.LOST:
+            while self.pump():
+                pass
+
+    def _send(self, frames: list[bytes]) -> None:
+        if self.link is None:
+            try:
+                self._replace_link(Link(self._context, self.endpoint))
+            except zmq.ZMQError as error:
+                message = f"cannot connect to {self.endpoint}: {error}"
+                self._drop(ConnectionLost(message, self.endpoint))
+                return
+        if self.link is not None:
+            self.link.send(frames)
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        _deliver(outcome.deliveries)
+        if self.link is not None:
+            for frames in outcome.sends:
+                self.link.send(frames)
+
+    def _drop(self, error: ConnectionLost) -> None:
+        self._replace_link(None)
+        _deliver(self._session.lose(error))
+
+    def _replace_link(self, link: Link | None, *, is_peer_there: bool = False) -> None:
+        old, self.link = self.link, link
+        if self._on_link is not None:
+            self._on_link(old, link)
+        if old is not None:
+            # What nobody will take must not be waited for.
+            old.close(CLOSE_LINGER_MS if is_peer_there else 0)
+
+
+def _lost(link: Link, endpoint: str) -> ConnectionLost:
+    if link.was_connected:
+        return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
+    return ConnectionLost(
+        f"no daemon answers at {endpoint}", endpoint, hint="start one with `mlxsup start`"
+    )
+
+
+def _deliver(deliveries: list[Delivery]) -> None:
+    for delivery in deliveries:
+        delivery.inbox.put(delivery.item)

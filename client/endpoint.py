@@ -1,0 +1,41 @@
+"""Where the daemon is looked for; the command line looks in the same places."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mlxsup.protocol.launch import check_socket_path
+
+ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
+DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
+SOCKET_NAME = "client.sock"
+
+
+def find_endpoint(explicit: str | None = None) -> str:
+    """The endpoint that was named, else that of the environment, else the default one.
+
+    Raises:
+        ValueError: what was named is not an `ipc://` endpoint that can be connected to.
+    """
+    named = explicit or os.environ.get(ENDPOINT_VARIABLE)
+    return check_endpoint(named) if named else endpoint_in(DEFAULT_RUNTIME_DIR)
+
+
+def endpoint_in(runtime_dir: str | Path) -> str:
+    """The endpoint of the daemon with this runtime folder."""
+    path = Path(runtime_dir).expanduser() / SOCKET_NAME
+    return check_endpoint(f"ipc://{path}")
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The endpoint, if a client can connect to such a one.
+
+    Raises:
+        ValueError: it is not `ipc://` and a path of at most 103 bytes.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint or not path:
+        raise ValueError(f"an endpoint is ipc:// and the path of a socket, not {endpoint!r}")
+    check_socket_path(path)
+    return endpoint

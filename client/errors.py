@@ -1,0 +1,45 @@
+"""What a client raises."""
+
+from __future__ import annotations
+
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+
+
+class RequestError(RemoteError):
+    """A request or command ended with an error.
+
+    Attributes:
+        code: what happened; compares equal to its name, `error.code == "unknown_model"`.
+        message: one sentence for people.
+        retryable: whether the same request may succeed later.
+        detail: facts by name, such as `tokens_sent` or `known`.
+    """
+
+    @classmethod
+    def of(cls, error: RemoteError) -> RequestError:
+        """The error as the user meets it."""
+        return cls(error.code, error.message, retryable=error.retryable, detail=error.detail)
+
+    def __repr__(self) -> str:
+        return f"RequestError({self.code.value}, {self.message!r}, detail={self.detail!r})"
+
+
+class ConnectionLost(ConnectionError):
+    """No daemon answers, or the one that answered is gone; nothing is sent again by itself.
+
+    Attributes:
+        message: one sentence for people.
+        endpoint: where the daemon was looked for.
+        hint: what to do about it; may be empty.
+    """
+
+    def __init__(self, message: str, endpoint: str, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.message = message
+        self.endpoint = endpoint
+        self.hint = hint
+
+
+def internal(message: str) -> RequestError:
+    """The error for a peer that broke the protocol."""
+    return RequestError(ErrorCode.INTERNAL, message)

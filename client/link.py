@@ -1,0 +1,116 @@
+"""One connection to a supervisor: a DEALER socket and its monitor, never blocking."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from enum import Enum
+
+import zmq
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
+
+NO_RECONNECT_MS = 3_600_000
+"""A link is one connection: it is dropped when that ends. libzmq must not be told "never" (-1), for
+then it throws away what had arrived and was not yet read."""
+
+MONITOR_EVENT = struct.Struct("=HI")
+"""The first frame of what a monitor says: the event and its value, in the machine's byte order."""
+
+HANDSHAKE_LIMIT_MS = 2000
+CLOSE_LINGER_MS = 500
+
+
+class LinkState(Enum):
+    """How far a connection has come."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    LOST = "lost"
+
+
+class Link:
+    """A connection, used by one thread.
+
+    Both file descriptors are edge-triggered: after every wake and after every send, `receive` is
+    called until it gives None, and `update` is called.
+
+    Args:
+        context: makes the socket.
+        endpoint: `ipc://…`; that nobody listens there shows in `state`, at once.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        # Bounded by what the client's owner has open at once.
+        self._unsent: deque[list[bytes]] = deque()
+        self.was_connected = False
+        self.state = LinkState.CONNECTING
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        try:
+            self.socket.setsockopt(zmq.LINGER, 0)
+            self.socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
+            self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
+            self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+            # The client reads all the time and bounds its inboxes itself.
+            self.socket.setsockopt(zmq.RCVHWM, 0)
+            self.monitor = self.socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED
+                | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+                | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+                | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                | zmq.EVENT_CLOSED
+                | zmq.EVENT_DISCONNECTED
+            )
+            self.socket.connect(endpoint)
+        except zmq.ZMQError:
+            self.close(linger_ms=0)
+            raise
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the socket took less than it was given."""
+        return bool(self._unsent)
+
+    def send(self, frames: list[bytes]) -> None:
+        """Sends, or keeps what the socket does not take yet, in order."""
+        self._unsent.append(frames)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what was kept, as far as the socket takes it."""
+        while self._unsent:
+            try:
+                self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
+
+    def receive(self) -> list[bytes] | None:
+        """The next message; None when there is none now."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def update(self) -> LinkState:
+        """The state after what the monitor has seen. LOST may leave messages to be received."""
+        while self.monitor is not None and self.state is not LinkState.LOST:
+            try:
+                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            # `zmq.utils.monitor` would do this, but it imports asyncio.
+            event, _ = MONITOR_EVENT.unpack(frames[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.state = LinkState.CONNECTED
+                self.was_connected = True
+            else:
+                self.state = LinkState.LOST
+        return self.state
+
+    def close(self, linger_ms: int) -> None:
+        """Ends the connection; what was sent has this long to leave."""
+        self.socket.disable_monitor()
+        if self.monitor is not None:
+            self.monitor.close(0)
+        self.socket.close(linger_ms)

@@ -1,0 +1,117 @@
+"""From the arguments of `generate` to the frames of a request, checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypedDict
+
+from mlxsup.protocol.body import RequestBody, invalid
+from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.messages import Generate, Message
+
+from .errors import RequestError
+
+MAX_CLIENT_CHARACTERS = 1024
+"""A header string may have 4096 bytes, and a character up to four of them."""
+
+MAX_LIMIT_S = 1e9
+"""Longer than any daemon lives."""
+
+
+class GenerateParameters(TypedDict, total=False):
+    """The keyword arguments of `generate`, for `complete`, which takes the same."""
+
+    prompt: str | None
+    prompt_tokens: list[int] | None
+    messages: list[dict[str, Any]] | None
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    stop: list[str] | None
+    seed: int | None
+    timeout_s: float | None
+    queue_timeout_s: float | None
+    first_token_timeout_s: float | None
+    client: str | None
+
+
+def encode_generate(
+    id: RequestId,
+    model: str,
+    body: dict[str, Any],
+    *,
+    timeout_s: float | None,
+    queue_timeout_s: float | None,
+    first_token_timeout_s: float | None,
+    client: str | None,
+) -> list[bytes]:
+    """The frames of a request.
+
+    Raises:
+        RequestError: `invalid_request`, naming the parameter and what it takes.
+    """
+    try:
+        if client is not None:
+            _check_name("client", client, MAX_CLIENT_CHARACTERS)
+        message = Generate(
+            id=id,
+            model=check_model(model),
+            client=client,
+            timeout_s=_check_limit("timeout_s", timeout_s),
+            queue_timeout_s=_check_limit("queue_timeout_s", queue_timeout_s),
+            first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
+            body=encode_body(RequestBody(**body)),
+        )
+        return encode(message)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def encode_command(message: Message) -> list[bytes]:
+    """The frames of a command."""
+    return encode(message)
+
+
+def check_model(model: str) -> ModelName:
+    """The name, if a model can have such a one.
+
+    Raises:
+        RequestError: `invalid_request`.
+    """
+    try:
+        return ModelName(_check_name("model", model, MAX_ID_CHARACTERS))
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def check_limit(name: str, value: float | None) -> float | None:
+    """Seconds, finite and not negative.
+
+    Raises:
+        RequestError: `invalid_request`.
+    """
+    try:
+        return _check_limit(name, value)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def _check_name(parameter: str, value: object, max_characters: int) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= max_characters:
+        raise invalid(parameter, f"text of 1 to {max_characters} characters", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise invalid(parameter, "text that can be encoded as UTF-8", "lone surrogates") from None
+    return value
+
+
+def _check_limit(parameter: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or math.isnan(value) or not 0 <= value <= MAX_LIMIT_S:
+        raise invalid(parameter, "seconds, from 0 up", value)
+    return float(value)

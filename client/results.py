@@ -1,0 +1,57 @@
+"""What a stream gives: pieces while it runs, a result at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.protocol.messages import Timings, Usage
+from mlxsup.protocol.states import Channel, FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """One piece of an answer.
+
+    Attributes:
+        text: new text; empty while a character or a stop string is half there.
+        token_ids: the new tokens.
+        channel: which part of the answer it belongs to.
+        logprobs: not offered yet, so None.
+    """
+
+    text: str
+    token_ids: list[int]
+    channel: Channel = Channel.CONTENT
+    logprobs: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A whole answer.
+
+    Attributes:
+        text: the answer.
+        reasoning: what the model thought before it, where it shows that.
+        tool_calls: the calls it asks for.
+        token_ids: all generated tokens.
+        logprobs: not offered yet, so None.
+        finish_reason: how it ended.
+        usage: tokens counted.
+        timings: seconds spent.
+        seed: what sampling used; None where the request ended before it was dispatched.
+        resumed: how many times the stream went on after a crash.
+        warnings: sentences for people.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    seed: int | None = None
+    resumed: int = 0
+    warnings: list[str] = field(default_factory=list)

@@ -1,0 +1,291 @@
+"""What is open on one connection, and what each message means for it. No sockets, no clock.
+
+The synchronous and the asynchronous client share this: a message comes in, deliveries come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlxsup.protocol.codec import DecodeError, Decoder, encode
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestId, unpack_tokens
+from mlxsup.protocol.messages import (
+    SUPERVISOR_TO_CLIENT,
+    Alive,
+    Cancel,
+    ClientDelta,
+    Deltas,
+    Done,
+    Event,
+    Failed,
+    Message,
+    Reply,
+    Usage,
+)
+from mlxsup.protocol.states import Channel, FinishReason
+
+from .errors import ConnectionLost, RequestError, internal
+from .results import Delta, Result
+
+SILENCE_LIMIT_S = 3.0
+"""The supervisor sends `Alive` each second while something is open; three missing mean that it is
+gone, or as good as gone (P2)."""
+
+OWN_LAG_S = 1.0
+"""A check that comes this late says that this process slept, not that the supervisor did."""
+
+Item = Delta | Result | dict[str, Any] | Exception
+"""What an inbox is given: pieces and a result, a reply, events, or the error that ends it."""
+
+
+class Inbox(Protocol):
+    """Where the deliveries of one request, command or subscription go.
+
+    A stream's inbox is bounded by the tokens of its answer, a command's by its one reply, a
+    subscription's by the state changes since its owner last looked.
+    """
+
+    def put(self, item: Item) -> None:
+        """Takes one item; never blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An item for an inbox."""
+
+    inbox: Inbox
+    item: Item
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a message: items to deliver, in order, and frames to send."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    sends: list[list[bytes]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request, command or subscription that has not ended."""
+
+    inbox: Inbox
+    is_stream: bool = False
+    is_subscription: bool = False
+    is_cancelled: bool = False
+    next_seq: int = 0
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def result(self, done: Done) -> Result:
+        return Result(
+            text="".join(self.text),
+            reasoning="".join(self.reasoning),
+            token_ids=self.token_ids,
+            finish_reason=done.finish_reason,
+            usage=done.usage,
+            timings=done.timings,
+            seed=done.seed,
+            resumed=done.resumed,
+            warnings=done.warnings,
+        )
+
+    def cancelled_result(self, request_id: RequestId) -> Result:
+        """The result of a stream that ends here, because nobody is left to say how it ended."""
+        done = Done(
+            id=request_id,
+            seq=self.next_seq,
+            finish_reason=FinishReason.CANCELLED,
+            usage=Usage(completion_tokens=len(self.token_ids)),
+        )
+        return self.result(done)
+
+
+class Session:
+    """The open requests, commands and subscriptions of one connection."""
+
+    def __init__(self) -> None:
+        self._open: dict[RequestId, _Open] = {}
+        self._decoder = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
+        self._heard_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `is_silent` should be asked; None while nothing is open."""
+        return self._heard_at + SILENCE_LIMIT_S if self._open else None
+
+    def open_stream(self, request_id: RequestId, inbox: Inbox, now: float) -> None:
+        """A `Generate` is being sent; its deltas and its end go to the inbox."""
+        self._add(request_id, _Open(inbox=inbox, is_stream=True), now)
+
+    def open_command(
+        self, request_id: RequestId, inbox: Inbox, now: float, *, is_subscription: bool = False
+    ) -> None:
+        """A command is being sent; its reply, or each event, goes to the inbox."""
+        self._add(request_id, _Open(inbox=inbox, is_subscription=is_subscription), now)
+
+    def _add(self, request_id: RequestId, opened: _Open, now: float) -> None:
+        if not self._open:
+            # Nothing was owed until now, so silence counts from here.
+            self._heard_at = now
+        self._open[request_id] = opened
+
+    def cancel(self, request_id: RequestId) -> Outcome:
+        """Asks for the end of a stream, or ends a subscription; anything else is ignored (D6)."""
+        opened = self._open.get(request_id)
+        if opened is None or opened.is_cancelled:
+            return Outcome()
+        opened.is_cancelled = True
+        if opened.is_subscription:
+            del self._open[request_id]
+        return Outcome(sends=[encode(Cancel(id=request_id))])
+
+    def receive(self, frames: Sequence[bytes], now: float) -> Outcome:
+        """Takes one message of the supervisor."""
+        self._heard_at = now
+        try:
+            message = self._decoder.decode(frames)
+        except DecodeError as error:
+            return self._broken(f"the daemon sent what is no message: {error.message}")
+        return self._handle(message)
+
+    def _handle(self, message: Message) -> Outcome:
+        match message:
+            case Deltas():
+                outcome = Outcome()
+                for delta in message.deltas:
+                    self._take_delta(delta, outcome)
+                return outcome
+            case Done():
+                return self._take_done(message)
+            case Failed():
+                return self._take_failed(message)
+            case Reply():
+                opened = self._open.get(message.id)
+                # A subscription may be confirmed; it ends only with an error or a cancel.
+                if opened is None or opened.is_subscription:
+                    return Outcome()
+                del self._open[message.id]
+                if opened.is_stream:
+                    return self._end(opened, internal("the daemon answered a request as a command"))
+                return self._end(opened, message.value)
+            case Event():
+                opened = self._open.get(message.id)
+                if opened is None or not opened.is_subscription:
+                    return Outcome()
+                return self._end(opened, message.value)
+            case Alive():
+                pass
+        return Outcome()
+
+    def _take_delta(self, delta: ClientDelta, outcome: Outcome) -> None:
+        opened = self._open.get(delta.id)
+        if opened is None or not opened.is_stream:
+            # Sent before the supervisor saw that the stream had ended here.
+            return
+        if delta.seq != opened.next_seq:
+            self._break_off(delta.id, opened, _gap(opened.next_seq, delta.seq), outcome)
+            return
+        try:
+            token_ids = unpack_tokens(delta.tokens)
+        except ValueError:
+            error = internal("the daemon sent token ids that cannot be read")
+            self._break_off(delta.id, opened, error, outcome)
+            return
+        opened.next_seq += 1
+        opened.token_ids += token_ids
+        if delta.channel is Channel.CONTENT:
+            opened.text.append(delta.text)
+        elif delta.channel is Channel.REASONING:
+            opened.reasoning.append(delta.text)
+        piece = Delta(text=delta.text, token_ids=token_ids, channel=delta.channel)
+        outcome.deliveries.append(Delivery(opened.inbox, piece))
+
+    def _break_off(
+        self, request_id: RequestId, opened: _Open, error: RequestError, outcome: Outcome
+    ) -> None:
+        """A stream with a hole is an error, never a shorter answer (H7, J2)."""
+        del self._open[request_id]
+        outcome.sends.append(encode(Cancel(id=request_id)))
+        outcome.deliveries.append(Delivery(opened.inbox, error))
+
+    def _take_done(self, done: Done) -> Outcome:
+        opened = self._open.get(done.id)
+        if opened is None or not opened.is_stream:
+            return Outcome()
+        if done.seq != opened.next_seq:
+            outcome = Outcome()
+            self._break_off(done.id, opened, _gap(opened.next_seq, done.seq), outcome)
+            return outcome
+        del self._open[done.id]
+        return self._end(opened, opened.result(done))
+
+    def _take_failed(self, failed: Failed) -> Outcome:
+        try:
+            error = RequestError.of(RemoteError.from_wire(failed.error))
+        except ValueError:
+            error = internal("the daemon sent an error that cannot be read")
+        if not failed.id:
+            return self._broken(f"the daemon could not read a message: {error.message}")
+        opened = self._open.pop(RequestId(failed.id), None)
+        return Outcome() if opened is None else self._end(opened, error)
+
+    def _broken(self, message: str) -> Outcome:
+        """The two sides do not understand each other: everything that is open ends."""
+        outcome = Outcome(
+            sends=[encode(Cancel(id=i)) for i, o in self._open.items() if o.is_stream]
+        )
+        outcome.deliveries = [Delivery(o.inbox, internal(message)) for o in self._open.values()]
+        self._open.clear()
+        return outcome
+
+    @staticmethod
+    def _end(opened: _Open, item: Item) -> Outcome:
+        return Outcome(deliveries=[Delivery(opened.inbox, item)])
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the supervisor owes a sign of life; asked at `deadline`, after reading all."""
+        deadline = self.deadline
+        if deadline is None or now < deadline:
+            return False
+        if now - deadline > OWN_LAG_S:
+            # This process was stopped or starved itself: what it missed accuses nobody (P7).
+            self._heard_at = now
+            return False
+        return True
+
+    def lose(self, error: ConnectionLost) -> list[Delivery]:
+        """The connection is gone, and with it everything that was open (P2).
+
+        A stream that was being cancelled has what it asked for: it ends as cancelled.
+        """
+        deliveries = []
+        for request_id, opened in self._open.items():
+            # Each reader raises its own, for a traceback belongs to one.
+            item: Item = ConnectionLost(error.message, error.endpoint, error.hint)
+            if opened.is_stream and opened.is_cancelled:
+                item = opened.cancelled_result(request_id)
+            deliveries.append(Delivery(opened.inbox, item))
+        self._open.clear()
+        return deliveries
+
+    def close(self, endpoint: str) -> Outcome:
+        """The client is being closed: its streams end as cancelled, its commands with an error."""
+        outcome = Outcome()
+        for request_id, opened in self._open.items():
+            if opened.is_stream:
+                outcome.sends.append(encode(Cancel(id=request_id)))
+                opened.is_cancelled = True
+        outcome.deliveries = self.lose(ConnectionLost("the client was closed", endpoint))
+        return outcome
+
+
+def _gap(expected: int, got: int) -> RequestError:
+    return internal(f"piece {expected} of the stream is missing; number {got} came instead")

@@ -1,0 +1,82 @@
+"""What the synchronous and the asynchronous stream have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlxsup.protocol.ids import RequestId
+
+from .errors import internal
+from .results import Delta, Result
+from .session import Item
+
+
+class StreamBase:
+    """An answer under way.
+
+    Args:
+        request_id: its name in logs, in `status` and in errors.
+        cancel: asks for its end; called from any thread.
+    """
+
+    def __init__(self, request_id: RequestId, cancel: Callable[[RequestId], None]) -> None:
+        self._request_id = request_id
+        self._cancel = cancel
+        self._end: Result | Exception | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's name in logs, in `status` and in errors."""
+        return self._request_id
+
+    @property
+    def result(self) -> Result:
+        """The whole answer, once the stream has been read to its end.
+
+        Raises:
+            RuntimeError: it has not been read to its end.
+            RequestError, ConnectionLost: the stream ended with this error.
+        """
+        if self._end is None:
+            raise RuntimeError("the result is there once the stream has been read to its end")
+        if isinstance(self._end, Exception):
+            raise self._end
+        return self._end
+
+    def cancel(self) -> None:
+        """Ends the request; the stream then ends normally, as `cancelled`.
+
+        Never blocks (D4), may be called from any thread and twice, and does nothing once the
+        stream has ended.
+        """
+        if self._end is None:
+            self._cancel(self._request_id)
+
+    def _take(self, item: Item) -> Delta | None:
+        """The piece to give out, or None at the normal end.
+
+        Raises:
+            RequestError, ConnectionLost: the stream ended with this error.
+        """
+        if isinstance(item, Delta):
+            return item
+        if isinstance(item, dict):
+            item = internal("a stream was given a reply")
+        self._end = item
+        if isinstance(item, Exception):
+            raise item
+        return None
+
+
+def value_of(item: Item) -> dict[str, Any]:
+    """The map that a command or a subscription was given.
+
+    Raises:
+        RequestError, ConnectionLost: it was given this error instead.
+    """
+    if isinstance(item, Exception):
+        raise item
+    if not isinstance(item, dict):
+        raise internal("a command was given a piece of a stream")
+    return item

@@ -1,0 +1,425 @@
+"""The supervisor's shell: events go into the core, its actions are carried out, in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import worker_argv
+from mlxsup.protocol.version import VERSION
+
+from .clients import Clients
+from .clock import PULSE_S, Clock
+from .config import DaemonConfig
+from .core.actions import (
+    Action,
+    Announce,
+    Finish,
+    LogFault,
+    SendToClient,
+    SendToWorker,
+    SignalWorker,
+    Spawn,
+    WakeAt,
+)
+from .core.core import Core
+from .core.events import Event, Sampled, ShutdownAsked, Started, Tick
+from .logs import DaemonLog, ModelLog
+from .monitor import machine_bytes, measure_footprints
+from .process import use_best_child_watcher
+from .runtime import RuntimeFolder, RuntimeFolderError, raise_open_file_limit
+from .sweep import WorkerRecord
+from .transport import Context
+from .worker_unit import Surroundings, WorkerUnit
+
+INTERNAL_EXIT_CODE = 70
+FAREWELL_S = 2.0
+"""How long clients may take to read their last messages."""
+
+RESERVED_FILES = 256
+"""Open files that are not clients' connections: logs, pipes, the workers' sockets."""
+
+OnChange = Callable[[dict[str, Any]], None]
+OnListening = Callable[[str], None]
+
+
+def run_daemon(
+    config: DaemonConfig,
+    *,
+    on_change: OnChange,
+    on_listening: OnListening,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a supervisor until it is told to end; called by `mlxsup start` on the main thread.
+
+    Args:
+        config: what to run.
+        on_change: told of each change of a model's state, with the map that watchers get.
+        on_listening: told the endpoint once clients can connect.
+        argv: the command that starts a worker, for tests.
+
+    Returns:
+        The exit code: 0, or 70 for a bug, which the daemon's log describes.
+
+    Raises:
+        RuntimeFolderError: the runtime or the log folder cannot be used (exit 73).
+        AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
+    """
+    os.umask(0o077)
+    open_files = raise_open_file_limit()
+    use_best_child_watcher()
+    folder = RuntimeFolder.claim(config.runtime_dir)
+    try:
+        log = _open_log(config)
+        record = WorkerRecord(config.runtime_dir)
+        _sweep(record, log)
+        context: Context = zmq.Context()
+        app = App(
+            config,
+            folder=folder,
+            record=record,
+            log=log,
+            context=context,
+            argv=argv or worker_argv(),
+            on_change=on_change,
+        )
+        try:
+            code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
+        finally:
+            context.term()
+        log.write("info", "daemon ended", code=code)
+        log.close()
+        return code
+    finally:
+        folder.release()
+
+
+class App:
+    """Everything that lives as long as the supervisor.
+
+    Args:
+        config: what to run.
+        folder: the runtime folder, held.
+        record: where live workers are written down.
+        log: the daemon's.
+        context: makes the sockets.
+        argv: the command that starts a worker.
+        on_change: told of each change of a model's state.
+    """
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        *,
+        folder: RuntimeFolder,
+        record: WorkerRecord,
+        log: DaemonLog,
+        context: Context,
+        argv: Sequence[str],
+        on_change: OnChange,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._on_change = on_change
+        self._clock = Clock()
+        self._surroundings = Surroundings(
+            context=context,
+            folder=folder,
+            record=record,
+            log=log,
+            argv=argv,
+            log_level=config.log_level,
+            post=self.dispatch,
+            now=self._clock.now,
+        )
+        self._core = Core(
+            config.core, config.models, facts=self._facts(folder), random=random.Random()
+        )
+        # Emptied before the loop goes on: it only holds what follows from the event at hand.
+        self._pending: deque[Event] = deque()
+        self._is_handling = False
+        self._is_broken = False
+        self._finished = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
+        # One entry for each live process.
+        self._workers: dict[tuple[ModelName, Generation], WorkerUnit] = {}
+        # One entry for each model of the configuration.
+        self._model_logs: dict[ModelName, ModelLog] = {}
+        self._spawns = 0
+        self._signals = 0
+
+    async def run(self, on_listening: OnListening, *, max_clients: int) -> int:
+        """Serves until `Finish`; returns the exit code."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_loop_error)
+        self._install_signals()
+        around = self._surroundings
+        try:
+            self._clients = Clients(
+                around.context,
+                around.folder.client_socket,
+                post=self.dispatch,
+                now=self._clock.now,
+                max_connected=max(16, max_clients),
+            )
+        except zmq.ZMQError as error:
+            raise RuntimeFolderError(
+                f"nothing can listen at {around.folder.client_socket}: {error.strerror}; "
+                f"set another runtime_dir"
+            ) from None
+        endpoint = self._clients.endpoint
+        self._log.write("info", "daemon started", version=VERSION, endpoint=endpoint)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                beating = [
+                    self._tasks.create_task(self._pulse()),
+                    self._tasks.create_task(self._sample()),
+                ]
+                on_listening(endpoint)
+                self._loop.call_soon(self._start)
+                await self._finished.wait()
+                self._end_signals()
+                for task in beating:
+                    task.cancel()
+                if self._is_broken:
+                    self._end_workers()
+            await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
+        except ExceptionGroup as group:  # a bug in a task; processes are gone
+            self._break(group)
+        finally:
+            self._clients.close(0.0 if self._is_broken else FAREWELL_S)
+            for model_log in self._model_logs.values():
+                model_log.close()
+        return INTERNAL_EXIT_CODE if self._is_broken else 0
+
+    def dispatch(self, event: Event) -> None:
+        """Hands an event to the core and does what it answers; on the loop's thread only.
+
+        Called while an action is being carried out, it keeps the event until that is done: the
+        core sees one event after the other. Tasks have the loop call it, so that a bug in here
+        always ends up in `_on_loop_error` and takes no task group down.
+        """
+        if self._is_broken:
+            return
+        self._pending.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._pending:
+                for action in self._core.handle(self._pending.popleft()):
+                    self._carry_out(action)
+        except Exception as error:
+            self._break(error)
+            raise
+        finally:
+            self._is_handling = False
+
+    # ------------------------------------------------------------ actions
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendToClient(connection=connection, message=message):
+                self._clients.send(connection, message)
+            case SendToWorker(model=model, generation=generation, message=message):
+                unit = self._workers.get((model, generation))
+                if unit is not None:
+                    unit.send(message)
+            case WakeAt(when=when):
+                self._wake_at(when)
+            case Spawn():
+                self._spawn(action)
+            case SignalWorker(model=model, generation=generation, signal=worker_signal):
+                self._log.write("info", "worker signalled", model=model, signal=worker_signal.value)
+                unit = self._workers.get((model, generation))
+                if unit is not None:
+                    unit.signal(worker_signal)
+            case Announce(change=change):
+                self._announce(change)
+            case LogFault(model=model, story=story):
+                self._log.write("error", "no rule for an event", model=model)
+                self._log.block("\n".join(story))
+            case Finish():
+                self._finished.set()
+            case _:
+                raise AssertionError(action)
+
+    def _spawn(self, action: Spawn) -> None:
+        self._spawns += 1
+        model_log = self._model_logs.get(action.model)
+        if model_log is None:
+            model_log = ModelLog(self._config.log_dir, action.model, report)
+            self._model_logs[action.model] = model_log
+        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log)
+        self._workers[action.model, action.generation] = unit
+        self._tasks.create_task(self._live(unit))
+
+    async def _live(self, unit: WorkerUnit) -> None:
+        try:
+            await unit.live()
+        finally:
+            del self._workers[unit.model, unit.generation]
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._wakes_at <= when:
+                return
+            self._timer.cancel()
+        self._wakes_at = when
+        self._timer = self._loop.call_later(self._clock.delay_until(when), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        if now < self._wakes_at:  # the clock stood still meanwhile
+            self._wake_at(self._wakes_at)
+        else:
+            self.dispatch(Tick(now=now))
+
+    def _announce(self, change: dict[str, Any]) -> None:
+        is_new_state = change["from"] != change["to"]
+        shown = ("model", "from", "to", "generation", "why", "note")
+        facts = {name: change[name] for name in shown if change.get(name) not in (None, "")}
+        model = facts.pop("model")
+        self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
+        try:
+            self._on_change(change)
+        except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
+            self._log.write("warning", "changes are not shown any more", error=error.strerror)
+            self._on_change = _show_nothing
+
+    # ------------------------------------------------------------ what happens by itself
+
+    def _start(self) -> None:
+        self.dispatch(Started(now=self._clock.now()))
+
+    async def _pulse(self) -> None:
+        """Keeps the clock, and each second the clients, informed."""
+        is_second = False
+        while True:
+            await asyncio.sleep(PULSE_S)
+            self._clock.now()
+            is_second = not is_second
+            if is_second:
+                self._loop.call_soon(self._clients.pulse)
+
+    async def _sample(self) -> None:
+        """Measures each second, off the loop's thread: reading a process's memory can take long."""
+        total_bytes = machine_bytes()
+        while True:
+            pids = {unit.model: unit.pid for unit in self._workers.values() if unit.pid}
+            footprints = await asyncio.to_thread(measure_footprints, pids)
+            sampled = Sampled(
+                now=self._clock.now(), footprint_bytes=footprints, machine_bytes=total_bytes
+            )
+            self._loop.call_soon(self.dispatch, sampled)
+            await asyncio.sleep(1.0)
+
+    def _install_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # An ignored SIGHUP means `nohup`: the daemon shall outlive its terminal.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._loop.add_signal_handler(number, self._on_signal, number)
+
+    def _end_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self._log.write("info", "signal received", signal=number.name)
+        self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=self._signals > 1))
+
+    # ------------------------------------------------------------ bugs
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: a bug of ours. Anything else the loop complains about is logged."""
+        error = context.get("exception")
+        if isinstance(error, Exception) and "handle" in context:
+            self._break(error)
+        else:
+            self._log.write("error", "event loop", complaint=context.get("message"), error=error)
+
+    def _break(self, error: Exception) -> None:
+        """Logs a bug with the stories of all models, and ends everything."""
+        if self._is_broken:
+            return
+        self._is_broken = True
+        self._pending.clear()
+        self._log.write("error", "internal error: the daemon ends", error=type(error).__name__)
+        self._log.block("".join(traceback.format_exception(error)))
+        for name, story in self._core.stories().items():
+            self._log.block("\n".join([f"story of {name}:", *story]))
+        report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
+        self._finished.set()
+
+    def _end_workers(self) -> None:
+        for unit in self._workers.values():
+            unit.kill()
+
+    def _facts(self, folder: RuntimeFolder) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "endpoint": f"ipc://{_text(folder.client_socket)}",
+            "config_path": _text(self._config.config_path),
+            "log_dir": _text(self._config.log_dir),
+        }
+
+
+def report(text: str) -> None:
+    """Tells people on standard error what no log can tell; a terminal that is gone is no matter."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def _show_nothing(change: dict[str, Any]) -> None:
+    """Takes the place of an `on_change` whose reader is gone."""
+
+
+def _text(path: Path) -> str:
+    """A path as text that can be encoded, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _open_log(config: DaemonConfig) -> DaemonLog:
+    try:
+        config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeFolderError(
+            f"the log folder {config.log_dir} cannot be created: {error.strerror}; "
+            f"set a log_dir that you may write to"
+        ) from None
+    return DaemonLog(config.log_dir, config.log_level, report)
+
+
+def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
+    """Ends what an earlier supervisor left behind (E6)."""
+    try:
+        leftovers = record.sweep()
+    except OSError as error:
+        log.write("warning", "leftovers not looked for", error=error.strerror)
+        return
+    for leftover in leftovers:
+        log.write(
+            "warning",
+            "leftover worker killed",
+            model=leftover.model,
+            pid=leftover.pid,
+            is_gone=leftover.is_gone,
+        )

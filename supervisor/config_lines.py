@@ -1,0 +1,115 @@
+"""Where the tables and keys of a TOML file stand: `tomllib` reads values and forgets lines."""
+
+from __future__ import annotations
+
+import re
+
+Path = tuple[str, ...]
+
+_TABLE = re.compile(r"^\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
+_KEY_PART = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
+_INLINE_KEY = re.compile(r"""[{,]\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.-]+)(?:\s*\.[^={,]*)?)\s*=""")
+
+
+class LineIndex:
+    """The line of each table and key of a file that `tomllib` has accepted.
+
+    A value that spans lines (an array, a text in three quotes) is passed over, so that nothing
+    inside it is taken for a key.
+
+    Args:
+        text: the file.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Path, int] = {}
+        self._table: Path = ()
+        self._open_quotes = ""
+        self._depth = 0
+        for number, line in enumerate(text.splitlines(), start=1):
+            self._read(line, number)
+
+    def find(self, path: Path) -> int:
+        """The line of the key, or of the nearest table around it; 1 where none is in the file."""
+        while path:
+            if path in self._lines:
+                return self._lines[path]
+            path = path[:-1]
+        return 1
+
+    def _read(self, line: str, number: int) -> None:
+        if self._open_quotes or self._depth:
+            self._pass_over(line)
+            return
+        table = _TABLE.match(line)
+        parts, rest = _split_key(table.group(1) if table else line)
+        if not parts:
+            return
+        if table:
+            self._table = parts
+            self._note(parts, number)
+            return
+        if not rest.startswith("="):
+            return
+        path = self._table + parts
+        self._note(path, number)
+        value = rest[1:]
+        if value.lstrip().startswith("{"):
+            for match in _INLINE_KEY.finditer(value):
+                inner, _ = _split_key(match.group(1))
+                self._note(path + inner, number)
+        self._pass_over(value)
+
+    def _note(self, path: Path, number: int) -> None:
+        for length in range(1, len(path) + 1):
+            self._lines.setdefault(path[:length], number)
+        self._lines[path] = number
+
+    def _pass_over(self, text: str) -> None:
+        """Follows quotes, brackets and comments to the end of the line."""
+        position = 0
+        while position < len(text):
+            if self._open_quotes:
+                end = _closing(text, position, self._open_quotes)
+                if end < 0:
+                    break
+                self._open_quotes = ""
+                position = end
+                continue
+            character = text[position]
+            if character == "#":
+                break
+            if character in "\"'":
+                triple = character * 3
+                self._open_quotes = triple if text.startswith(triple, position) else character
+                position += len(self._open_quotes)
+                continue
+            self._depth += (character in "[{") - (character in "]}")
+            position += 1
+        if len(self._open_quotes) == 1:  # only three quotes may span lines
+            self._open_quotes = ""
+
+
+def _closing(text: str, position: int, quotes: str) -> int:
+    """The position behind the closing quotes, or -1."""
+    while position < len(text):
+        if text[position] == "\\" and quotes[0] == '"':
+            position += 2
+        elif text.startswith(quotes, position):
+            return position + len(quotes)
+        else:
+            position += 1
+    return -1
+
+
+def _split_key(text: str) -> tuple[Path, str]:
+    """The parts of a dotted key at the start of the text, and what follows it."""
+    parts: list[str] = []
+    position = 0
+    while match := _KEY_PART.match(text, position):
+        parts.append(next(group for group in match.groups() if group is not None))
+        position = match.end()
+        if not text.startswith(".", position):
+            break
+        position += 1
+    return tuple(parts), text[position:]

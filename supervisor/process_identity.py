@@ -1,0 +1,41 @@
+"""Which process a pid means: pids are used again, a pid together with its start is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+
+_START_FIELD = 19
+"""Of /proc/PID/stat, counted behind the command's closing parenthesis."""
+
+
+def process_identity(pid: int) -> str | None:
+    """A text that no other process of this machine has had or will have; None for no process.
+
+    A zombie is no process here: nothing of it can be signalled. The wall clock plays no part on
+    Linux, so that setting it does not make a process look like another one (P7).
+    """
+    if sys.platform == "linux":
+        return _linux_identity(pid)
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return f"{pid}@{process.create_time():.6f}"
+    except psutil.Error:
+        return None
+
+
+def _linux_identity(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    if len(fields) <= _START_FIELD or fields[0] in (b"Z", b"X"):
+        return None
+    # Ticks since the boot, so the boot has to be named too.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{pid}@{boot}+{int(fields[_START_FIELD])}"

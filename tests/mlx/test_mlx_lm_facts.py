@@ -1,0 +1,202 @@
+"""What the engine rests on in mlx-lm: each test fails when a new release changes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.sample_utils import greedy_sampler, make_sampler
+from mlx_lm.utils import load_model
+from support.mlx_rows import random_state
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("tiny")))[0]
+
+
+@pytest.fixture
+def generator(model: Any) -> Iterator[BatchGenerator]:
+    generator = BatchGenerator(
+        model,
+        completion_batch_size=4,
+        prefill_batch_size=4,
+        stream=mx.new_stream(mx.default_device()),
+    )
+    yield generator
+    generator.close()
+
+
+def answers(generator: BatchGenerator, steps: int = 100) -> dict[int, list[int]]:
+    got: dict[int, list[int]] = {}
+    for _ in range(steps):
+        for response in generator.next()[1]:
+            got.setdefault(response.uid, []).append(response.token)
+    return got
+
+
+def test_next_takes_at_most_one_chunk_of_each_prompt(generator: BatchGenerator) -> None:
+    generator.prefill_step_size = 10
+    first, second = generator.insert([list(range(25)), list(range(14))], max_tokens=[2, 2])
+    prompts, tokens = generator.next()
+    assert {response.uid: response.progress for response in prompts} == {
+        first: (10, 25),
+        second: (10, 14),
+    }
+    assert tokens == []
+
+
+def test_the_chunk_size_may_change_between_steps_and_0_pauses(generator: BatchGenerator) -> None:
+    (decoding,) = generator.insert([[1, 2, 3]], max_tokens=[50])
+    generator.next()
+    generator.next()
+    (waiting,) = generator.insert([list(range(1, 60))], max_tokens=[5])
+    done = []
+    for size in (7, 0, 0, 20, 1):
+        generator.prefill_step_size = size
+        prompts, tokens = generator.next()
+        assert [response.uid for response in tokens] == [decoding]
+        done += [response.progress[0] for response in prompts if response.uid == waiting]
+    assert done == [7, 7, 7, 27, 28]
+
+
+def test_the_last_prompt_token_is_a_step_of_its_own(generator: BatchGenerator) -> None:
+    """The first token of an answer comes out of the step after the one that ends the prompt."""
+    (uid,) = generator.insert([[1, 2, 3]], max_tokens=[2])
+    prompts, tokens = generator.next()
+    assert [(r.progress, r.end_of_prompt) for r in prompts] == [((2, 3), False)]
+    prompts, tokens = generator.next()
+    assert [(r.progress, r.end_of_prompt) for r in prompts] == [((3, 3), True)]
+    assert tokens == []
+    prompts, tokens = generator.next()
+    assert [(r.uid, r.finish_reason) for r in tokens] == [(uid, None)]
+    prompts, tokens = generator.next()
+    assert [(r.uid, r.finish_reason) for r in tokens] == [(uid, "length")]
+    assert generator.next() == ([], [])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
+def test_a_row_can_be_removed_at_any_time_and_twice(generator: BatchGenerator, steps: int) -> None:
+    generator.prefill_step_size = 8
+    (alone,) = generator.insert([[5, 6, 7]], max_tokens=[12])
+    expected = answers(generator)[alone]
+    victim, other = generator.insert([list(range(20)), [5, 6, 7]], max_tokens=[12, 12])
+    got: list[int] = []
+    for step in range(60):
+        if step == steps:
+            generator.remove([victim])
+            generator.remove([victim])
+        responses = generator.next()[1]
+        if step >= steps:
+            assert all(response.uid == other for response in responses)
+        got += [response.token for response in responses if response.uid == other]
+    assert got == expected
+
+
+def test_an_empty_prompt_raises_at_insert_and_changes_nothing(generator: BatchGenerator) -> None:
+    with pytest.raises(ValueError, match="empty prompt"):
+        generator.insert([[]], max_tokens=[1])
+    assert not generator._unprocessed_sequences
+
+
+def test_the_larger_batch_size_wins(model: Any) -> None:
+    generator = BatchGenerator(model, completion_batch_size=2, prefill_batch_size=8)
+    assert generator.completion_batch_size == 8
+    generator.close()
+
+
+def test_equal_samplers_are_called_once_for_the_batch(generator: BatchGenerator) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        shapes.append(logprobs.shape)
+        return mx.argmax(logprobs, axis=-1)
+
+    def other(logprobs: mx.array) -> mx.array:
+        shapes.append(logprobs.shape)
+        return mx.argmax(logprobs, axis=-1)
+
+    generator.insert([[1], [2], [3]], max_tokens=[3] * 3, samplers=[sampler] * 3)
+    generator.next()
+    assert {shape[0] for shape in shapes} == {3}
+    generator.next()
+    generator.insert([[4]], max_tokens=[2], samplers=[other])
+    generator.next()
+    shapes.clear()
+    generator.next()
+    assert [shape[0] for shape in shapes] == [1, 1, 1, 1]
+
+
+def test_a_sampler_is_called_once_for_each_token_in_order(generator: BatchGenerator) -> None:
+    """One call is ahead of what was returned, so call n draws token n."""
+    drawn: list[int] = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        drawn.append(100 + len(drawn))
+        return mx.array([drawn[-1]])
+
+    (uid,) = generator.insert([[1, 2]], max_tokens=[4], samplers=[sampler])
+    assert answers(generator, 10)[uid] == [100, 101, 102, 103]
+    assert len(drawn) == 5
+
+
+def test_a_stop_token_is_returned_with_its_reason(generator: BatchGenerator) -> None:
+    (uid,) = generator.insert([[1, 2]], max_tokens=[9])
+    answer = answers(generator)[uid]
+    stop = StopSequences([(answer[3],)])
+    generator.insert([[1, 2]], max_tokens=[9], stop_sequences=[stop])
+    responses = [response for _ in range(20) for response in generator.next()[1]]
+    end = answer.index(answer[3])
+    assert [response.token for response in responses] == answer[: end + 1]
+    assert responses[-1].finish_reason == "stop"
+
+
+def test_the_default_sampler_draws_from_the_global_state_so_ours_does_not_use_it() -> None:
+    mx.random.seed(3)
+    before = random_state()
+    mx.eval(make_sampler(temp=1.0)(mx.zeros((1, 8))))
+    assert random_state() != before
+    assert make_sampler(temp=0.0) is greedy_sampler
+
+
+def test_categorical_with_a_key_needs_no_global_state() -> None:
+    logits = mx.zeros((1, 1000))
+    draws = []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        draws.append(mx.random.categorical(logits, key=mx.random.key(2**64 - 1)).item())
+    assert draws[0] == draws[1]
+
+
+def test_the_constructor_sets_the_wired_limit_and_close_sets_it_back() -> None:
+    constructor = inspect.getsource(BatchGenerator.__init__)
+    assert "maybe_set_recommended_wired_limit()" in constructor
+    close = inspect.getsource(BatchGenerator.close)
+    assert "mx.set_wired_limit(self._old_wired_limit)" in close
+
+
+def test_a_lazy_load_leaves_the_arrays_to_us(tmp_path: Path) -> None:
+    """Loading lazily allocates next to nothing; evaluating the tree does."""
+    folder = make_tiny_model(tmp_path)
+    before = mx.get_active_memory()
+    model, config = load_model(folder, lazy=True)
+    assert mx.get_active_memory() - before < 1_000_000
+    mx.eval(model.parameters())
+    assert mx.get_active_memory() - before > 2_000_000
+    assert config["model_type"] == "llama"
+
+
+def test_a_path_that_is_not_a_folder_would_be_taken_for_a_hub_id() -> None:
+    """Hence our own check before mlx-lm sees a path."""
+    from mlx_lm import utils
+
+    assert "snapshot_download" in inspect.getsource(utils._download)
+    assert "_download" not in inspect.getsource(load_model)

@@ -1,0 +1,64 @@
+"""Prefill chunks of real models stay below their limits."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.worker.prefill import STEP_TIMEOUT_SHARE
+from support.demo_model import demo_model_folder
+from support.mlx_rows import loaded_engine, make_row, run_rows
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+STEP_TIMEOUT_S = 30.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_600_prompt_tokens_come_in_chunks_below_a_tenth_of_the_step_limit_F5_P7() -> None:
+    """On the demo model, which two cores prefill at ten tokens per second."""
+    took_s: list[float] = []
+    with loaded_engine(demo_model_folder(), step_timeout_s=STEP_TIMEOUT_S) as engine:
+        engine.insert(make_row(1, [1 + number % 4000 for number in range(600)], max_tokens=2))
+        while engine.has_rows():
+            started = time.monotonic()
+            engine.step()
+            took_s.append(time.monotonic() - started)
+    assert len(took_s) > 3
+    print(f"{len(took_s)} steps, the longest {max(took_s):.2f} s, in all {sum(took_s):.1f} s")
+    assert max(took_s) <= STEP_TIMEOUT_S * STEP_TIMEOUT_SHARE
+
+
+def test_a_long_prompt_interleaves_with_decode_C9(tmp_path: Path) -> None:
+    with loaded_engine(make_tiny_model(tmp_path), decode_stall_target_ms=20) as engine:
+        engine.insert(make_row(1, [1, 2, 3], max_tokens=4000))
+        for _ in range(5):
+            engine.step()
+        engine.insert(make_row(2, [number % 2000 for number in range(3000)], max_tokens=2))
+        chunks = 0
+        while True:
+            result = engine.step()
+            assert [token.key for token in result.tokens if token.key == 1] == [1]
+            chunks += any(progress.key == 2 for progress in result.prefill)
+            if any(token.key == 2 for token in result.tokens):
+                break
+        assert chunks > 3, "a prompt of 3,000 tokens was one chunk"
+        engine.remove(RequestKey(1))
+        run_rows(engine)
+
+
+def test_a_step_is_predicted_C9(tmp_path: Path) -> None:
+    """What is predicted is an upper estimate, so the stall limit never meets honest work."""
+    with loaded_engine(make_tiny_model(tmp_path)) as engine:
+        assert engine.predict_step_s() == 0.0, "nothing to do"
+        engine.insert(make_row(1, list(range(1000)), max_tokens=20))
+        prefilling = engine.predict_step_s()
+        while not engine.step().tokens:
+            pass
+        decoding = engine.predict_step_s()
+        assert 0 < decoding < prefilling <= 2.5
+        run_rows(engine)

@@ -1,0 +1,75 @@
+"""An MLX engine as tests drive it: a spec, rows, and whole answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.mlx_engine import MlxEngine
+
+
+def make_spec(path: Path, **changes: Any) -> LaunchSpec:
+    """The launch spec of an MLX worker that serves a folder."""
+    values: dict[str, Any] = {
+        "model": ModelName("m"),
+        "generation": Generation(1),
+        "token": "",
+        "endpoint": "",
+        "supervisor_pid": 0,
+        "engine": "mlx",
+        "path": str(path),
+        "max_concurrency": 8,
+        "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250,
+    }
+    return LaunchSpec(**(values | changes))
+
+
+@contextmanager
+def loaded_engine(path: Path, **changes: Any) -> Iterator[MlxEngine]:
+    """A loaded engine, closed at the end."""
+    engine = MlxEngine(make_spec(path, **changes))
+    engine.load(lambda phase, progress: None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def make_row(key: int, tokens: list[int], max_tokens: int = 16, **changes: Any) -> Row:
+    """A greedy row, unless told otherwise."""
+    values: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "seed": 0}
+    return Row(key=RequestKey(key), tokens=tokens, max_tokens=max_tokens, **(values | changes))
+
+
+def run_rows(engine: MlxEngine, rows: Iterable[Row] = ()) -> dict[int, list[RowToken]]:
+    """Inserts rows and steps until none is left; what each row got, in order."""
+    for row in rows:
+        engine.insert(row)
+    got: dict[int, list[RowToken]] = {}
+    while engine.has_rows():
+        for token in engine.step().tokens:
+            got.setdefault(int(token.key), []).append(token)
+    return got
+
+
+def token_ids(got: list[RowToken]) -> list[int]:
+    """The ids of an answer."""
+    return [token.token for token in got if token.token is not None]
+
+
+def solo(engine: MlxEngine, row: Row) -> list[int]:
+    """The answer of a row that is alone in the batch."""
+    return token_ids(run_rows(engine, [row])[int(row.key)])
+
+
+def random_state() -> list[int]:
+    """MLX's global random state."""
+    state: Any = mx.random.state
+    return [int(number) for number in state[0].tolist()]

@@ -1,0 +1,166 @@
+"""Rows, columns, sizes and durations, as `mlxsup status` shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlxsup.cli.change_printer import change_line
+from mlxsup.cli.connection import unknown_model
+from mlxsup.cli.model_row import cause_of, note_of, row_of
+from mlxsup.cli.quantities import format_bytes, format_duration
+from mlxsup.cli.table import Row, render
+
+NOW = 1_000_000.0
+KILLED = {
+    "reason": "crash",
+    "code": None,
+    "signal": "SIGKILL",
+    "detail": "out of memory",
+    "at": NOW - 125,
+}
+
+
+def model(**values: Any) -> dict[str, Any]:
+    return {
+        "name": "smollm2",
+        "state": "READY",
+        "generation": 3,
+        "pid": 4711,
+        "restarts": 2,
+        "last_exit": None,
+        "retry_in_s": None,
+        "progress": None,
+        "queued": 3,
+        "running": ["a-1", "a-2"],
+        "tokens_per_s": 93.456,
+        "footprint_bytes": 3 * 2**30,
+        "context_length": 8192,
+        "loaded_for_s": 3725.0,
+        **values,
+    }
+
+
+def plain(text: str, what: str) -> str:
+    return text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.4, "0s"),
+        (59.9, "59s"),
+        (125, "2m 5s"),
+        (3725, "1h 2m"),
+        (90000, "1d 1h"),
+        (-3, "0s"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "-"), (2**29, "0.50 GiB"), (3 * 2**30, "3.0 GiB")]
+)
+def test_sizes(count: int | None, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_row_of_a_ready_model() -> None:
+    row = row_of(model(), NOW)
+    expected = ["smollm2", "READY", "1h 2m", "4711", "2", "2/3", "93.5", "3.0 GiB", "8192"]
+    assert list(row.cells) == expected
+    assert row.note == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ({"state": "FAILED", "cause": "internal error"}, "internal error"),
+        ({"state": "LOADING", "progress": {"phase": "weights", "fraction": 0.4}}, "weights 40%"),
+        (
+            {"state": "READY", "progress": None, "last_exit": KILLED},
+            "SIGKILL, out of memory, 2m 5s ago",
+        ),
+        (
+            {"state": "BACKOFF", "retry_in_s": 4.2, "last_exit": KILLED},
+            "retry in 4s, SIGKILL, out of memory, 2m 5s ago",
+        ),
+        ({"state": "STOPPED", "last_exit": {"reason": "asked", "code": 0, "at": NOW}}, ""),
+        (
+            {"state": "PENDING", "progress": {"phase": "waiting for turn", "fraction": 0.0}},
+            "waiting for turn",
+        ),
+    ],
+)
+def test_note_says_what_matters_now(values: dict[str, Any], note: str) -> None:
+    assert note_of(model(**values), NOW) == note
+
+
+@pytest.mark.parametrize(
+    ("last_exit", "cause"),
+    [
+        (None, ""),
+        ({"reason": "crash", "code": 70, "signal": None, "detail": ""}, "crashed, exit 70"),
+        ({"reason": "crash", "code": None, "signal": 11, "detail": ""}, "SIGSEGV"),
+        ({"reason": "stall", "signal": "SIGKILL", "detail": ""}, "stalled, SIGKILL"),
+        ({"reason": "load_error", "code": 66, "detail": "no /m"}, "load failed, no /m"),
+    ],
+)
+def test_causes(last_exit: dict[str, Any] | None, cause: str) -> None:
+    assert cause_of(last_exit, NOW) == cause
+
+
+def test_table_holds_in_80_columns_and_loses_no_note() -> None:
+    rows = [
+        row_of(model(name="a-model-with-a-very-long-name-indeed"), NOW),
+        row_of(model(state="BACKOFF", retry_in_s=4, last_exit=KILLED, pid=None), NOW),
+        row_of(model(state="FAILED", last_exit=KILLED), NOW, last_line="x" * 200),
+    ]
+    lines = render(rows, 80, plain)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(line.strip() for line in lines)
+    assert "retry in 4s, SIGKILL, out of memory, 2m 5s ago" in text
+    assert "a-model-with-a" in text
+    assert lines[0].split()[:4] == ["MODEL", "STATE", "UPTIME", "PID"]
+    assert lines[-1].startswith("  xxx")
+
+
+def test_table_in_a_pipe_cuts_nothing_and_aligns() -> None:
+    rows = [
+        row_of(model(name="a-model-with-a-very-long-name-indeed"), NOW),
+        row_of(model(name="b", state="FAILED", last_exit=KILLED), NOW, last_line="x" * 200),
+    ]
+    lines = render(rows, None, plain)
+    assert lines[0].split()[-1] == "NOTE"
+    assert lines[1].startswith("a-model-with-a-very-long-name-indeed  READY")
+    assert lines[1].index("READY") == lines[2].index("FAILED") == lines[0].index("STATE")
+    assert lines[2].endswith("SIGKILL, out of memory, 2m 5s ago")
+    assert lines[3] == "  " + "x" * 200
+
+
+def test_table_without_models_is_its_header() -> None:
+    assert len(render([], 80, plain)) == 1
+
+
+def test_state_keeps_its_column_when_it_is_coloured() -> None:
+    def style(text: str, what: str) -> str:
+        return f"<{text}>" if what == "READY" else text
+
+    lines = render([Row(cells=["m", "READY", *["-"] * 7])], None, style)
+    assert "<READY>" in lines[1]
+
+
+def test_unknown_model_names_close_and_configured_ones() -> None:
+    error = unknown_model("smolm2", ["smollm2", "qwen"])
+    assert error.message == "no model is called 'smolm2'; configured: qwen, smollm2"
+    assert error.hint == "did you mean smollm2?"
+    assert "did you mean" not in unknown_model("zzz", ["smollm2"]).hint
+
+
+def test_change_line() -> None:
+    change = {"at": NOW, "model": "m", "from": "LOADING", "to": "READY", "generation": 2, "pid": 9}
+    line = change_line(change | {"note": "loaded"})
+    assert line.endswith(" m: LOADING → READY (generation 2, pid 9, loaded)")

@@ -1,0 +1,165 @@
+"""The client's bookkeeping, without sockets and clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxsup.client.errors import ConnectionLost, RequestError
+from mlxsup.client.results import Delta, Result
+from mlxsup.client.session import OWN_LAG_S, SILENCE_LIMIT_S, Delivery, Item, Outcome, Session
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.messages import (
+    CLIENT_MESSAGES,
+    Alive,
+    Cancel,
+    ClientDelta,
+    Deltas,
+    Done,
+    Event,
+    Message,
+    Reply,
+)
+from mlxsup.protocol.states import Channel, FinishReason
+
+A, B = RequestId("a"), RequestId("b")
+
+
+class Box:
+    """An inbox that is a list."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+
+
+def deliver(deliveries: list[Delivery]) -> None:
+    for delivery in deliveries:
+        delivery.inbox.put(delivery.item)
+
+
+def receive(session: Session, message: Message, now: float = 0.0) -> Outcome:
+    outcome = session.receive(encode(message), now)
+    deliver(outcome.deliveries)
+    return outcome
+
+
+def sent(outcome: Outcome) -> list[Message]:
+    decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+    return [decoder.decode(frames) for frames in outcome.sends]
+
+
+def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
+    tokens = pack_tokens([seq])
+    delta = ClientDelta(id=request_id, seq=seq, text=text, tokens=tokens, **values)
+    return Deltas(deltas=[delta])
+
+
+def test_reasoning_stays_apart_from_the_text() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    receive(session, piece(A, 0, "hm", channel=Channel.REASONING))
+    receive(session, piece(A, 1, "4"))
+    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.STOP))
+    *deltas, result = box.items
+    assert [d.channel for d in deltas if isinstance(d, Delta)] == ["reasoning", "content"]
+    assert isinstance(result, Result)
+    assert (result.text, result.reasoning, result.token_ids) == ("4", "hm", [0, 1])
+    assert (result.tool_calls, result.logprobs, result.seed) == ([], None, None)
+
+
+def test_id_that_is_used_again_is_a_new_request_D7() -> None:
+    session, first, second = Session(), Box(), Box()
+    session.open_stream(A, first, 0.0)
+    receive(session, Done(id=A, seq=0, finish_reason=FinishReason.STOP))
+    session.open_stream(A, second, 0.0)
+    receive(session, piece(A, 0, "x"))
+    assert len(first.items) == len(second.items) == 1
+
+
+def test_messages_for_what_is_not_open_are_ignored_D6() -> None:
+    session, box = Session(), Box()
+    session.open_command(A, box, 0.0)
+    for message in (
+        piece(B, 0, "x"),
+        piece(A, 0, "x"),
+        Done(id=B, seq=0, finish_reason=FinishReason.STOP),
+        Reply(id=B, value={}),
+        Event(id=A, value={}),
+    ):
+        outcome = receive(session, message)
+        assert (outcome.deliveries, outcome.sends) == ([], [])
+    assert len(session) == 1
+
+
+def test_cancel_is_sent_once_and_not_after_the_end_D6() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    assert sent(session.cancel(A)) == [Cancel(id=A)]
+    assert sent(session.cancel(A)) == []
+    receive(session, Done(id=A, seq=0, finish_reason=FinishReason.CANCELLED))
+    assert sent(session.cancel(A)) == []
+    assert len(session) == 0
+
+
+def test_repeated_piece_is_an_error_too_H7() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    receive(session, piece(A, 0, "x"))
+    outcome = receive(session, piece(A, 0, "x"))
+    assert isinstance(box.items[-1], RequestError)
+    assert sent(outcome) == [Cancel(id=A)]
+
+
+def test_events_go_on_until_the_subscription_is_cancelled() -> None:
+    session, box = Session(), Box()
+    session.open_command(A, box, 0.0, is_subscription=True)
+    receive(session, Reply(id=A, value={}))
+    receive(session, Event(id=A, value={"n": 1}))
+    assert box.items == [{"n": 1}]
+    assert sent(session.cancel(A)) == [Cancel(id=A)]
+    receive(session, Event(id=A, value={"n": 2}))
+    assert box.items == [{"n": 1}]
+
+
+def test_silence_counts_only_while_something_is_open_P2() -> None:
+    session, box = Session(), Box()
+    assert session.deadline is None
+    session.open_stream(A, box, 100.0)
+    assert session.deadline == 100.0 + SILENCE_LIMIT_S
+    session.open_stream(B, box, 102.0)
+    assert session.deadline == 100.0 + SILENCE_LIMIT_S
+    receive(session, Alive(), now=102.5)
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S - 0.1)
+    assert session.is_silent(102.5 + SILENCE_LIMIT_S)
+
+
+def test_own_sleep_accuses_nobody_P7() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    late = SILENCE_LIMIT_S + OWN_LAG_S + 60.0
+    assert not session.is_silent(late)
+    assert not session.is_silent(late + SILENCE_LIMIT_S - 0.1)
+    assert session.is_silent(late + SILENCE_LIMIT_S)
+
+
+def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:
+    session, cancelled, running, command = Session(), Box(), Box(), Box()
+    session.open_stream(A, cancelled, 0.0)
+    session.open_stream(B, running, 0.0)
+    session.open_command(RequestId("c"), command, 0.0)
+    receive(session, piece(A, 0, "x"))
+    session.cancel(A)
+    deliver(session.lose(ConnectionLost("gone", "ipc:///x")))
+    result = cancelled.items[-1]
+    assert isinstance(result, Result)
+    assert (result.text, result.finish_reason, result.usage.completion_tokens) == (
+        "x",
+        "cancelled",
+        1,
+    )
+    assert isinstance(running.items[-1], ConnectionLost)
+    assert isinstance(command.items[-1], ConnectionLost)
+    assert len(session) == 0

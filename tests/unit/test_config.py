@@ -1,0 +1,328 @@
+"""The configuration file: what is read, and that each mistake is named with its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.supervisor.config import ConfigError, load_config
+from mlxsup.supervisor.config_lines import LineIndex
+from mlxsup.supervisor.config_tables import ModelTable, RestartTable, SupervisorTable
+from mlxsup.supervisor.core.settings import (
+    CoreSettings,
+    LaunchSettings,
+    ModelSettings,
+    RestartSettings,
+)
+from pydantic import BaseModel
+
+EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mlxsup.toml"
+    path.write_text(text)
+    return path
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(folder, text))
+    assert caught.value.exit_code == 78
+    return caught.value.problems
+
+
+def test_a_small_file_takes_every_default_of_the_core(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, '[models.tiny]\npath = "m"\n'))
+    assert config.core == CoreSettings()
+    assert config.log_level == "info"
+    assert config.runtime_dir == Path("~/.mlxsup/run").expanduser()
+    assert config.log_dir == Path("~/.mlxsup/logs").expanduser()
+    launch = LaunchSettings(path=str(tmp_path / "m"))
+    assert config.models == (ModelSettings(name="tiny", launch=launch),)  # type: ignore[arg-type]
+
+
+def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
+    config = load_config(
+        write(
+            tmp_path,
+            """
+            [supervisor]
+            runtime_dir = "run"
+            log_dir = "~/logs"
+            max_queue = 7
+            max_queue_per_client = 3
+            max_queue_bytes = "2MiB"
+            log_level = "debug"
+            drain_timeout_s = "90s"
+            queue_timeout_s = "5m"
+            first_token_timeout_s = "1h"
+            [models."a.b-c_1"]
+            path = "/models/x"
+            preload = false
+            max_concurrency = 2
+            idle_unload_s = "1.5m"
+            load_stall_timeout_s = 9
+            step_timeout_s = 8.5
+            decode_stall_target_ms = 77
+            context_length = 4096
+            restart.max_restarts = 1
+            restart.window_s = 2
+            restart.stable_s = 3
+            restart.backoff_initial_s = 4
+            restart.backoff_max_s = "5s"
+            """,
+        )
+    )
+    assert config.core == CoreSettings(
+        max_queue=7,
+        max_queue_per_client=3,
+        max_queue_bytes=2 * 1024 * 1024,
+        drain_timeout_s=90.0,
+        queue_timeout_s=300.0,
+        first_token_timeout_s=3600.0,
+    )
+    assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
+    assert config.log_dir == Path("~/logs").expanduser()
+    assert config.models == (
+        ModelSettings(
+            name="a.b-c_1",  # type: ignore[arg-type]
+            launch=LaunchSettings(
+                path="/models/x",
+                max_concurrency=2,
+                step_timeout_s=8.5,
+                decode_stall_target_ms=77,
+                context_length=4096,
+            ),
+            preload=False,
+            idle_unload_s=90.0,
+            load_stall_timeout_s=9.0,
+            restart=RestartSettings(
+                max_restarts=1,
+                window_s=2.0,
+                stable_s=3.0,
+                backoff_initial_s=4.0,
+                backoff_max_s=5.0,
+            ),
+        ),
+    )
+
+
+def test_defaults_fill_what_an_entry_leaves_out(tmp_path: Path) -> None:
+    config = load_config(
+        write(
+            tmp_path,
+            """
+            [defaults]
+            path = "shared"
+            preload = false
+            restart = { max_restarts = 3, window_s = 60 }
+            [models.a]
+            [models.b]
+            path = "own"
+            preload = true
+            [models.b.restart]
+            window_s = "2m"
+            """,
+        )
+    )
+    a, b = config.models
+    assert (a.launch.path, a.preload) == (str(tmp_path / "shared"), False)
+    assert (b.launch.path, b.preload) == (str(tmp_path / "own"), True)
+    assert (a.restart.max_restarts, a.restart.window_s) == (3, 60.0)
+    assert (b.restart.max_restarts, b.restart.window_s) == (3, 120.0)
+
+
+def test_the_fake_engine_needs_no_path_and_takes_options(tmp_path: Path) -> None:
+    text = '[models.f]\nengine = "fake"\nfake = { step_s = 0.1, deep = { a = [1] } }\n'
+    (model,) = load_config(write(tmp_path, text)).models
+    assert model.launch.engine == "fake"
+    assert model.launch.fake == {"step_s": 0.1, "deep": {"a": [1]}}
+
+
+BAD = [
+    ("[models.m]\n", 1, "models.m.path is missing; it takes a folder"),
+    ("[models.m]\npath = 3\n", 2, "models.m.path takes a folder, not 3"),
+    ('[models.m]\npath = ""\n', 2, 'models.m.path takes a folder, not ""'),
+    ("", 1, "names no model: add a table [models.NAME] with a path"),
+    ("models = 3\n", 1, "models takes a table for each model, not 3"),
+    ("[models]\nm = 3\n", 2, "models.m takes a table, not 3"),
+    (
+        '[models.m]\npath = "m"\nmax_concurency = 8\n',
+        3,
+        "unknown key models.m.max_concurency; did you mean max_concurrency?",
+    ),
+    (
+        '[models.m]\npath = "m"\nmax_queue = 8\n',
+        3,
+        "unknown key models.m.max_queue; it belongs to [supervisor]",
+    ),
+    ('[models.m]\npath = "m"\npinned = true\n', 3, "unknown key models.m.pinned; known are path,"),
+    ('[modles.m]\n[models.m]\npath = "m"\n', 1, "unknown key modles; did you mean models?"),
+    (
+        '[models.m]\npath = "m"\nmax_concurrency = 0\n',
+        3,
+        "models.m.max_concurrency takes an integer from 1 to 1024, not 0",
+    ),
+    (
+        '[models.m]\npath = "m"\nmax_concurrency = "8"\n',
+        3,
+        'models.m.max_concurrency takes an integer from 1 to 1024, not "8"',
+    ),
+    (
+        '[models.m]\npath = "m"\nmax_concurrency = true\n',
+        3,
+        "models.m.max_concurrency takes an integer from 1 to 1024, not true",
+    ),
+    ('[models.m]\npath = "m"\npreload = 1\n', 3, "models.m.preload takes true or false, not 1"),
+    (
+        '[models.m]\npath = "m"\nidle_unload_s = "soon"\n',
+        3,
+        "models.m.idle_unload_s takes seconds as a number, or text such as",
+    ),
+    ('[models.m]\npath = "m"\nstep_timeout_s = nan\n', 3, "models.m.step_timeout_s takes seconds"),
+    ('[models.m]\npath = "m"\nstep_timeout_s = 0\n', 3, "models.m.step_timeout_s takes seconds"),
+    ('[models.m]\npath = "m"\nengine = "vllm"\n', 3, 'takes "mlx" or "fake", not "vllm"'),
+    ('[models.m]\npath = "m"\nfake = { a = 1 }\n', 3, 'models.m.fake needs engine = "fake"'),
+    (
+        '[models.m]\nengine = "fake"\nfake = { at = 2026-01-01 }\n',
+        3,
+        "models.m.fake takes texts, numbers and tables",
+    ),
+    (
+        '[models.m]\npath = "m"\nrestart = { backoff_max_s = 0.5 }\n',
+        3,
+        "models.m.restart.backoff_max_s takes at least backoff_initial_s (1), not 0.5",
+    ),
+    (
+        '[models.m]\npath = "m"\n[models.m.restart]\nmax_restarts = -1\n',
+        4,
+        "models.m.restart.max_restarts takes an integer from 0, not -1",
+    ),
+    (
+        '[supervisor]\nmax_queue_bytes = "256MB"\n[models.m]\npath = "m"\n',
+        2,
+        'supervisor.max_queue_bytes takes bytes as an integer, or text such as "256MiB"',
+    ),
+    (
+        '[supervisor]\nlog_level = "loud"\n[models.m]\npath = "m"\n',
+        2,
+        'supervisor.log_level takes "debug", "info", "warning" or "error", not "loud"',
+    ),
+    ('[models."a/b"]\npath = "m"\n', 1, "models.'a/b': a model's name takes 1 to 64"),
+    ('[models.".a"]\npath = "m"\n', 1, "models.'.a': a model's name takes 1 to 64"),
+    (f'[models.{"a" * 65}]\npath = "m"\n', 1, "a model's name takes 1 to 64"),
+    ('[models.mlxsup]\npath = "m"\n', 1, "the name mlxsup is the daemon's own"),
+    ('[models.a]\npath = "m"\n[models.A]\npath = "m"\n', 3, "differs from models.a in case only"),
+    ('[models.m]\npath = "m\n', 2, "is not TOML: Illegal character"),
+    ("[models.m\n", 1, "is not TOML: Expected ']'"),
+    ('[models.m]\npath = """m\n', 3, "is not TOML: Unterminated string"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "expected"), BAD)
+def test_a_mistake_names_file_line_key_and_what_was_expected(
+    tmp_path: Path, text: str, line: int, expected: str
+) -> None:
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.startswith(f"{tmp_path / 'mlxsup.toml'}:{line}: ")
+    assert expected in problem
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(tmp_path: Path) -> None:
+    text = """\
+[supervisor]
+max_queue = "many"
+[defaults]
+preload = 3
+[models.a]
+patj = "m"
+note = '''
+[models.hidden]
+max_queue = 1
+'''
+[models.b]
+path = "m"
+restart = { max_restart = 2, window_s = -1 }
+"""
+    lines = [int(p.split(":")[1]) for p in problems_of(tmp_path, text)]
+    assert lines == [2, 4, 6, 7, 13, 13]
+
+
+def test_a_missing_model_folder_is_no_mistake_of_the_file(tmp_path: Path) -> None:
+    (model,) = load_config(write(tmp_path, '[models.m]\npath = "nowhere"\n')).models
+    assert not Path(model.launch.path).exists()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe[models]"])
+def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "mlxsup.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{path}: ")
+
+
+def test_the_line_index_is_not_misled_by_quotes_brackets_and_comments() -> None:
+    index = LineIndex(
+        'a = "# [x]"  # b = 1\n'
+        "list = [\n"
+        '  "c = 1", # ]\n'
+        "]\n"
+        "[t.'quoted key'.u]  # comment\n"
+        'd."e.f" = { g = 1, h.i = "}" }\n'
+        'text = """\n'
+        "j = 1\n"
+        '""" # the end\n'
+        "k = 1\n"
+    )
+    at = ("t", "quoted key", "u")
+    assert index.find(("a",)) == 1
+    assert index.find(("list",)) == 2
+    assert index.find(at) == 5
+    assert index.find((*at, "d", "e.f")) == 6
+    assert index.find((*at, "d", "e.f", "h", "i")) == 6
+    assert index.find((*at, "text")) == 7
+    assert index.find((*at, "k")) == 10
+    assert index.find(("c",)) == 1
+    assert index.find((*at, "j")) == 5
+
+
+# ---------------------------------------------------------------- the example file
+
+
+def _defaults_of(table: type[BaseModel]) -> dict[str, Any]:
+    return table().model_dump(exclude={"restart"})
+
+
+def _example() -> dict[str, Any]:
+    return tomllib.loads(EXAMPLE.read_text())
+
+
+def test_the_example_names_every_key_with_its_default() -> None:
+    values = _example()
+    model = dict(values["models"]["smollm2"])
+    restart = model.pop("restart")
+    for given, table in (
+        (values["supervisor"], SupervisorTable),
+        (model, ModelTable),
+        (restart, RestartTable),
+    ):
+        defaults = _defaults_of(table)
+        assert set(given) == set(defaults)
+        checked = table.model_validate(given).model_dump(exclude={"restart"})
+        checked.pop("path", None)
+        defaults.pop("path", None)
+        assert checked == defaults
+
+
+def test_the_example_has_two_models_and_a_comment_for_each_key() -> None:
+    assert [m.name for m in load_config(EXAMPLE).models] == ["smollm2", "smollm2-copy"]
+    for line in EXAMPLE.read_text().splitlines()[:-1]:
+        if re.match(r"\w+ = ", line):
+            assert re.search(r"\s# \S", line), f"no comment: {line}"
