@@ -6,18 +6,18 @@ shows far larger than it is with a real one. The two are measured in turn within
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from mlxsup.client import Client
-from support.daemon import Daemon, row
+from mlxsup.client import AsyncClient
+from support.daemon import Daemon
 
 from .report import print_table, spread
 
@@ -65,27 +65,21 @@ class Floor:
         return dict(json.loads(self._process.stdout.readline()))
 
 
-def measure_through(
-    client: Client, supervisor: psutil.Process, concurrency: int
+async def measure_through(
+    client: AsyncClient, supervisor: psutil.Process, concurrency: int
 ) -> tuple[float, float]:
     """Tokens per second through mlxsup, and the supervisor's CPU microseconds per token."""
-    counts = [0] * concurrency
-    gate = threading.Barrier(concurrency + 1)
 
-    def read(number: int) -> None:
-        gate.wait()
+    async def read(number: int) -> int:
         prompt = f"prompt number {number} of the benchmark"
-        for delta in client.generate("tiny", prompt=prompt, max_tokens=TOKENS):
-            counts[number] += len(delta.token_ids)
+        count = 0
+        async for delta in client.generate("tiny", prompt=prompt, max_tokens=TOKENS):
+            count += len(delta.token_ids)
+        return count
 
-    threads = [threading.Thread(target=read, args=(n,)) for n in range(concurrency)]
-    for thread in threads:
-        thread.start()
     before = sum(supervisor.cpu_times()[:2])
-    gate.wait()
     begin = time.perf_counter()
-    for thread in threads:
-        thread.join()
+    counts = await asyncio.gather(*(read(number) for number in range(concurrency)))
     seconds = time.perf_counter() - begin
     spent_s = sum(supervisor.cpu_times()[:2]) - before
     assert counts == [TOKENS] * concurrency, counts
@@ -94,24 +88,30 @@ def measure_through(
 
 def run(model: Path, repeats: int) -> None:
     """Measures and prints."""
+    asyncio.run(_run(model, repeats))
+
+
+async def _run(model: Path, repeats: int) -> None:
     print("## Throughput: mlxsup against BatchGenerator in one process (CPU, tiny model)\n")
     figures = {c: Figures() for c in CONCURRENCIES}
     floor = Floor(model)
     entry = {"path": str(model), "max_concurrency": 16}
-    with Daemon({"tiny": entry}) as daemon, daemon.client() as client:
-        client.load("tiny")
+    with Daemon({"tiny": entry}) as daemon:
         assert daemon.process is not None
         supervisor = psutil.Process(daemon.process.pid)
-        for repeat in range(repeats + 1):
-            for concurrency in CONCURRENCIES:
-                alone = floor.measure(concurrency)
-                through, router_us = measure_through(client, supervisor, concurrency)
-                if repeat == 0:
-                    continue  # a first round of each warms both up
-                figures[concurrency].floor.append(alone)
-                figures[concurrency].through.append(through)
-                figures[concurrency].router_us.append(router_us)
-        assert row(client, "tiny")["restarts"] == 0
+        async with AsyncClient(daemon.endpoint) as client:
+            await client.load("tiny")
+            for repeat in range(repeats + 1):
+                for concurrency in CONCURRENCIES:
+                    alone = floor.measure(concurrency)
+                    through, router_us = await measure_through(client, supervisor, concurrency)
+                    if repeat == 0:
+                        continue  # a first round of each warms both up
+                    figures[concurrency].floor.append(alone)
+                    figures[concurrency].through.append(through)
+                    figures[concurrency].router_us.append(router_us)
+            [row] = (await client.status())["models"]
+            assert row["restarts"] == 0
     floor.close()
     rows = []
     for concurrency, f in figures.items():

@@ -182,37 +182,44 @@ def _invalid(message: str, request_id: str = "") -> DecodeError:
 # ---------------------------------------------------------------- dataclasses to maps
 
 
+Convert = Callable[[Any], Any]
+
+
 @functools.cache
-def _field_defaults(cls: Any) -> tuple[tuple[str, Any], ...]:
+def _plan(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
+    """Of each field: its name, its default (MISSING for none), and how it becomes a plain value."""
+    hints = typing.get_type_hints(cls)
     plan = []
     for f in fields(cls):
-        default = f.default
-        if f.default_factory is not MISSING:
-            default = f.default_factory()
-        plan.append((f.name, default))
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        plan.append((f.name, default, _conversion(hints[f.name])))
     return tuple(plan)
 
 
 def _to_map(value: Any) -> dict[str, Any]:
     result = {}
-    for name, default in _field_defaults(typing.cast(Any, type(value))):
+    for name, default, convert in _plan(typing.cast(Any, type(value))):
         item = getattr(value, name)
-        if default is MISSING or item != default:
-            result[name] = _to_plain(item)
+        if item != default:
+            result[name] = item if convert is None or item is None else convert(item)
     return result
 
 
-def _to_plain(item: Any) -> Any:
-    kind = type(item)
-    if kind is str or kind is bytes or kind is int or kind is float:
-        return item
-    if kind is list:
-        return [_to_plain(x) for x in item]
-    if isinstance(item, Enum):
-        return item.value
-    if is_dataclass(item):
-        return _to_map(item)
-    return item
+def _conversion(hint: Any) -> Convert | None:
+    """How a value of this type becomes what msgpack packs; None where it is that already."""
+    hint = _without_none(hint)
+    if typing.get_origin(hint) is list:
+        item = _conversion(typing.get_args(hint)[0])
+        return None if item is None else lambda values: [item(value) for value in values]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda member: member.value
+    return _to_map if is_dataclass(hint) else None
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(a for a in typing.get_args(hint) if a is not types.NoneType)
+    return hint
 
 
 # ---------------------------------------------------------------- maps to dataclasses
@@ -251,7 +258,7 @@ def _check_for(hint: Any) -> Check:
         return _name_check if supertype is str else _check_for(supertype)
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
-        inner = _check_for(next(a for a in typing.get_args(hint) if a is not types.NoneType))
+        inner = _check_for(_without_none(hint))
         return lambda value, path: None if value is None else inner(value, path)
     if origin is list:
         item_check = _check_for(typing.get_args(hint)[0])

@@ -153,9 +153,9 @@ CLIENT_MESSAGES: tuple[type[Message], ...] = (
 # ---------------------------------------------------------------- supervisor → client
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ClientDelta:
-    """One piece of one stream, inside `Deltas`.
+    """One piece of one stream, inside `Deltas`; not frozen, since one is made for every token.
 
     Attributes:
         id: whose.
@@ -385,9 +385,9 @@ class Rejected(Message):
     error: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowDelta:
-    """What one step did for one row.
+    """What one step did for one row; not frozen, since one is made for every token.
 
     Attributes:
         key: whose.

@@ -34,6 +34,7 @@ from .core.actions import (
 )
 from .core.core import Core
 from .core.events import Event, Sampled, ShutdownAsked, Started, Tick
+from .end_signals import EndSignals
 from .logs import DaemonLog, ModelLog
 from .monitor import machine_bytes, measure_footprints
 from .process import use_best_child_watcher
@@ -157,13 +158,12 @@ class App:
         # One entry for each model of the configuration.
         self._model_logs: dict[ModelName, ModelLog] = {}
         self._spawns = 0
-        self._signals = 0
 
     async def run(self, on_listening: OnListening, *, max_clients: int) -> int:
         """Serves until `Finish`; returns the exit code."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
-        self._install_signals()
+        signals = EndSignals(self._on_signal)
         around = self._surroundings
         try:
             self._clients = Clients(
@@ -189,7 +189,7 @@ class App:
                 on_listening(endpoint)
                 self._loop.call_soon(self._start)
                 await self._finished.wait()
-                self._end_signals()
+                signals.ignore()
                 for task in beating:
                     task.cancel()
                 if self._is_broken:
@@ -326,22 +326,9 @@ class App:
             self._loop.call_soon(self.dispatch, sampled)
             await asyncio.sleep(1.0)
 
-    def _install_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # An ignored SIGHUP means `nohup`: the daemon shall outlive its terminal.
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            self._loop.add_signal_handler(number, self._on_signal, number)
-
-    def _end_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
+    def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._log.write("info", "signal received", signal=number.name)
-        self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=self._signals > 1))
+        self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     # ------------------------------------------------------------ bugs
 

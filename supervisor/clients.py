@@ -219,7 +219,7 @@ class Clients:
         connection = self._connections.get(id)
         try:
             message = self._decoder.decode(frames[1:])
-            connection = connection or self._new_connection(id)
+            connection = connection or self._new_connection(id, message)
             if len(connection.open) >= MAX_OPEN_PER_CONNECTION and not isinstance(message, Cancel):
                 raise DecodeError(
                     ErrorCode.OVERLOADED,
@@ -234,10 +234,12 @@ class Clients:
         self._post(ClientSaid(now=self._now(), connection=id, message=message))
         self._forget_if_idle(connection)
 
-    def _new_connection(self, id: ConnectionId) -> _Connection:
+    def _new_connection(self, id: ConnectionId, message: Message) -> _Connection:
         if len(self._connections) >= MAX_CONNECTIONS:
             raise DecodeError(
-                ErrorCode.OVERLOADED, f"{MAX_CONNECTIONS} clients have requests open already"
+                ErrorCode.OVERLOADED,
+                f"{MAX_CONNECTIONS} clients have requests open already",
+                getattr(message, "id", ""),
             )
         connection = self._connections[id] = _Connection(id)
         return connection

@@ -11,6 +11,10 @@ from zmq.utils.monitor import parse_monitor_message
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
+# Plain integers: arithmetic on the enumerations costs more than the calls they are handed to.
+_NOBLOCK = int(zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
+
 TURN_MESSAGES = 128
 """Messages taken from one socket before others have their turn."""
 
@@ -63,10 +67,12 @@ class LoopSocket:
             zmq.ZMQError: the peer is unreachable.
         """
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            self.socket.send_multipart(frames, _NOBLOCK)
         except zmq.Again:
             return False
-        self.drain_soon()
+        # Sending may have swallowed the edge of something that arrived.
+        if self.socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
+            self.drain_soon()
         return True
 
     def close(self, linger_ms: int = 0) -> None:
@@ -91,7 +97,7 @@ class LoopSocket:
             if self._is_closed:
                 return False
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(_NOBLOCK)
             except zmq.Again:
                 return False
             self._take(frames)

@@ -18,7 +18,9 @@ from .core.events import Event, WorkerBroke, WorkerSaid
 from .runtime import BEAT_SUFFIX
 from .transport import Context, LoopSocket, Monitor, bound_socket
 
-RECEIVE_HIGH_WATER_MARK = 32
+RECEIVE_HIGH_WATER_MARK = 256
+"""libzmq drops what waits behind a full receiver when its peer closes: the last words of a worker
+must fit, while one whose supervisor has stopped reading still has to stop stepping soon."""
 BEAT_HIGH_WATER_MARK = 4
 SEND_HIGH_WATER_MARK = 64
 """Besides four messages for each row of the batch: there is room for all that may be said."""

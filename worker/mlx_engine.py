@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from .mlx_text import MlxText
 
 WARMUP_KEY = RequestKey(-1)
-WARMUP_PROMPT_TOKENS = 25
-"""A chunk of 8 that pays for what happens once, a chunk of 16 that is measured, the last token."""
-WARMUP_TOKENS = 5
+WARMUP_PROMPT_TOKENS = 9
+"""One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
+WARMUP_TOKENS = 2
 
 UNKNOWN_CONTEXT_LENGTH = 4096
 """For a model that does not say how much it was made for."""

@@ -256,7 +256,12 @@ class Core:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise RemoteError(ErrorCode.INVALID_REQUEST, "timeout_s takes seconds from 0")
         pids = [m.life.pid for m in self._models.values() if m.life.pid is not None]
-        value = {"pids": pids, "supervisor_pid": self._facts.get("pid")}
+        limit_s = self._settings.drain_timeout_s if message.timeout_s is None else message.timeout_s
+        value = {
+            "pids": pids,
+            "supervisor_pid": self._facts.get("pid"),
+            "drain_timeout_s": 0.0 if message.now else limit_s,
+        }
         self._send(event.connection, Reply(id=message.id, value=value))
         self._shut_down(event.now, is_immediate=message.now, drain_s=message.timeout_s)
 

@@ -77,5 +77,7 @@ def test_async_client_learns_of_the_death_of_the_supervisor_P2(number: signal.Si
 def test_supervisor_that_is_stopped_before_the_handshake_is_no_daemon_P2() -> None:
     with supervisor_process() as (process, endpoint), Client(endpoint) as client:
         process.send_signal(signal.SIGSTOP)
+        # Returns once every thread stands still; until then one could still answer.
+        os.waitpid(process.pid, os.WUNTRACED)
         with pytest.raises(ConnectionLost):
             client.ping()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from mlxsup.supervisor.process import WorkerProcess, describe_exit, use_best_child_watcher
 from support.eventually import eventually
+from support.eventually_async import eventually_async
 
 Body = Callable[[WorkerProcess, bytearray], Awaitable[None]]
 
@@ -32,12 +33,6 @@ def run_with(code: str, body: Body, first_line: bytes = b"hello\n") -> None:
 
     use_best_child_watcher()
     asyncio.run(run())
-
-
-async def until(predicate: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not predicate():
-            await asyncio.sleep(0.01)
 
 
 def test_it_gets_its_line_and_both_outputs_come_back() -> None:
@@ -61,7 +56,7 @@ def test_its_input_stays_open_for_as_long_as_the_supervisor_lives() -> None:
     code = "import sys; sys.stdin.readline(); print('waits', flush=True); sys.stdin.read()"
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
-        await until(lambda: output == b"waits\n")
+        await eventually_async(lambda: output == b"waits\n")
         assert not process.exited.done()
 
     run_with(code, body)
@@ -71,7 +66,7 @@ def test_it_leads_a_group_of_its_own_in_the_same_session() -> None:
     code = "import sys; print('up', flush=True); sys.stdin.read()"
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
-        await until(lambda: output == b"up\n")
+        await eventually_async(lambda: output == b"up\n")
         assert os.getpgid(process.pid) == process.pid
         assert os.getsid(process.pid) == os.getsid(0)
         process.signal(signal.SIGTERM)
@@ -101,7 +96,7 @@ print(child.pid, flush=True)
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
         assert await process.exited == 0
-        await until(lambda: output.endswith(b"\n"))
+        await eventually_async(lambda: output.endswith(b"\n"))
         grandchild.append(psutil.Process(int(output)))
         assert not process.output_ended.is_set()
 
@@ -119,12 +114,12 @@ time.sleep(600)
 """
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
-        await until(lambda: output.endswith(b"\n"))
+        await eventually_async(lambda: output.endswith(b"\n"))
         grandchild = psutil.Process(int(output))
         process.signal(signal.SIGKILL)
         assert await process.exited == -signal.SIGKILL
         await process.output_ended.wait()
-        await until(
+        await eventually_async(
             lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
         )
 

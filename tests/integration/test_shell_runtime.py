@@ -44,11 +44,21 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(parent)
 
 
+def sleep_until_killed() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(SLEEPER, process_group=0)
+    yield process
+    process.kill()
+    process.wait()
+
+
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(SLEEPER, process_group=0) as process:
-        yield process
-        process.kill()
+    yield from sleep_until_killed()
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    yield from sleep_until_killed()
 
 
 def test_the_folder_is_made_private_and_its_stale_sockets_go(folder: Path) -> None:
@@ -100,7 +110,7 @@ def test_a_folder_of_somebody_else_is_refused() -> None:
 
 def test_a_path_too_long_for_sockets_is_refused_before_anything_is_made(folder: Path) -> None:
     long = folder / ("x" * 100)
-    with pytest.raises(RuntimeFolderError, match="too long.*shorter runtime_dir"):
+    with pytest.raises(RuntimeFolderError, match=r"too long.*shorter runtime_dir"):
         RuntimeFolder.claim(long)
     assert not folder.exists()
 
@@ -154,22 +164,20 @@ def test_an_identity_is_of_one_process_and_ends_with_it(sleeper: subprocess.Pope
 
 
 def test_leftovers_are_killed_by_pid_and_start_and_nothing_else_is_E6(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], bystander: subprocess.Popen[bytes]
 ) -> None:
-    with subprocess.Popen(SLEEPER, process_group=0) as bystander:
-        record = WorkerRecord(tmp_path)
-        record.add("left", sleeper.pid)
-        path = tmp_path / "workers.json"
-        (entry,) = json.loads(path.read_text())
-        reused = {"model": "reused", "pid": bystander.pid, "identity": entry["identity"]}
-        gone = {"model": "gone", "pid": 2**22 - 1, "identity": "no"}
-        path.write_text(json.dumps([entry, reused, gone, {"pid": 1}, 3]))
-        (leftover,) = WorkerRecord(tmp_path).sweep()
-        assert (leftover.model, leftover.pid, leftover.is_gone) == ("left", sleeper.pid, True)
-        assert sleeper.wait(10) == -signal.SIGKILL
-        assert bystander.poll() is None
-        assert json.loads(path.read_text()) == []
-        bystander.kill()
+    record = WorkerRecord(tmp_path)
+    record.add("left", sleeper.pid)
+    path = tmp_path / "workers.json"
+    (entry,) = json.loads(path.read_text())
+    reused = {"model": "reused", "pid": bystander.pid, "identity": entry["identity"]}
+    gone = {"model": "gone", "pid": 2**22 - 1, "identity": "no"}
+    path.write_text(json.dumps([entry, reused, gone, {"pid": 1}, 3]))
+    (leftover,) = WorkerRecord(tmp_path).sweep()
+    assert (leftover.model, leftover.pid, leftover.is_gone) == ("left", sleeper.pid, True)
+    assert process_identity(sleeper.pid) is None
+    assert process_identity(bystander.pid) is not None
+    assert json.loads(path.read_text()) == []
 
 
 def test_a_stopped_leftover_goes_too_E6(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

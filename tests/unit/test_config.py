@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.config import ConfigError, load_config
 from mlxsup.supervisor.config_lines import LineIndex
 from mlxsup.supervisor.config_tables import ModelTable, RestartTable, SupervisorTable
@@ -42,7 +43,7 @@ def test_a_small_file_takes_every_default_of_the_core(tmp_path: Path) -> None:
     assert config.runtime_dir == Path("~/.mlxsup/run").expanduser()
     assert config.log_dir == Path("~/.mlxsup/logs").expanduser()
     launch = LaunchSettings(path=str(tmp_path / "m"))
-    assert config.models == (ModelSettings(name="tiny", launch=launch),)  # type: ignore[arg-type]
+    assert config.models == (ModelSettings(name=ModelName("tiny"), launch=launch),)
 
 
 def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
     assert config.log_dir == Path("~/logs").expanduser()
     assert config.models == (
         ModelSettings(
-            name="a.b-c_1",  # type: ignore[arg-type]
+            name=ModelName("a.b-c_1"),
             launch=LaunchSettings(
                 path="/models/x",
                 max_concurrency=2,

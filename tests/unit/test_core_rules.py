@@ -455,7 +455,7 @@ def test_stop_now_asks_gracefully_first_E5() -> None:
     driver = in_state(State.READY)
     driver.stop(now=True)
     [reply] = driver.sent(Reply)
-    assert reply.value == {"pids": [77], "supervisor_pid": 1}
+    assert reply.value == {"pids": [77], "supervisor_pid": 1, "drain_timeout_s": 0.0}
     assert (driver.told(Exit), driver.signals()) == ([Exit()], [])
     driver = in_state(State.LOADING)
     driver.stop(now=True)

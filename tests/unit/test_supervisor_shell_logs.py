@@ -39,9 +39,9 @@ def test_a_full_disk_drops_lines_and_says_so_once_a_minute(tmp_path: Path) -> No
     path = tmp_path / "m.log"
     path.symlink_to("/dev/full")
     reports: list[str] = []
-    now = 0.0
-    file = RotatingFile(path, reports.append, clock=lambda: now)
-    for now in (0.0, 1.0, 59.0, 60.0, 61.0):
+    moments = iter((0.0, 1.0, 59.0, 60.0, 61.0))
+    file = RotatingFile(path, reports.append, clock=lambda: next(moments))
+    for _ in range(5):
         file.write(b"12345\n")
     assert len(reports) == 2
     assert os.strerror(errno.ENOSPC) in reports[0]

@@ -1,0 +1,193 @@
+"""The sockets of one incarnation of a worker, with a bare DEALER as the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.messages import (
+    SUPERVISOR_TO_WORKER,
+    Dispatch,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Message,
+    Step,
+)
+from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid
+from mlxsup.supervisor.worker_link import WorkerLink
+from support.eventually_async import eventually_async
+
+HELLO = Hello(
+    model=ModelName("m"), generation=Generation(3), token="secret", pid=42, version="0.1.0"
+)
+BEAT = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.5)
+
+
+class Bench:
+    """A `WorkerLink` under test, with what a worker has at the other end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[Event] = []
+        self.path = folder / "w1.sock"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.link = WorkerLink(
+            self.context,
+            self.path,
+            model=ModelName("m"),
+            generation=Generation(3),
+            token="secret",
+            max_concurrency=2,
+            post=self.events.append,
+            now=lambda: 5.0,
+        )
+        self.link.pid = 42
+        self.worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.worker = self.worker_context.socket(zmq.DEALER)
+        self.worker.connect(self.link.endpoint)
+
+    def say(self, message: Message) -> None:
+        self.worker.send_multipart(encode(message))
+
+    def beat(self, message: Message) -> None:
+        with self.worker_context.socket(zmq.PUSH) as socket:
+            socket.connect(self.link.endpoint + ".beat")
+            socket.send_multipart(encode(message))
+
+    async def event(self, number: int = 0) -> Any:
+        await eventually_async(lambda: len(self.events) > number)
+        return self.events[number]
+
+    def close(self) -> None:
+        self.worker_context.destroy(linger=0)
+        self.link.close()
+        self.link.close()
+        self.context.term()
+
+
+def run(body: Callable[[Bench], Awaitable[None]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+
+    async def main() -> None:
+        bench = Bench(folder)
+        try:
+            async with asyncio.timeout(60):
+                await body(bench)
+        finally:
+            bench.close()
+        assert not bench.path.exists()
+
+    try:
+        asyncio.run(main())
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_after_the_right_hello_messages_and_beats_become_events() -> None:
+    async def body(bench: Bench) -> None:
+        progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
+        bench.say(HELLO)
+        bench.say(progress)
+        assert await bench.event(0) == WorkerSaid(
+            now=5.0, model=ModelName("m"), generation=Generation(3), message=HELLO
+        )
+        assert (await bench.event(1)).message == progress
+        bench.beat(BEAT)
+        assert (await bench.event(2)).message == BEAT
+
+    run(body)
+
+
+WRONG: list[tuple[Message, str]] = [
+    (replace(HELLO, token="x"), "wrong token"),
+    (replace(HELLO, generation=Generation(2)), "generation 2"),
+    (replace(HELLO, model=ModelName("n")), "as n"),
+    (replace(HELLO, pid=43), "pid 43"),
+    (Step(step=1), "began with step"),
+]
+
+
+@pytest.mark.parametrize(("message", "detail"), WRONG)
+def test_another_first_message_is_no_worker(message: Message, detail: str) -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(message)
+        bench.say(HELLO)
+        broke = await bench.event()
+        assert isinstance(broke, WorkerBroke)
+        assert detail in broke.detail
+        assert not broke.is_other_version
+        await eventually_async(lambda: bench.link.has_peer)
+        bench.link.drain()
+        assert len(bench.events) == 1
+
+    run(body)
+
+
+def test_another_protocol_version_is_told_apart() -> None:
+    async def body(bench: Bench) -> None:
+        bench.worker.send(msgpack.packb({"type": "hello", "v": 99, "something": "new"}))
+        broke = await bench.event()
+        assert isinstance(broke, WorkerBroke)
+        assert broke.is_other_version
+
+    run(body)
+
+
+def test_what_is_no_message_breaks_it_once() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        for _ in range(3):
+            bench.worker.send(b"\xc1")
+        broke = await bench.event(1)
+        assert isinstance(broke, WorkerBroke)
+        bench.worker.close(0)
+        await bench.link.disconnected.wait()
+        bench.link.drain()
+        assert len(bench.events) == 2
+
+    run(body)
+
+
+def test_messages_reach_the_worker_in_order_though_it_reads_late() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        count = 4000
+        for key in range(count):
+            bench.link.send(Dispatch(key=RequestKey(key), body=b"x" * 2000))
+        assert len(bench.events) == 1
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        for key in range(count):
+            await eventually_async(lambda: bench.worker.poll(0))
+            message = decoder.decode(bench.worker.recv_multipart())
+            assert isinstance(message, Dispatch)
+            assert message.key == key
+
+    run(body)
+
+
+def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        for number in range(25):
+            bench.say(Step(step=number))
+        bench.worker.close(linger=5000)
+        await bench.link.disconnected.wait()
+        bench.link.drain()
+        steps = [e.message.step for e in bench.events[1:] if isinstance(e, WorkerSaid)]
+        assert steps == list(range(25))
+
+    run(body)

@@ -1,0 +1,21 @@
+"""Waiting for something to become true inside an event loop, which goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from .eventually import INTERVAL_S
+
+T = TypeVar("T")
+
+
+async def eventually_async(predicate: Callable[[], T], timeout_s: float = 10.0) -> T:
+    """The first truthy value of the predicate; `eventually` for a coroutine."""
+    until = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        assert time.monotonic() < until, f"still {value!r} after {timeout_s:g} s"
+        await asyncio.sleep(INTERVAL_S)
+    return value
