@@ -58,7 +58,7 @@ def start(config_path: Path | None, output: Output) -> int:
         raise CliError(
             str(error),
             code="runtime_folder",
-            hint="name a folder of your own as supervisor.runtime_dir",
+            hint=error.hint,
             status=ExitStatus.RUNTIME_FOLDER,
         ) from None
     finally:

@@ -175,8 +175,8 @@ class App:
             )
         except zmq.ZMQError as error:
             raise RuntimeFolderError(
-                f"nothing can listen at {around.folder.client_socket}: {error.strerror}; "
-                f"set another runtime_dir"
+                f"nothing can listen at {around.folder.client_socket}: {error.strerror}",
+                hint="set another runtime_dir",
             ) from None
         endpoint = self._clients.endpoint
         self._log.write("info", "daemon started", version=VERSION, endpoint=endpoint)
@@ -389,8 +389,8 @@ def _open_log(config: DaemonConfig) -> DaemonLog:
         config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise RuntimeFolderError(
-            f"the log folder {config.log_dir} cannot be created: {error.strerror}; "
-            f"set a log_dir that you may write to"
+            f"the log folder {config.log_dir} cannot be created: {error.strerror}",
+            hint="set a log_dir that you may write to",
         ) from None
     return DaemonLog(config.log_dir, config.log_level, report)
 

@@ -27,7 +27,15 @@ MAX_OPEN_FILES_MACOS = 10_240
 
 
 class RuntimeFolderError(Exception):
-    """The runtime folder cannot be used (exit 73); the message says what to do."""
+    """The runtime or the log folder cannot be used (exit 73).
+
+    Attributes:
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
     exit_code = UNUSABLE_EXIT_CODE
 
@@ -119,7 +127,7 @@ def _check_socket_paths(path: Path) -> None:
             check_socket_path(str(path / name))
         except ValueError as error:
             raise RuntimeFolderError(
-                f"the runtime folder's path is too long: {error}; set a shorter runtime_dir"
+                f"the runtime folder's path is too long: {error}", hint="set a shorter runtime_dir"
             ) from None
 
 
@@ -129,23 +137,24 @@ def _prepare(path: Path) -> None:
         status = path.stat()
     except FileExistsError:
         raise RuntimeFolderError(
-            f"the runtime folder {path} is not a folder; remove it or set another runtime_dir"
+            f"the runtime folder {path} is not a folder",
+            hint="remove it or set another runtime_dir",
         ) from None
     except OSError as error:
         raise RuntimeFolderError(
-            f"the runtime folder {path} cannot be created: {error.strerror}; "
-            f"set a runtime_dir that you may write to"
+            f"the runtime folder {path} cannot be created: {error.strerror}",
+            hint="set a runtime_dir that you may write to",
         ) from None
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
-            f"the runtime folder {path} belongs to another user (uid {status.st_uid}); "
-            f"set a runtime_dir of your own"
+            f"the runtime folder {path} belongs to another user (uid {status.st_uid})",
+            hint="set a runtime_dir of your own",
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode != 0o700:
         raise RuntimeFolderError(
-            f"the runtime folder {path} has mode {mode:04o}, so others may reach its sockets; "
-            f"run: chmod 0700 {path}"
+            f"the runtime folder {path} has mode {mode:04o}, so others may reach its sockets",
+            hint=f"run: chmod 0700 {path}",
         )
 
 
@@ -164,8 +173,8 @@ def _take_lock(path: Path) -> int:
             os.close(gate)
     except OSError as error:
         raise RuntimeFolderError(
-            f"the runtime folder {path} cannot be used: {error.strerror} ({error.filename}); "
-            f"set a runtime_dir that you may write to"
+            f"the runtime folder {path} cannot be used: {error.strerror} ({error.filename})",
+            hint="set a runtime_dir that you may write to",
         ) from None
 
 

