@@ -67,6 +67,7 @@ class ScriptedSupervisor:
         self._decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops silently
         self._router.bind(self.endpoint)
         self._stop_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scripted-supervisor")
