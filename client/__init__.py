@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.messages import Timings, Usage
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from .client import Client
 from .errors import ConnectionLost, RequestError
-from .results import Delta, Result
+from .results import Delta, Notice, Result
 
 if TYPE_CHECKING:
     from .async_client import AsyncClient
@@ -27,6 +27,8 @@ __all__ = [
     "Delta",
     "ErrorCode",
     "FinishReason",
+    "Notice",
+    "NoticeKind",
     "RequestError",
     "Result",
     "Timings",

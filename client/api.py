@@ -10,6 +10,7 @@ from mlxsup.protocol.ids import RequestId
 from .connection import RequestIds
 from .endpoint import find_endpoint
 from .parameters import encode_generate
+from .streams import OnNotice
 
 StreamType = TypeVar("StreamType")
 
@@ -49,6 +50,7 @@ class ClientBase(ABC, Generic[StreamType]):
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
         client: str | None = None,
+        on_notice: OnNotice | None = None,
     ) -> StreamType:
         """Sends a request and returns its stream of `Delta`.
 
@@ -66,6 +68,8 @@ class ClientBase(ABC, Generic[StreamType]):
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: until the first token; None for the configured limit.
             client: on whose behalf, for fairness; None for this client.
+            on_notice: told with a `Notice` what the request waits for, each time that changes, by
+                whoever reads the stream.
 
         Raises:
             RequestError: `invalid_request`; every other error comes out of the stream.
@@ -89,9 +93,12 @@ class ClientBase(ABC, Generic[StreamType]):
             queue_timeout_s=queue_timeout_s,
             first_token_timeout_s=first_token_timeout_s,
             client=client,
+            notices=on_notice is not None,
         )
-        return self._open_stream(request_id, frames)
+        return self._open_stream(request_id, frames, on_notice)
 
     @abstractmethod
-    def _open_stream(self, request_id: RequestId, frames: list[bytes]) -> StreamType:
+    def _open_stream(
+        self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None
+    ) -> StreamType:
         """Sends the frames and returns the stream of their answer."""

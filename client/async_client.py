@@ -23,9 +23,9 @@ from .api import ClientBase
 from .connection import Connection
 from .link import Link
 from .parameters import GenerateParameters, check_limit, check_model, encode_command
-from .results import Delta, Result
+from .results import Delta, Notice, Result
 from .session import Item
-from .streams import StreamBase, value_of
+from .streams import OnNotice, StreamBase, value_of
 
 
 class AsyncInbox:
@@ -54,9 +54,13 @@ class AsyncStream(StreamBase):
     """
 
     def __init__(
-        self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
+        self,
+        request_id: RequestId,
+        inbox: AsyncInbox,
+        cancel: Callable[[RequestId], None],
+        on_notice: OnNotice | None,
     ) -> None:
-        super().__init__(request_id, cancel)
+        super().__init__(request_id, cancel, on_notice)
         self._inbox = inbox
 
     def __aiter__(self) -> Self:
@@ -65,7 +69,9 @@ class AsyncStream(StreamBase):
     async def __anext__(self) -> Delta:
         if self._end is not None:
             raise StopAsyncIteration
-        delta = self._take(await self._inbox.get())
+        while isinstance(item := await self._inbox.get(), Notice):
+            self._tell(item)
+        delta = self._take(item)
         if delta is None:
             raise StopAsyncIteration
         return delta
@@ -156,9 +162,9 @@ class AsyncClient(ClientBase[AsyncStream]):
         """Returns once the daemon has answered."""
         return await self._call(Ping(id=self._ids.next()))
 
-    async def status(self) -> dict[str, Any]:
-        """What `mlxsup status --json` prints."""
-        return await self._call(StatusQuery(id=self._ids.next()))
+    async def status(self, *, debug: bool = False) -> dict[str, Any]:
+        """What `mlxsup status --json` prints; `debug` adds the latest events of each model."""
+        return await self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
     async def load(self, model: str) -> dict[str, Any]:
         """Returns once the model is READY."""
@@ -214,12 +220,14 @@ class AsyncClient(ClientBase[AsyncStream]):
         self._pump_soon()
         return inbox
 
-    def _open_stream(self, request_id: RequestId, frames: list[bytes]) -> AsyncStream:
+    def _open_stream(
+        self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None
+    ) -> AsyncStream:
         inbox = AsyncInbox()
         self._check_loop()
         self._connection.open_stream(request_id, frames, inbox)
         self._pump_soon()
-        return AsyncStream(request_id, inbox, self._cancel)
+        return AsyncStream(request_id, inbox, self._cancel, on_notice)
 
     def _cancel(self, request_id: RequestId) -> None:
         if self._loop is None or self._is_closed:

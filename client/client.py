@@ -23,9 +23,9 @@ from .api import ClientBase
 from .connection import Connection
 from .io_thread import IoThread
 from .parameters import GenerateParameters, check_limit, check_model, encode_command
-from .results import Delta, Result
+from .results import Delta, Notice, Result
 from .session import Item
-from .streams import StreamBase, value_of
+from .streams import OnNotice, StreamBase, value_of
 
 SyncInbox = queue.SimpleQueue[Item]
 
@@ -37,9 +37,13 @@ class Stream(StreamBase):
     """
 
     def __init__(
-        self, request_id: RequestId, inbox: SyncInbox, cancel: Callable[[RequestId], None]
+        self,
+        request_id: RequestId,
+        inbox: SyncInbox,
+        cancel: Callable[[RequestId], None],
+        on_notice: OnNotice | None,
     ) -> None:
-        super().__init__(request_id, cancel)
+        super().__init__(request_id, cancel, on_notice)
         self._inbox = inbox
 
     def __iter__(self) -> Self:
@@ -48,7 +52,9 @@ class Stream(StreamBase):
     def __next__(self) -> Delta:
         if self._end is not None:
             raise StopIteration
-        delta = self._take(self._inbox.get())
+        while isinstance(item := self._inbox.get(), Notice):
+            self._tell(item)
+        delta = self._take(item)
         if delta is None:
             raise StopIteration
         return delta
@@ -128,9 +134,9 @@ class Client(ClientBase[Stream]):
         """Returns once the daemon has answered."""
         return self._call(Ping(id=self._ids.next()))
 
-    def status(self) -> dict[str, Any]:
-        """What `mlxsup status --json` prints."""
-        return self._call(StatusQuery(id=self._ids.next()))
+    def status(self, *, debug: bool = False) -> dict[str, Any]:
+        """What `mlxsup status --json` prints; `debug` adds the latest events of each model."""
+        return self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
     def load(self, model: str) -> dict[str, Any]:
         """Returns once the model is READY."""
@@ -188,10 +194,12 @@ class Client(ClientBase[Stream]):
         self._must_post(task)
         return inbox
 
-    def _open_stream(self, request_id: RequestId, frames: list[bytes]) -> Stream:
+    def _open_stream(
+        self, request_id: RequestId, frames: list[bytes], on_notice: OnNotice | None
+    ) -> Stream:
         inbox = SyncInbox()
         self._must_post(lambda connection: connection.open_stream(request_id, frames, inbox))
-        return Stream(request_id, inbox, self._cancel)
+        return Stream(request_id, inbox, self._cancel, on_notice)
 
     def _must_post(self, task: Callable[[Connection], None]) -> None:
         if not self._thread.post(task):

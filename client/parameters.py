@@ -12,6 +12,7 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.messages import Generate, Message
 
 from .errors import RequestError
+from .streams import OnNotice
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
@@ -35,6 +36,7 @@ class GenerateParameters(TypedDict, total=False):
     queue_timeout_s: float | None
     first_token_timeout_s: float | None
     client: str | None
+    on_notice: OnNotice | None
 
 
 def encode_generate(
@@ -46,6 +48,7 @@ def encode_generate(
     queue_timeout_s: float | None,
     first_token_timeout_s: float | None,
     client: str | None,
+    notices: bool,
 ) -> list[bytes]:
     """The frames of a request.
 
@@ -62,6 +65,7 @@ def encode_generate(
             timeout_s=_check_limit("timeout_s", timeout_s),
             queue_timeout_s=_check_limit("queue_timeout_s", queue_timeout_s),
             first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
+            notices=notices,
             body=encode_body(RequestBody(**body)),
         )
         return encode(message)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.messages import Timings, Usage
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,20 @@ class Delta:
     token_ids: list[int]
     channel: Channel = Channel.CONTENT
     logprobs: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What a request waits for.
+
+    Attributes:
+        kind: `queued`, `loading` or `prefilling`.
+        detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`: done
+            and total, in tokens.
+    """
+
+    kind: NoticeKind
+    detail: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,11 @@ from mlxsup.protocol.messages import (
     Reply,
     Usage,
 )
+from mlxsup.protocol.messages import Notice as NoticeMessage
 from mlxsup.protocol.states import Channel, FinishReason
 
 from .errors import ConnectionLost, RequestError, internal
-from .results import Delta, Result
+from .results import Delta, Notice, Result
 
 SILENCE_LIMIT_S = 3.0
 """The supervisor sends `Alive` each second while something is open; three missing mean that it is
@@ -37,8 +38,8 @@ gone, or as good as gone (P2)."""
 OWN_LAG_S = 1.0
 """A check that comes this late says that this process slept, not that the supervisor did."""
 
-Item = Delta | Result | dict[str, Any] | Exception
-"""What an inbox is given: pieces and a result, a reply, events, or the error that ends it."""
+Item = Delta | Notice | Result | dict[str, Any] | Exception
+"""What an inbox is given: pieces, notices, a result, a reply, events, or the error at the end."""
 
 
 class Inbox(Protocol):
@@ -163,6 +164,11 @@ class Session:
                 for delta in message.deltas:
                     self._take_delta(delta, outcome)
                 return outcome
+            case NoticeMessage():
+                opened = self._open.get(message.id)
+                if opened is None or not opened.is_stream:
+                    return Outcome()
+                return self._deliver(opened, Notice(kind=message.kind, detail=message.detail))
             case Done():
                 return self._take_done(message)
             case Failed():
@@ -174,13 +180,15 @@ class Session:
                     return Outcome()
                 del self._open[message.id]
                 if opened.is_stream:
-                    return self._end(opened, internal("the daemon answered a request as a command"))
-                return self._end(opened, message.value)
+                    return self._deliver(
+                        opened, internal("the daemon answered a request as a command")
+                    )
+                return self._deliver(opened, message.value)
             case Event():
                 opened = self._open.get(message.id)
                 if opened is None or not opened.is_subscription:
                     return Outcome()
-                return self._end(opened, message.value)
+                return self._deliver(opened, message.value)
             case Alive():
                 pass
         return Outcome()
@@ -225,7 +233,7 @@ class Session:
             self._break_off(done.id, opened, _gap(opened.next_seq, done.seq), outcome)
             return outcome
         del self._open[done.id]
-        return self._end(opened, opened.result(done))
+        return self._deliver(opened, opened.result(done))
 
     def _take_failed(self, failed: Failed) -> Outcome:
         try:
@@ -235,7 +243,7 @@ class Session:
         if not failed.id:
             return self._broken(f"the daemon could not read a message: {error.message}")
         opened = self._open.pop(RequestId(failed.id), None)
-        return Outcome() if opened is None else self._end(opened, error)
+        return Outcome() if opened is None else self._deliver(opened, error)
 
     def _broken(self, message: str) -> Outcome:
         """The two sides do not understand each other: everything that is open ends."""
@@ -247,7 +255,7 @@ class Session:
         return outcome
 
     @staticmethod
-    def _end(opened: _Open, item: Item) -> Outcome:
+    def _deliver(opened: _Open, item: Item) -> Outcome:
         return Outcome(deliveries=[Delivery(opened.inbox, item)])
 
     def is_silent(self, now: float) -> bool:

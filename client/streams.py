@@ -8,8 +8,10 @@ from typing import Any
 from mlxsup.protocol.ids import RequestId
 
 from .errors import internal
-from .results import Delta, Result
+from .results import Delta, Notice, Result
 from .session import Item
+
+OnNotice = Callable[[Notice], object]
 
 
 class StreamBase:
@@ -18,11 +20,18 @@ class StreamBase:
     Args:
         request_id: its name in logs, in `status` and in errors.
         cancel: asks for its end; called from any thread.
+        on_notice: told what the request waits for, by whoever iterates, while it waits.
     """
 
-    def __init__(self, request_id: RequestId, cancel: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self,
+        request_id: RequestId,
+        cancel: Callable[[RequestId], None],
+        on_notice: OnNotice | None,
+    ) -> None:
         self._request_id = request_id
         self._cancel = cancel
+        self._on_notice = on_notice
         self._end: Result | Exception | None = None
 
     @property
@@ -53,6 +62,11 @@ class StreamBase:
         if self._end is None:
             self._cancel(self._request_id)
 
+    def _tell(self, notice: Notice) -> None:
+        """Hands on a notice."""
+        if self._on_notice is not None:
+            self._on_notice(notice)
+
     def _take(self, item: Item) -> Delta | None:
         """The piece to give out, or None at the normal end.
 
@@ -61,7 +75,7 @@ class StreamBase:
         """
         if isinstance(item, Delta):
             return item
-        if isinstance(item, dict):
+        if isinstance(item, dict | Notice):
             item = internal("a stream was given a reply")
         self._end = item
         if isinstance(item, Exception):

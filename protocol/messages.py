@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .ids import Generation, ModelName, RequestId, RequestKey
-from .states import Channel, FinishReason, LoadPhase, WorkerPhase
+from .states import Channel, FinishReason, LoadPhase, NoticeKind, WorkerPhase
 from .version import PROTOCOL_VERSION
 
 
@@ -36,6 +36,7 @@ class Generate(Message):
         queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
         first_token_timeout_s: until the first token; 0 or None for no limit of its own.
         timeout_s: until the last token; 0 or None for none.
+        notices: whether to be told what the request waits for, with `Notice`.
         body: msgpack of `RequestBody.to_wire()`.
         v: the sender's protocol version.
     """
@@ -47,6 +48,7 @@ class Generate(Message):
     queue_timeout_s: float | None = None
     first_token_timeout_s: float | None = None
     timeout_s: float | None = None
+    notices: bool = False
     v: int = PROTOCOL_VERSION
     body: bytes = b""
 
@@ -71,10 +73,15 @@ class Ping(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusQuery(Message):
-    """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints."""
+    """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints.
+
+    Attributes:
+        debug: add `stories`, the latest events of each model and what they led to.
+    """
 
     TYPE: ClassVar[str] = "status"
     id: RequestId
+    debug: bool = False
     v: int = PROTOCOL_VERSION
 
 
@@ -181,6 +188,24 @@ class Deltas(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Message):
+    """Supervisor → client: what a request waits for, each time that changes, where it asked to
+    be told.
+
+    Attributes:
+        id: whose.
+        kind: which.
+        detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`:
+            done and total, in tokens.
+    """
+
+    TYPE: ClassVar[str] = "notice"
+    id: RequestId
+    kind: NoticeKind
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Tokens counted for one request; `cached_tokens` of the prompt needed no prefill."""
 
@@ -265,7 +290,15 @@ class Alive(Message):
     TYPE: ClassVar[str] = "alive"
 
 
-SUPERVISOR_TO_CLIENT: tuple[type[Message], ...] = (Deltas, Done, Failed, Reply, Event, Alive)
+SUPERVISOR_TO_CLIENT: tuple[type[Message], ...] = (
+    Deltas,
+    Notice,
+    Done,
+    Failed,
+    Reply,
+    Event,
+    Alive,
+)
 
 # ---------------------------------------------------------------- supervisor → worker
 

@@ -94,6 +94,14 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
+class NoticeKind(StrEnum):
+    """What a request that has not been answered yet waits for."""
+
+    QUEUED = "queued"
+    LOADING = "loading"
+    PREFILLING = "prefilling"
+
+
 class Channel(StrEnum):
     """Which part of an answer a piece of text belongs to."""
 

@@ -31,6 +31,7 @@ def refuse_for_room(
     body_bytes: int,
     ledger: Ledger,
     running: Iterable[RequestId],
+    retry_after_s: float,
     settings: CoreSettings,
 ) -> RemoteError | None:
     """Why the queues are too full for one more request, if so (H3, H5)."""
@@ -43,4 +44,10 @@ def refuse_for_room(
         limit = f"open requests hold {ledger.held_bytes} bytes, near the limit (max_queue_bytes)"
     else:
         return None
-    return overloaded(life.name, limit, queue_depth=ledger.waiting, running=list(running))
+    return overloaded(
+        life.name,
+        limit,
+        queue_depth=ledger.waiting,
+        running=list(running),
+        retry_after_s=retry_after_s,
+    )

@@ -214,7 +214,10 @@ class Core:
         self._send(event.connection, Reply(id=message.id, value={}))
 
     def _on_status(self, event: ClientSaid, message: StatusQuery) -> None:
-        self._send(event.connection, Reply(id=message.id, value=self.status(event.now)))
+        value = self.status(event.now)
+        if message.debug:
+            value["stories"] = self.stories()
+        self._send(event.connection, Reply(id=message.id, value=value))
 
     def _on_load(self, event: ClientSaid, message: Load) -> None:
         model = self._model_for_command(message.model)

@@ -19,6 +19,12 @@ from .requests import Request, Stage
 STORY_LENGTH = 200
 RATE_WINDOW_S = 5.0
 
+SERVICE_WEIGHT = 0.2
+"""Of a new measurement, in the running estimate of how long a request runs."""
+
+UNKNOWN_FREE_S = 1.0
+SHORTEST_FREE_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
@@ -44,6 +50,7 @@ class Model:
         footprint_bytes: resident memory of its process.
         steps: engine steps of the process that lives now.
         tokens: generated since the supervisor's start.
+        service_s: how long a request runs, from what has run; None before any has.
         idle_since: when its last request ended, or when it became READY.
         story: the latest events and what they led to, oldest first.
     """
@@ -60,6 +67,7 @@ class Model:
     footprint_bytes: int = 0
     steps: int = 0
     tokens: int = 0
+    service_s: float | None = None
     idle_since: float = 0.0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
@@ -87,6 +95,17 @@ class Model:
         if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
             return self.idle_since + idle_s
         return phase.deadline
+
+    def learn_service(self, ran_s: float) -> None:
+        """A request has run to its end."""
+        before_s = ran_s if self.service_s is None else self.service_s
+        self.service_s = before_s + SERVICE_WEIGHT * (ran_s - before_s)
+
+    def next_free_s(self) -> float:
+        """How long until a row should be free: the time in which one of them ends."""
+        if self.service_s is None:
+            return UNKNOWN_FREE_S
+        return max(self.service_s / self.life.settings.launch.max_concurrency, SHORTEST_FREE_S)
 
     def forget_process(self) -> None:
         """The process is gone: drop what was true only of it."""

@@ -143,6 +143,7 @@ class Models:
             model = self.by_name.get(name)
             if model is not None:
                 self._serving.dispatch(model, now)
+                self._serving.tell_waiting(model)
                 self._deadlines.set(name, model.deadline())
         self._touched.clear()
 

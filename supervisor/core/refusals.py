@@ -70,7 +70,12 @@ def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
 
 
 def overloaded(
-    name: ModelName, limit: str, *, queue_depth: int, running: list[RequestId]
+    name: ModelName,
+    limit: str,
+    *,
+    queue_depth: int,
+    running: list[RequestId],
+    retry_after_s: float,
 ) -> RemoteError:
     """No room for one more request; names who holds the rows (H3)."""
     return RemoteError(
@@ -80,7 +85,7 @@ def overloaded(
             "model": name,
             "queue_depth": queue_depth,
             "running": running,
-            "retry_after_s": 1.0,
+            "retry_after_s": retry_after_s,
         },
     )
 

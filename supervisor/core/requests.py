@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.messages import Acceptance, Timings, Usage
+from mlxsup.protocol.states import NoticeKind
 
 from .events import ConnectionId
 
@@ -43,6 +45,8 @@ class Request:
         sent_tokens: packed ids of what the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token.
+        wants_notices: whether to tell its client what it waits for.
+        told: the latest notice of each kind.
     """
 
     key: RequestKey
@@ -65,6 +69,8 @@ class Request:
     sent_tokens: bytearray = field(default_factory=bytearray)
     seq: int = 0
     deaths: int = 0
+    wants_notices: bool = False
+    told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def tokens_sent(self) -> int:
@@ -109,6 +115,7 @@ class Ledger:
         self._waiting_by_client: Counter[str] = Counter()
         self._waiting = 0
         self._held_bytes = 0
+        self._listening = 0
         self._last_key = 0
 
     def __len__(self) -> int:
@@ -132,6 +139,11 @@ class Ledger:
         """Bodies and acceptance data of all open requests."""
         return self._held_bytes
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any request wants notices."""
+        return self._listening > 0
+
     def waiting_of(self, client: str) -> int:
         """Requests of one client that are queued."""
         return self._waiting_by_client[client]
@@ -146,6 +158,7 @@ class Ledger:
         self._by_key[request.key] = request
         self._by_connection.setdefault(request.connection, {})[request.id] = request
         self._count_waiting(request, 1)
+        self._listening += request.wants_notices
         self._held_bytes += request.held_bytes
 
     def remove(self, request: Request) -> None:
@@ -157,6 +170,7 @@ class Ledger:
             del self._by_connection[request.connection]
         if request.stage is Stage.QUEUED:
             self._count_waiting(request, -1)
+        self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
 
     def get(self, key: RequestKey) -> Request | None:
@@ -191,6 +205,7 @@ class Ledger:
         waiting = Counter(r.client for r in requests if r.stage is Stage.QUEUED)
         assert dict(self._waiting_by_client) == dict(waiting)
         assert self._waiting == waiting.total()
+        assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:

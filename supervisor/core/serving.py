@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
@@ -16,10 +17,11 @@ from mlxsup.protocol.messages import (
     Failed,
     Generate,
     Message,
+    Notice,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.states import FinishReason, NoticeKind, State
 
 from .actions import Action, SendToClient, SendToWorker
 from .admission import refuse_for_room, refuse_for_state
@@ -29,6 +31,7 @@ from .model import Model
 from .refusals import deadline_exceeded, duplicate_id, queue_timeout, worker_crashed
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
+from .status import load_progress
 
 
 class Serving:
@@ -63,6 +66,7 @@ class Serving:
             body_bytes=len(message.body),
             ledger=self.ledger,
             running=(r.id for r in model.running.values()),
+            retry_after_s=model.next_free_s(),
             settings=self.settings,
         )
         if refusal is not None:
@@ -80,6 +84,7 @@ class Serving:
                 now, message.first_token_timeout_s, self.settings.first_token_timeout_s
             ),
             deadline=_after(now, message.timeout_s, 0.0),
+            wants_notices=message.notices,
         )
         self.ledger.add(request)
         model.line.join(request.key)
@@ -95,6 +100,31 @@ class Serving:
             model.running[request.key] = request
             self._set_deadline(request)
             self._tell(model, Dispatch(key=request.key, body=request.body))
+
+    def tell_waiting(self, model: Model) -> None:
+        """Tells those who asked for it what they wait for, where that has changed."""
+        if not self.ledger.has_listeners:
+            return
+        for position, key in enumerate(model.line, start=1):
+            request = self._request(key)
+            self._notify(request, NoticeKind.QUEUED, {"position": position})
+            progress = load_progress(model)
+            if progress is not None:
+                detail = {"state": model.life.state.value, **progress}
+                self._notify(request, NoticeKind.LOADING, detail)
+
+    def _tell_prefill(self, model: Model, message: Step) -> None:
+        for row in message.prefill:
+            request = model.running.get(row.key)
+            if request is not None:
+                detail = {"done": row.done, "total": row.total}
+                self._notify(request, NoticeKind.PREFILLING, detail)
+
+    def _notify(self, request: Request, kind: NoticeKind, detail: dict[str, Any]) -> None:
+        if request.wants_notices and request.told.get(kind) != detail:
+            request.told[kind] = detail
+            notice = Notice(id=request.id, kind=kind, detail=detail)
+            self._do(SendToClient(connection=request.connection, message=notice))
 
     # ------------------------------------------------------------ what the worker says
 
@@ -140,7 +170,11 @@ class Serving:
             self._do(SendToClient(connection=connection, message=Deltas(deltas=pieces)))
         for request, reason in finished:
             del model.running[request.key]
+            assert request.dispatched_at is not None
+            model.learn_service(now - request.dispatched_at)
             self._end(request, finish=reason, now=now)
+        if message.prefill and self.ledger.has_listeners:
+            self._tell_prefill(model, message)
         model.idle_since = now
         return has_freed or bool(finished)
 

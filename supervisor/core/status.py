@@ -57,7 +57,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "last_exit": asdict(life.last_exit) if life.last_exit else None,
         "cause": life.failure or None,
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
-        "progress": _progress(model),
+        "progress": load_progress(model),
         "queued": len(model.line),
         "running": [request.id for request in model.running.values()],
         "tokens_per_s": model.tokens_per_s(now),
@@ -82,11 +82,12 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
         "wanted": life.wanted.value,
         "why": life.why.value,
         "note": note,
-        "progress": _progress(model),
+        "progress": load_progress(model),
     }
 
 
-def _progress(model: Model) -> dict[str, Any] | None:
+def load_progress(model: Model) -> dict[str, Any] | None:
+    """Where a load stands, or what it waits for; None in every other state."""
     phase = model.life.phase
     if isinstance(phase, Loading):
         return {"phase": phase.load_phase.value, "fraction": phase.progress}

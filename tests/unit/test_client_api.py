@@ -20,6 +20,7 @@ LIMITS: dict[str, Any] = {
     "timeout_s": None,
     "queue_timeout_s": None,
     "first_token_timeout_s": None,
+    "notices": False,
     "client": None,
 }
 

@@ -11,7 +11,10 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
+    Notice,
+    PrefillProgress,
     Rejected,
+    Step,
     Subscribe,
 )
 from mlxsup.protocol.states import FinishReason, State
@@ -282,3 +285,45 @@ def test_a_subscription_ends_with_its_cancel() -> None:
     driver.hello()
     driver.ready()
     assert driver.sent(Event) == []
+
+
+def notices(driver: Driver, kind: str) -> list[dict[str, object]]:
+    return [notice.detail for notice in driver.sent(Notice) if notice.kind == kind]
+
+
+def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
+    driver = Driver()
+    driver.ask("silent")
+    driver.ask("r1", notices=True)
+    assert notices(driver, "queued") == [{"position": 2}]
+    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "spawn", "fraction": 0.0}]
+    driver.spawned()
+    driver.hello()
+    driver.progress(0.5)
+    assert notices(driver, "loading") == [{"state": "LOADING", "phase": "weights", "fraction": 0.5}]
+    assert notices(driver, "queued") == [], "only what has changed"
+    driver.cancel("silent")
+    assert notices(driver, "queued") == [{"position": 1}]
+    driver.ready()
+    assert driver.sent(Notice) == [], "it does not wait any more"
+    row = PrefillProgress(key=2, done=16, total=64)
+    driver.worker(Step(step=1, prefill=[row]))
+    assert notices(driver, "prefilling") == [{"done": 16, "total": 64}]
+
+
+def test_who_did_not_ask_for_notices_gets_none() -> None:
+    driver = Driver()
+    driver.ask()
+    driver.progress(0.5)
+    assert driver.sent(Notice) == []
+
+
+def test_an_overload_says_when_to_come_back_from_what_has_run_H3() -> None:
+    driver = ready_driver()
+    driver.ask("long")
+    driver.now += 8.0
+    driver.token(1, finish=FinishReason.STOP)
+    for number in range(6):
+        driver.ask(f"r{number}")
+    [failed] = driver.sent(Failed)
+    assert failed.error["detail"]["retry_after_s"] == 4.0, "two rows, each for eight seconds"

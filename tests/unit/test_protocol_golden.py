@@ -15,7 +15,7 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.messages import Message
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, WorkerPhase
+from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, NoticeKind, WorkerPhase
 
 GOLDEN = Path(__file__).with_name("golden_messages.json")
 
@@ -55,6 +55,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                     )
                 ]
             ),
+            messages.Notice(id=ID, kind=NoticeKind.QUEUED, detail={"position": 3}),
             messages.Done(
                 id=ID,
                 seq=4,
