@@ -477,6 +477,7 @@ class Heartbeat(Message):
         phase: what the owner thread is doing.
         phase_s: for how long.
         predicted_s: how long the step under way was predicted to take; 0 when idle.
+        requests: how many it holds: being tokenised, waiting for a row, or in the batch.
         active_bytes: held by the engine's arrays.
         cache_bytes: kept by the allocator for reuse.
         peak_bytes: the most ever held.
@@ -487,6 +488,7 @@ class Heartbeat(Message):
     phase: WorkerPhase
     phase_s: float
     predicted_s: float = 0.0
+    requests: int = 0
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0

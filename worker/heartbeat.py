@@ -34,6 +34,7 @@ class Published:
         phase: what it does since.
         since: monotonic seconds; for prefill and decode the start of the step under way.
         predicted_s: how long that step should take at most; 0 when none is under way.
+        requests: how many the worker holds.
         held: memory.
     """
 
@@ -41,6 +42,7 @@ class Published:
     phase: WorkerPhase
     since: float
     predicted_s: float = 0.0
+    requests: int = 0
     held: EngineBytes = field(default_factory=EngineBytes)
 
 
@@ -62,6 +64,7 @@ class Board:
         *,
         step: int,
         predicted_s: float = 0.0,
+        requests: int = 0,
         held: EngineBytes | None = None,
     ) -> None:
         """Says what the owner thread does from now on; memory stays as it was unless given."""
@@ -70,6 +73,7 @@ class Board:
             phase=phase,
             since=self._clock(),
             predicted_s=predicted_s,
+            requests=requests,
             held=self._current.held if held is None else held,
         )
 
@@ -81,6 +85,7 @@ class Board:
             phase=current.phase,
             phase_s=max(0.0, self._clock() - current.since),
             predicted_s=current.predicted_s,
+            requests=current.requests,
             active_bytes=current.held.active,
             cache_bytes=current.held.cache,
             peak_bytes=current.held.peak,

@@ -232,6 +232,7 @@ class StepLoop:
             WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
             step=self._steps,
             predicted_s=self._engine.predict_step_s(),
+            requests=self._held_requests(),
             held=self._engine.bytes_held(),
         )
         result = self._engine.step()
@@ -263,8 +264,18 @@ class StepLoop:
         self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
 
     def _publish_idle(self) -> None:
-        if self._board.current.phase is not WorkerPhase.IDLE:
-            self._board.publish(WorkerPhase.IDLE, step=self._steps, held=self._engine.bytes_held())
+        requests = self._held_requests()
+        current = self._board.current
+        if current.phase is not WorkerPhase.IDLE or current.requests != requests:
+            self._board.publish(
+                WorkerPhase.IDLE,
+                step=self._steps,
+                requests=requests,
+                held=self._engine.bytes_held(),
+            )
+
+    def _held_requests(self) -> int:
+        return len(self._preparing) + len(self._waiting) + len(self._running)
 
     def _text_time_left_s(self) -> float | None:
         """How long the preparation under way may still take; None where there is none to come.

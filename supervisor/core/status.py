@@ -63,6 +63,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
         "footprint_bytes": model.footprint_bytes,
+        "held_by_worker": beat.requests if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "context_length": model.ready.context_length if model.ready else None,
