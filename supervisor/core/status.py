@@ -63,6 +63,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
         "footprint_bytes": model.footprint_bytes,
+        "phase": beat.phase.value if beat else None,
+        "phase_s": beat.phase_s if beat else None,
         "held_by_worker": beat.requests if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.worker import mlx_text
 from mlxsup.worker.detokenizer import WindowDetokenizer
 from mlxsup.worker.engine import Detokenizer
 from mlxsup.worker.mlx_text import MlxText, load_text
@@ -216,3 +219,26 @@ def test_encoding_and_decoding_touch_no_mlx_object_A3(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "[user] hello\n[assistant]\n"
+
+
+def test_a_prompt_leaves_the_helper_thread_as_plain_lists_G2(tmp_path: Path) -> None:
+    # The module that runs there does not even import what could make an array.
+    tree = ast.parse(Path(mlx_text.__file__).read_text())
+    names = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not any(name and name.split(".")[0] == "mlx" for name in names)
+    codec = mlx_text.load_text(
+        make_tiny_model(tmp_path / "tiny"), eos_token_ids=None, vocabulary_size=2048
+    )
+    prompts = []
+    thread = threading.Thread(
+        target=lambda: prompts.append(codec.encode(RequestBody(prompt="hello there")))
+    )
+    thread.start()
+    thread.join()
+    assert type(prompts[0].tokens) is list
+    assert {type(token) for token in prompts[0].tokens} == {int}

@@ -1,0 +1,437 @@
+"""Cancel, disconnect and deadlines at every moment; the three ledgers agree afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from mlxsup.client import AsyncClient, Client, Notice, RequestError
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.streams import Reader
+
+SLOW = {"step_s": 0.02}
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    options = {**SLOW, "prefill_tokens_per_step": 8}
+    with Daemon({"m": fake(fake=options, max_concurrency=2)}) as daemon:
+        with daemon.client() as client:
+            client.load("m")
+        yield daemon
+
+
+def is_quiet(client: Client, model: str = "m") -> bool:
+    """Whether neither the supervisor nor the worker holds any request of the model."""
+    status = client.status()
+    [found] = [r for r in status["models"] if r["name"] == model]
+    return (
+        status["queue"] == {"waiting": 0, "per_client": {}}
+        and found["running"] == []
+        and found["queued"] == 0
+        and found["held_by_worker"] == 0
+    )
+
+
+# ---------------------------------------------------------------- cancel, window by window
+
+
+def hold_rows(client: Client) -> list[Reader]:
+    """Fills both rows of `m`."""
+    return [Reader(client, "m", f"holds {n}", max_tokens=4000).started() for n in range(2)]
+
+
+def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        held = hold_rows(client)
+        queued = client.generate("m", prompt="queued", max_tokens=5)
+        eventually(lambda: row(client, "m")["queued"] == 1)
+        queued.cancel()
+        assert [list(queued), queued.result.finish_reason] == [[], "cancelled"]
+        for reader in held:
+            reader.stream.cancel()
+            assert reader.finished().finish_reason == "cancelled"
+
+        at_once = client.generate("m", prompt="at once", max_tokens=4000)
+        at_once.cancel()
+        assert [d.text for d in at_once] == [] or at_once.result.finish_reason == "cancelled"
+
+        tokenising = client.generate("m", prompt="[[tokenize slow=4]]", max_tokens=5)
+        eventually(lambda: row(client, "m")["held_by_worker"] == 1)
+        tokenising.cancel()
+        assert [list(tokenising), tokenising.result.finish_reason] == [[], "cancelled"]
+
+        prefilling = client.generate("m", prompt="x" * 3000, max_tokens=5)
+        eventually(lambda: row(client, "m")["held_by_worker"] >= 1)
+        prefilling.cancel()
+        assert [list(prefilling), prefilling.result.finish_reason] == [[], "cancelled"]
+        eventually(lambda: is_quiet(client))
+        assert client.complete("m", prompt="free", max_tokens=3).finish_reason == "length"
+        assert row(client, "m")["generation"] == 1
+
+
+def test_a_cancel_right_behind_its_request_is_never_lost_D5(daemon: Daemon) -> None:
+    # One connection keeps the order, so a cancel cannot overtake its request on the wire; it does
+    # overtake the tokenising, the dispatch and the insert.
+    with daemon.client() as client:
+        streams = [client.generate("m", prompt=f"p{n}", max_tokens=4000) for n in range(60)]
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
+            list(stream)
+            assert stream.result.finish_reason == "cancelled"
+        eventually(lambda: is_quiet(client))
+
+
+def test_no_token_comes_after_a_cancel_and_the_caller_never_waits_D3_D4(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        stream = client.generate("m", prompt="x", max_tokens=4000)
+        next(iter(stream))
+        stream.cancel()
+        stream.cancel()  # twice does nothing (D6)
+        rest = list(stream)
+        assert stream.result.finish_reason == "cancelled"
+        # What was on its way when the cancel was sent, and one further step.
+        assert len(rest) <= 5
+        stream.cancel()
+        assert len(stream.result.token_ids) == stream.result.usage.completion_tokens
+
+
+def test_cancelling_a_queued_request_touches_no_running_one_D13(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        expected = client.complete("m", prompt="holds", max_tokens=60).token_ids
+        running = [Reader(client, "m", "holds", max_tokens=60).started() for _ in range(2)]
+        for _ in range(20):
+            stream = client.generate("m", prompt="queued", max_tokens=5)
+            stream.cancel()
+            assert list(stream) == []
+        assert [reader.finished().token_ids for reader in running] == [expected] * 2
+
+
+def test_deadlines_act_as_cancels_D15(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        with pytest.raises(RequestError) as total:
+            client.complete("m", prompt="x", max_tokens=4000, timeout_s=0.3)
+        assert total.value.code == "deadline_exceeded"
+        with pytest.raises(RequestError) as first:
+            client.complete("m", prompt="[[tokenize slow=3]]", first_token_timeout_s=0.2)
+        assert first.value.code == "deadline_exceeded"
+        held = hold_rows(client)
+        with pytest.raises(RequestError) as queue:
+            client.complete("m", prompt="x", max_tokens=5, queue_timeout_s=0.2)
+        assert queue.value.code == "queue_timeout"
+        for reader in held:
+            reader.stream.cancel()
+            reader.finished()
+        eventually(lambda: is_quiet(client))
+
+
+# ---------------------------------------------------------------- many lives at once
+
+
+async def live(client: AsyncClient, number: int, dice: random.Random, ends: Counter[str]) -> None:
+    """One request with a random end; asserts what its own ledger must say."""
+    max_tokens = dice.randint(1, 12)
+    pause = dice.choice(["", "", "[[tokenize slow=0.02]]", "[[fault slow=0.005]]"])
+    limits: dict[str, Any] = {}
+    if dice.random() < 0.15:
+        limits["timeout_s"] = dice.choice([0.001, 0.05, 0.3])
+    cancel_after = dice.choice([None, None, None, 0, 0, 1, 2, 5])
+    stream = client.generate("m", prompt=f"{pause} {number}", max_tokens=max_tokens, **limits)
+    if cancel_after == 0:
+        for _ in range(dice.choice([0, 0, 1, 3])):
+            await asyncio.sleep(dice.random() * 0.02)  # the moment of the cancel is the subject
+        stream.cancel()
+    tokens: list[int] = []
+    try:
+        async for delta in stream:
+            tokens += delta.token_ids
+            if cancel_after and len(tokens) >= cancel_after:
+                stream.cancel()
+    except RequestError as error:
+        if error.code != "deadline_exceeded" or not limits:
+            raise
+        ends[str(error.code)] += 1
+        return
+    result = stream.result
+    ends[str(result.finish_reason)] += 1
+    assert result.token_ids == tokens
+    assert result.usage.completion_tokens == len(tokens)
+    if result.finish_reason == "length":
+        assert len(tokens) == max_tokens
+    else:
+        assert result.finish_reason == "cancelled"
+        assert cancel_after is not None
+        assert len(tokens) <= max_tokens
+
+
+async def live_many(endpoint: str, count: int, seed: int) -> Counter[str]:
+    """So many lives, 48 at a time, over four connections."""
+    dice = random.Random(seed)
+    ends: Counter[str] = Counter()
+    gate = asyncio.Semaphore(48)
+    clients = [AsyncClient(endpoint) for _ in range(4)]
+
+    async def one(number: int) -> None:
+        async with gate:
+            await live(clients[number % 4], number, random.Random(dice.random()), ends)
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+    for client in clients:
+        await client.close()
+    return ends
+
+
+def test_two_thousand_lives_end_once_each_and_three_ledgers_agree_D2_D8_D9() -> None:
+    model = fake(max_concurrency=8, fake={"step_s": 0.001})
+    limits = {"max_queue_per_client": 1000}
+    with Daemon({"m": model}, limits) as daemon, daemon.client() as client:
+        client.load("m")
+        ends = asyncio.run(live_many(daemon.endpoint, 2000, seed=20))
+        assert sum(ends.values()) == 2000
+        assert min(ends["length"], ends["cancelled"], ends["deadline_exceeded"]) > 20, ends
+        eventually(lambda: is_quiet(client))
+        after = row(client, "m")
+        assert (after["generation"], after["restarts"]) == (1, 0)
+
+
+ABANDON = """
+import os, random, sys
+from mlxsup.client import Client
+client = Client(sys.argv[1])
+dice = random.Random(int(sys.argv[2]))
+streams = [client.generate("m", prompt=f"p{n}", max_tokens=dice.randint(1, 40)) for n in range(20)]
+for stream in streams[: dice.randint(0, 6)]:
+    for delta in stream:
+        if dice.random() < 0.2:
+            break
+print("abandons", flush=True)
+os._exit(0)  # without a word
+"""
+
+
+def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> None:
+    model = fake(max_concurrency=8, fake={"step_s": 0.001})
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        client.load("m")
+        client.complete("m", prompt="first", max_tokens=2)
+        asyncio.run(live_many(daemon.endpoint, 100, seed=1))
+        eventually(lambda: is_quiet(client))
+        processes = daemon.processes()
+        before = [footprint(process) for process in processes]
+        for seed in range(20):  # 20 × 20 requests abandoned, 600 lives of which many cancelled
+            subprocess.run([sys.executable, "-c", ABANDON, daemon.endpoint, str(seed)], check=True)
+            asyncio.run(live_many(daemon.endpoint, 30, seed=100 + seed))
+        eventually(lambda: is_quiet(client), timeout_s=60.0)
+        assert client.complete("m", prompt="last", max_tokens=2).finish_reason == "length"
+        for process, (descriptors, threads, resident) in zip(processes, before, strict=True):
+            eventually(lambda p=process, d=descriptors: footprint(p)[0] <= d, timeout_s=30.0)
+            after = footprint(process)
+            assert after[1] == threads
+            print(f"RSS of {process.name()} grew by {(after[2] - resident) / 2**20:.1f} MiB")
+            assert after[2] - resident < 32 * 2**20
+        assert row(client, "m")["restarts"] == 0
+
+
+def footprint(process: psutil.Process) -> tuple[int, int, int]:
+    """Open descriptors, threads, resident bytes."""
+    return process.num_fds(), process.num_threads(), process.memory_info().rss
+
+
+# ---------------------------------------------------------------- load and unload, window by window
+
+
+def test_unload_during_a_load_answers_who_waited_and_gives_everything_back_B9() -> None:
+    model = fake(fake={"load_s": 20.0}, preload=False)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        waiting = Reader(client, "m", "waits", max_tokens=1)
+        loading = wait_for_state(client, "m", "LOADING")
+        eventually(lambda: row(client, "m")["pid"])
+        client.unload("m")
+        assert waiting.failed().code == "unloaded"
+        after = row(client, "m")
+        assert (after["state"], after["pid"], after["footprint_bytes"]) == ("STOPPED", None, 0)
+        assert loading["generation"] == after["generation"] == 1
+
+
+def test_a_load_costs_another_model_no_token_B7() -> None:
+    models = {
+        "one": fake(fake=SLOW),
+        "two": fake(fake={"load_s": 1.0, "load_stall": ""}, preload=False),
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        client.load("one")
+        expected = client.complete("one", prompt="streams", max_tokens=120).token_ids
+        streaming = Reader(client, "one", "streams", max_tokens=120).started()
+        client.load("two")
+        assert streaming.is_alive(), "the load was over before the stream"
+        assert streaming.finished().token_ids == expected
+
+
+def test_idle_unload_meets_a_new_request_I5() -> None:
+    model = fake(idle_unload_s=0.3, preload=False)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        dice = random.Random(5)
+        for _ in range(12):
+            assert client.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
+            if dice.random() < 0.5:
+                wait_for_state(client, "m", ("DRAINING", "STOPPING", "STOPPED"))
+        wait_for_state(client, "m", "STOPPED")
+        after = row(client, "m")
+        assert (after["wanted"], after["why"]) == ("down", "idle")
+        assert after["generation"] > 1
+        assert after["restarts"] == 0
+
+
+def test_commands_and_requests_in_any_order_end_each_I5_B9(daemon: Daemon) -> None:
+    dice = random.Random(11)
+    outcomes: Counter[str] = Counter()
+
+    def worker(seed: int) -> None:
+        own = random.Random(seed)
+        with daemon.client() as client:
+            for _ in range(8):
+                verb = own.choice(["load", "unload", "restart", "restart_now", "ask", "ask", "ask"])
+                try:
+                    if verb == "ask":
+                        client.complete("m", prompt="x", max_tokens=own.randint(1, 10))
+                    elif verb == "restart_now":
+                        client.restart("m", now=True)
+                    else:
+                        getattr(client, verb)("m")
+                    outcomes["ok"] += 1
+                except RequestError as error:
+                    outcomes[str(error.code)] += 1
+
+    threads = [threading.Thread(target=worker, args=(dice.randrange(2**32),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(outcomes.values()) == 48
+    known = {"ok", "unloaded", "superseded", "worker_crashed", "load_failed"}
+    assert set(outcomes) <= known, outcomes
+    with daemon.client() as client:
+        client.load("m")
+        assert client.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
+        assert row(client, "m")["restarts"] == 0
+
+
+# ---------------------------------------------------------------- being told
+
+
+def test_a_waiting_request_is_told_what_it_waits_for() -> None:
+    model = fake(fake={"load_s": 1.0, "prefill_tokens_per_step": 16}, preload=False)
+    told: list[Notice] = []
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        result = client.complete("m", prompt="x" * 200, max_tokens=3, on_notice=told.append)
+        assert result.finish_reason == "length"
+    kinds = [str(notice.kind) for notice in told]
+    assert kinds[0] == "queued"
+    assert told[0].detail == {"position": 1}
+    assert list(dict.fromkeys(kinds)) == ["queued", "loading", "prefilling"]
+    fractions = [n.detail["fraction"] for n in told if str(n.kind) == "loading"]
+    assert fractions == sorted(fractions)
+    assert len(set(fractions)) > 2
+    done = [n.detail["done"] for n in told if str(n.kind) == "prefilling"]
+    assert done == sorted(done)
+
+
+# ---------------------------------------------------------------- health
+
+
+def test_health_is_what_the_step_loop_does_not_that_the_process_lives_F11(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        assert row(client, "m")["phase"] in ("idle", None)
+        stream = client.generate("m", prompt="[[fault stall=sleep at=2]]", max_tokens=5)
+        next(iter(stream))
+        eventually(lambda: row(client, "m")["phase"] == "decode")
+        stuck = row(client, "m")
+        # Beats go on, the counter does not, and the time in the step grows.
+        later = eventually(lambda: (r := row(client, "m"))["phase_s"] > stuck["phase_s"] and r)
+        assert later["steps"] == stuck["steps"]
+        stream.cancel()
+        client.restart("m", now=True)
+        eventually(lambda: row(client, "m")["phase"] == "idle")
+
+
+def test_nothing_warns_and_nothing_is_left_unawaited_B11() -> None:
+    strict = {"PYTHONWARNINGS": "error", "PYTHONASYNCIODEBUG": "1", "PYTHONDEVMODE": "1"}
+    daemon = Daemon({"m": fake(fake=SLOW), "cold": fake(preload=False)})
+    daemon.start(environment=strict)
+    with daemon.client() as client:
+        running = Reader(client, "m", "runs", max_tokens=4000).started()
+        client.complete("cold", prompt="x", max_tokens=2)
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        assert running.failed().code == "worker_crashed"
+        wait_for_state(client, "m", "READY")
+        client.restart("cold")
+        client.unload("cold")
+    assert daemon.run("stop").returncode == 0
+    assert "Warning" not in daemon.output + daemon.log_text()
+    daemon.__exit__(None, None, None)
+
+
+# ---------------------------------------------------------------- the control plane
+
+
+@pytest.mark.parametrize(
+    "busy",
+    ["[[fault stall=sleep at=3]]", "[[fault stall=gil at=3]]", "x" * 3000, "decodes"],
+    ids=["stalled", "wedged", "prefills", "decodes"],
+)
+def test_ping_status_and_cancel_are_answered_whatever_the_worker_does_H1(busy: str) -> None:
+    options = {"step_s": 0.05, "prefill_tokens_per_step": 4}
+    with Daemon({"m": fake(fake=options)}) as daemon, daemon.client() as client:
+        client.load("m")
+        stream = client.generate("m", prompt=busy, max_tokens=1000)
+        eventually(lambda: row(client, "m")["running"])
+        for _ in range(50):
+            client.ping()
+            assert row(client, "m")["state"] == "READY"
+        stream.cancel()
+        list(stream)
+        assert stream.result.finish_reason == "cancelled"
+        client.restart("m", now=True)
+        assert row(client, "m")["generation"] == 2
+
+
+def test_the_control_plane_answers_while_a_model_loads_and_the_queue_is_full_H1_H5() -> None:
+    limits = {"max_queue": 8, "max_queue_per_client": 8}
+    model = fake(fake={"load_s": 2.0}, preload=False)
+    with Daemon({"m": model}, limits) as daemon, daemon.client() as client:
+        readers = [Reader(client, "m", f"p{n}", max_tokens=1) for n in range(8)]
+        eventually(lambda: row(client, "m")["queued"] == 8)
+        with pytest.raises(RequestError) as caught:
+            client.complete("m", prompt="too many", max_tokens=1)
+        assert caught.value.code == "overloaded"
+        detail = caught.value.detail
+        assert (detail["model"], detail["queue_depth"], detail["running"]) == ("m", 8, [])
+        assert detail["retry_after_s"] > 0
+        for _ in range(20):
+            client.ping()
+        readers[0].stream.cancel()
+        assert readers[0].finished().finish_reason == "cancelled"
+        for reader in readers[1:]:
+            assert reader.finished().finish_reason == "length"
+
+
+def test_a_stream_of_bytes_split_anywhere_shows_whole_characters_G7(daemon: Daemon) -> None:
+    text = "größe 🦙🏽 日本語 ✓"
+    with daemon.client() as client:
+        stream = client.generate("m", prompt=f"[[say {text}]]", max_tokens=500)
+        pieces = [delta.text for delta in stream]
+        assert "".join(pieces) == stream.result.text == text
+        assert not any("\ufffd" in piece for piece in pieces)
