@@ -304,6 +304,25 @@ SUPERVISOR_TO_CLIENT: tuple[type[Message], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What a worker made of a request: enough to go on with it in another life.
+
+    Attributes:
+        prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
+        channel: the part of the answer that its first token belongs to.
+        parameters: the effective ones, by name.
+        seed: what sampling uses.
+        fingerprint: of the engine that accepted it.
+    """
+
+    prompt_tokens: bytes
+    channel: Channel
+    parameters: dict[str, Any]
+    seed: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch(Message):
     """Supervisor → worker: run this request. The body frame is the client's, unread."""
 
@@ -373,25 +392,6 @@ class Ready(Message):
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
     active_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """What a worker made of a request: enough to go on with it in another life.
-
-    Attributes:
-        prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
-        channel: the part of the answer that its first token belongs to.
-        parameters: the effective ones, by name.
-        seed: what sampling uses.
-        fingerprint: of the engine that accepted it.
-    """
-
-    prompt_tokens: bytes
-    channel: Channel
-    parameters: dict[str, Any]
-    seed: int
-    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
