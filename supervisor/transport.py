@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 import zmq
@@ -137,9 +138,19 @@ def bound_socket(
     socket = context.socket(kind)
     try:
         for option, value in options.items():
-            socket.setsockopt(option, value)
+            _set_option(socket, option, value)
         socket.bind(endpoint)
     except zmq.ZMQError:
         socket.close(0)
         raise
     return socket
+
+
+def _set_option(socket: Socket, option: zmq.SocketOption, value: int) -> None:
+    try:
+        socket.setsockopt(option, value)
+    except zmq.ZMQError as error:
+        # libzmq has this one only where it was built with a way to ask who the peer is; the mode
+        # of the runtime folder keeps other users out in any case.
+        if option is not zmq.IPC_FILTER_UID or error.errno != errno.EINVAL:
+            raise
