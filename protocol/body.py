@@ -6,7 +6,6 @@ with the same code, so both name the same parameter and the same range.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -151,7 +150,7 @@ def _check_number(
     expected = (
         f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
     )
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(name, expected, value)
     if not low <= value <= high or (open_low and value == low):
         raise invalid(name, expected, value)

@@ -362,7 +362,7 @@ class App:
             "version": VERSION,
             "pid": os.getpid(),
             "endpoint": f"ipc://{_text(folder.client_socket)}",
-            "config_path": _text(self._config.config_path),
+            "config_path": _text(self._config.config_path) if self._config.config_path else None,
             "log_dir": _text(self._config.log_dir),
         }
 
