@@ -1,7 +1,7 @@
 """Two ways to admit requests to one in-process BatchGenerator: with each step, or batch by batch.
 
 Run as a child process, it reads one job per line of standard input and answers each with a line:
-`{"drains": bool, "rows": n, "clients": n, "requests": n, "tokens": n, "seed": n}` →
+`{"drains": bool, "rows": n, "clients": n, "prompts": [...], "tokens": n}` →
 `{"first_token_s": [...]}`. Clients are threads; each asks anew when its answer has ended.
 """
 
@@ -103,8 +103,6 @@ def main(folder: str) -> None:
     from mlx_lm.generate import BatchGenerator
     from mlx_lm.utils import load_model, load_tokenizer
 
-    from .burst import prompt_of
-
     model, _config = load_model(Path(folder))
     tokenizer = load_tokenizer(Path(folder))
     mx.eval(model.parameters())
@@ -118,7 +116,7 @@ def main(folder: str) -> None:
             stream=stream,
         )
         batch = Batch(generator, rows=job["rows"], drains=job["drains"], tokens=job["tokens"])
-        prompts = [tokenizer.encode(prompt_of(job["seed"], n)) for n in range(job["requests"])]
+        prompts = [tokenizer.encode(prompt) for prompt in job["prompts"]]
         times = measure(batch, prompts, job["clients"])
         generator.close()
         print(json.dumps({"first_token_s": times}), flush=True)

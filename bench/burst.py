@@ -59,9 +59,8 @@ class InProcess:
             "drains": self._drains,
             "rows": ROWS,
             "clients": clients,
-            "requests": REQUESTS,
+            "prompts": [prompt_of(seed, number) for number in range(REQUESTS)],
             "tokens": TOKENS,
-            "seed": seed,
         }
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()

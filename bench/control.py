@@ -10,7 +10,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import psutil
-from mlxsup.client import AsyncClient, AsyncStream, RequestError
+from mlxsup.client import AsyncClient, FinishReason
+from mlxsup.client.async_client import AsyncStream
 from support.daemon import Daemon
 
 from .burst import percentile
@@ -18,10 +19,12 @@ from .report import print_table, spread
 from .two_models import words
 
 TARGET_MS = 50.0
-WATCH_S = 2.5
+WATCH_S = 1.5
 PAUSE_S = 0.005
 LONG_PROMPT_WORDS = 2000
 """Far more than is read in WATCH_S at any speed seen on a CPU; the request is then cancelled."""
+
+IsOver = Callable[[], bool]
 
 Samples = defaultdict[tuple[str, str], list[float]]
 """Milliseconds by state of the worker and kind of message."""
@@ -30,11 +33,9 @@ Samples = defaultdict[tuple[str, str], list[float]]
 async def until_cancelled(stream: AsyncStream) -> None:
     """Cancels, and returns when the stream has ended."""
     stream.cancel()
-    try:
-        async for _ in stream:
-            pass
-    except RequestError as error:
-        assert error.code == "cancelled", error
+    async for _ in stream:
+        pass
+    assert stream.result.finish_reason is FinishReason.CANCELLED
 
 
 async def row(client: AsyncClient, model: str) -> dict[str, object]:
@@ -43,42 +44,41 @@ async def row(client: AsyncClient, model: str) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def idle(client: AsyncClient) -> AsyncIterator[None]:
+async def idle(client: AsyncClient) -> AsyncIterator[IsOver]:
     """Nothing runs."""
     await client.ping()
-    yield
+    yield lambda: False
 
 
 @asynccontextmanager
-async def prefilling(client: AsyncClient) -> AsyncIterator[None]:
+async def prefilling(client: AsyncClient) -> AsyncIterator[IsOver]:
     """SmolLM2 reads a long prompt all the while."""
     prompt = words(LONG_PROMPT_WORDS, seed=1)
     stream = client.generate("smollm2", prompt=prompt, max_tokens=1)
-    yield
-    assert stream.result_or_none is None
+    yield lambda: False
     await until_cancelled(stream)
 
 
 @asynccontextmanager
-async def decoding(client: AsyncClient) -> AsyncIterator[None]:
+async def decoding(client: AsyncClient) -> AsyncIterator[IsOver]:
     """The tiny model answers four requests as fast as it can."""
     streams = [client.generate("tiny", prompt=f"{n}", max_tokens=4000) for n in range(4)]
-    yield
+    yield lambda: False
     for stream in streams:
         await until_cancelled(stream)
 
 
 @asynccontextmanager
-async def loading(client: AsyncClient) -> AsyncIterator[None]:
+async def loading(client: AsyncClient) -> AsyncIterator[IsOver]:
     """SmolLM2 loads."""
     await client.unload("smollm2")
     task = asyncio.create_task(client.load("smollm2"))
-    yield
+    yield task.done
     await task
 
 
 @asynccontextmanager
-async def stopped(client: AsyncClient) -> AsyncIterator[None]:
+async def stopped(client: AsyncClient) -> AsyncIterator[IsOver]:
     """The tiny model's worker is stopped by SIGSTOP in the middle of an answer."""
     stream = client.generate("tiny", prompt="stop", max_tokens=4000)
     await anext(stream)
@@ -86,12 +86,12 @@ async def stopped(client: AsyncClient) -> AsyncIterator[None]:
     assert isinstance(pid, int)
     worker = psutil.Process(pid)
     worker.suspend()
-    yield
+    yield lambda: False
     worker.resume()
     await until_cancelled(stream)
 
 
-State = Callable[[AsyncClient], AbstractAsyncContextManager[None]]
+State = Callable[[AsyncClient], AbstractAsyncContextManager[IsOver]]
 STATES: dict[str, tuple[State, str]] = {
     "idle": (idle, "tiny"),
     "prefills": (prefilling, "smollm2"),
@@ -102,8 +102,10 @@ STATES: dict[str, tuple[State, str]] = {
 """States, each with the model that is in it."""
 
 
-async def watch(client: AsyncClient, name: str, model: str, samples: Samples) -> None:
-    """Ping, status and cancel of a request to that model, in turn, for WATCH_S."""
+async def watch(
+    client: AsyncClient, name: str, model: str, is_over: IsOver, samples: Samples
+) -> None:
+    """Ping, status and cancel of a request to that model, in turn, for WATCH_S at most."""
 
     async def cancel() -> None:
         stream = client.generate(model, prompt="short", max_tokens=4000)
@@ -112,7 +114,7 @@ async def watch(client: AsyncClient, name: str, model: str, samples: Samples) ->
         samples[name, "cancel"].append((time.perf_counter() - begin) * 1000)
 
     end = time.perf_counter() + WATCH_S
-    while time.perf_counter() < end:
+    while time.perf_counter() < end and not is_over():
         begin = time.perf_counter()
         await client.ping()
         middle = time.perf_counter()
@@ -141,8 +143,8 @@ async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
                 for name, (state, model) in STATES.items():
                     # The work and the questions come on connections of their own, as from two
                     # programs.
-                    async with state(other):
-                        await watch(client, name, model, samples)
+                    async with state(other) as is_over:
+                        await watch(client, name, model, is_over, samples)
                 if repeat:  # a first round warms everything up
                     rounds.append(samples)
     rows = [

@@ -20,6 +20,9 @@ MAX_ROTATED = 9
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_]|)|[\x00-\x08\x0b-\x1f\x7f]")
 """What could move a reader's cursor; a worker's libraries may well write such."""
 
+ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
+"""Lines that are written in every life of a worker, and the end of a fault handler's report."""
+
 
 def log_path(log_dir: Path, model: str) -> Path:
     """Where a model's output is written; rotated files add `.1`, `.2` and so on."""
@@ -27,9 +30,10 @@ def log_path(log_dir: Path, model: str) -> Path:
 
 
 def last_line(path: Path) -> str:
-    """The last line that holds anything, or nothing."""
-    lines = tail(path, 5)
-    return next((line for line in reversed(lines) if line.strip()), "")
+    """The last line that says anything about a failure, else the last that holds anything."""
+    lines = [line for line in tail(path, 20) if line.strip()]
+    telling = [line for line in lines if not ROUTINE.match(line)]
+    return (telling or lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:

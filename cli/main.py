@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         status = ExitStatus.FAILED
         discard_stdout()
-        message = f"the output cannot be written: {error.strerror or error}"
+        what = error.filename or "the output cannot be written"
+        message = f"{what}: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)
 
@@ -96,9 +97,9 @@ def _complete(instruction: str) -> int:
 
 def _replace_closed_streams() -> None:
     """Gives what was closed before the start (`>&-`) somewhere to write to."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as we run
 
 
 def _run(arguments: list[str], output: Output) -> int:

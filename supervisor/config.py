@@ -117,6 +117,8 @@ def _read(path: Path) -> str:
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError([f"{path}: is nested too deeply to be a configuration"]) from None
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = _SYNTAX_PLACE.search(message)

@@ -17,7 +17,8 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 
 TURN_MESSAGES = 128
-"""Messages taken from one socket before others have their turn."""
+TURN_BYTES = 1024 * 1024
+"""What is taken from one socket before others have their turn."""
 
 
 class LoopSocket:
@@ -94,13 +95,17 @@ class LoopSocket:
 
     def _receive_turn(self) -> bool:
         """Takes some messages; returns whether there may be more."""
+        left_bytes = TURN_BYTES
         for _ in range(TURN_MESSAGES):
             if self._is_closed:
                 return False
+            if left_bytes <= 0:
+                return True
             try:
                 frames = self.socket.recv_multipart(_NOBLOCK)
             except zmq.Again:
                 return False
+            left_bytes -= len(frames[-1])
             self._take(frames)
         return True
 

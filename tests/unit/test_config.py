@@ -391,3 +391,11 @@ def test_a_folder_gives_its_name_unless_one_is_given(
     assert split_model(".")[0] == tmp_path.name
     with pytest.raises(ConfigError, match="a model's name takes"):
         config_of_folders({"a=b": tmp_path / "a=b"})
+
+
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 100_000)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert "nested too deeply" in caught.value.problems[0]
