@@ -437,7 +437,7 @@ def test_a_stream_of_bytes_split_anywhere_shows_whole_characters_G7(daemon: Daem
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-# ---------------------------------------------------------------- streams that nobody reads any more
+# ---------------------------------------------------------------- streams that nobody reads
 
 
 def test_a_stream_that_is_dropped_is_cancelled_D12(daemon: Daemon) -> None:
