@@ -12,6 +12,8 @@ from typing import Any
 
 from .errors import ErrorCode, RemoteError
 
+INPUTS = ("prompt", "prompt_tokens", "messages")
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_SEED = 2**63 - 1
@@ -42,11 +44,7 @@ class RequestBody:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        given = [
-            name
-            for name in ("prompt", "prompt_tokens", "messages")
-            if getattr(self, name) is not None
-        ]
+        given = [name for name in INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
             raise invalid(
                 "prompt",
@@ -95,6 +93,26 @@ class RequestBody:
                 )
             for text in stop:
                 _check_encodable("stop", text)
+
+    def parameters(self) -> dict[str, Any]:
+        """How to answer, by name: all but the prompt and the seed, without what is None."""
+        left_out = (*INPUTS, "seed")
+        return {
+            f.name: value
+            for f in fields(self)
+            if f.name not in left_out and (value := getattr(self, f.name)) is not None
+        }
+
+    @classmethod
+    def accepted(
+        cls, prompt_tokens: list[int], parameters: dict[str, Any], seed: int
+    ) -> RequestBody:
+        """The body of a request that was accepted before, from what `parameters` gave then.
+
+        Raises:
+            RemoteError: `invalid_request`; another version of mlxsup has accepted it.
+        """
+        return cls.from_wire({**parameters, "prompt_tokens": prompt_tokens, "seed": seed})
 
     def to_wire(self) -> dict[str, Any]:
         """The map that is sent: what differs from the defaults, in the order of the fields."""

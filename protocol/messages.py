@@ -323,11 +323,31 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an answer stood when its worker died.
+
+    Attributes:
+        acceptance: what the worker that died had made of the request.
+        delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
+    """
+
+    acceptance: Acceptance
+    delivered: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch(Message):
-    """Supervisor → worker: run this request. The body frame is the client's, unread."""
+    """Supervisor → worker: run this request. The body frame is the client's, unread.
+
+    Attributes:
+        key: the supervisor's name for it.
+        resume: goes on with an answer; the body is then empty.
+        body: msgpack of `RequestBody.to_wire()`.
+    """
 
     TYPE: ClassVar[str] = "dispatch"
     key: RequestKey
+    resume: Resume | None = None
     body: bytes = b""
 
 

@@ -74,6 +74,8 @@ class Row:
         temperature: 0 for greedy.
         top_p: above 0, up to 1.
         seed: token n is drawn with a key derived from (seed, n).
+        delivered: ids of the answer that an earlier life of the worker gave already; the engine
+            goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
     """
 
     key: RequestKey
@@ -82,6 +84,7 @@ class Row:
     temperature: float
     top_p: float
     seed: int
+    delivered: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class RowToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPrefill:
-    """How many tokens of a row's prompt have been processed."""
+    """How many tokens of a row's prompt, and of what was delivered, have been processed."""
 
     key: RequestKey
     done: int

@@ -78,8 +78,12 @@ class _FakeRow:
     generated: int = 0
 
     @property
+    def to_prefill(self) -> int:
+        return len(self.row.tokens) + len(self.row.delivered)
+
+    @property
     def is_decoding(self) -> bool:
-        return self.prefilled == len(self.row.tokens)
+        return self.prefilled == self.to_prefill
 
     @property
     def seed(self) -> int | None:
@@ -157,7 +161,13 @@ class FakeEngine:
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
         digest = prompt_digest(row.tokens)
-        self._rows[row.key] = _FakeRow(row=row, directives=directives, digest=digest, said=said)
+        self._rows[row.key] = _FakeRow(
+            row=row,
+            directives=directives,
+            digest=digest,
+            said=said,
+            generated=len(row.delivered),
+        )
 
     def remove(self, key: RequestKey) -> None:
         """See `Engine.remove`."""
@@ -192,7 +202,7 @@ class FakeEngine:
 
     def _prefill(self, row: _FakeRow) -> RowPrefill:
         self._fail_when_due(row, 0)
-        total = len(row.row.tokens)
+        total = row.to_prefill
         row.prefilled = min(total, row.prefilled + self._options.prefill_tokens_per_step)
         return RowPrefill(key=row.row.key, done=row.prefilled, total=total)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.messages import (
     Accepted,
     CancelRow,
@@ -22,16 +22,17 @@ from mlxsup.protocol.messages import (
     Message,
     PrefillProgress,
     Rejected,
+    Resume,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import Channel, FinishReason, WorkerPhase
+from mlxsup.protocol.states import FinishReason, WorkerPhase
 
 from .engine import Engine, EngineFacts, Row, StepResult
 from .heartbeat import Board
 from .link import LinkBrokenError
 from .logs import line
-from .rows import AnswerText, RunningRow, acceptance, plan_row
+from .rows import AnswerText, RunningRow, acceptance, check_resume, plan_row
 from .text import Refused, Tokenised
 
 TEXT_LIMIT_STEPS = 10.0
@@ -64,7 +65,7 @@ class MessageLink(Protocol):
 class TextSide(Protocol):
     """What the loop needs of `text.TextThread`."""
 
-    def submit(self, key: RequestKey, body: bytes) -> None:
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt."""
 
     def forget(self, key: RequestKey) -> None:
@@ -110,7 +111,7 @@ class StepLoop:
         self._text_limit_s = TEXT_LIMIT_STEPS * step_timeout_s
         self._clock = clock
         self._preparing: set[RequestKey] = set()
-        self._waiting: OrderedDict[RequestKey, tuple[Row, AnswerText, Channel]] = OrderedDict()
+        self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
         self._steps = 0
@@ -163,15 +164,23 @@ class StepLoop:
         """Reads what the supervisor has sent; cancels take effect at once."""
         while (message := self._link.receive()) is not None:
             match message:
-                case Dispatch(key=key, body=body):
-                    if key in self.open_keys:
-                        raise LinkBrokenError(f"request {key} was dispatched twice")
-                    self._preparing.add(key)
-                    self._text.submit(key, body)
+                case Dispatch():
+                    self._begin(message)
                 case CancelRow(key=key):
                     self._cancel(key)
                 case Exit():
                     self._is_exit_asked = True
+
+    def _begin(self, message: Dispatch) -> None:
+        key, resume = message.key, message.resume
+        if key in self.open_keys:
+            raise LinkBrokenError(f"request {key} was dispatched twice")
+        changed = None if resume is None else check_resume(resume, self._facts)
+        if changed is not None:
+            self._reject(key, changed)
+            return
+        self._preparing.add(key)
+        self._text.submit(key, message.body, resume)
 
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11)."""
@@ -198,20 +207,25 @@ class StepLoop:
                 self._accept(result)
 
     def _accept(self, ready: Tokenised) -> None:
+        resume = ready.resume
+        delivered = [] if resume is None else unpack_tokens(resume.delivered)
         try:
-            row = plan_row(ready.key, ready.body, ready.prompt, self._facts)
+            row = plan_row(ready.key, ready.body, ready.prompt, self._facts, delivered)
         except RemoteError as error:
             self._reject(ready.key, error)
             return
+        if resume is None:
+            accepted = acceptance(row, ready.body, ready.prompt, self._facts)
+        else:
+            accepted = resume.acceptance
+        self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
         answer = AnswerText(self._engine.text.detokenizer(), ready.body.stop or ())
-        self._link.send(
-            Accepted(
-                key=ready.key,
-                acceptance=acceptance(row, ready.body, ready.prompt, self._facts),
-                tokenize_s=ready.tokenize_s,
-            )
-        )
-        self._waiting[ready.key] = (row, answer, ready.prompt.channel)
+        running = RunningRow(key=ready.key, answer=answer, channel=ready.prompt.channel)
+        end = running.replay(row)
+        if end is None:
+            self._waiting[ready.key] = (row, running)
+        else:
+            self._ended.append(end)
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that is wrong by itself: it fails alone (C7)."""
@@ -220,11 +234,10 @@ class StepLoop:
 
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
-            key, (row, answer, channel) = self._waiting.popitem(last=False)
+            key, (row, running) = self._waiting.popitem(last=False)
             self._engine.insert(row)
-            self._running[key] = RunningRow(
-                key=key, answer=answer, channel=channel, inserted_at=self._clock()
-            )
+            running.inserted_at = self._clock()
+            self._running[key] = running
 
     def _step(self) -> None:
         is_prefill = any(not row.has_token for row in self._running.values())

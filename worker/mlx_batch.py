@@ -79,17 +79,21 @@ class MlxBatch:
         """
         if row.key in self._uids:
             raise ValueError(f"request {row.key} is in the batch already")
-        sampler = make_sampler(temperature=row.temperature, top_p=row.top_p, seed=row.seed)
+        drawn = len(row.delivered)
+        sampler = make_sampler(
+            temperature=row.temperature, top_p=row.top_p, seed=row.seed, drawn=drawn
+        )
+        tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
             uid = self._generator.insert(
-                [row.tokens],
-                max_tokens=[row.max_tokens],
+                [tokens],
+                max_tokens=[row.max_tokens - drawn],
                 samplers=[sampler],
                 stop_sequences=[StopSequences()] if ignores_stop_tokens else None,
             )[0]
         self._uids[row.key] = uid
         self._keys[uid] = row.key
-        self._prompts[uid] = _Prompt(total=len(row.tokens))
+        self._prompts[uid] = _Prompt(total=len(tokens))
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once; unknown keys are ignored (D6)."""

@@ -23,11 +23,15 @@ def greedy(logprobs: mx.array) -> mx.array:
     return mx.argmax(logprobs, axis=-1)
 
 
-def make_sampler(*, temperature: float, top_p: float, seed: int) -> Sampler:
-    """The sampler of one row; never raises for parameters that a request body accepts."""
+def make_sampler(*, temperature: float, top_p: float, seed: int, drawn: int = 0) -> Sampler:
+    """The sampler of one row; never raises for parameters that a request body accepts.
+
+    Args:
+        drawn: tokens of this answer that were drawn in an earlier life of the worker.
+    """
     if temperature < COLDEST:
         return greedy
-    return SeededSampler(temperature=temperature, top_p=top_p, seed=seed)
+    return SeededSampler(temperature=temperature, top_p=top_p, seed=seed, drawn=drawn)
 
 
 class SeededSampler:
@@ -36,11 +40,11 @@ class SeededSampler:
     Temperature comes first and `top_p` looks at what it made, as most servers do.
     """
 
-    def __init__(self, *, temperature: float, top_p: float, seed: int) -> None:
+    def __init__(self, *, temperature: float, top_p: float, seed: int, drawn: int = 0) -> None:
         self._temperature = temperature
         self._top_p = top_p
         self._seed = seed
-        self._drawn = 0
+        self._drawn = drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """One token for each row of `logprobs` (rows, vocabulary)."""

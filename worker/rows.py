@@ -9,17 +9,38 @@ from dataclasses import dataclass
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, RowDelta
+from mlxsup.protocol.messages import Acceptance, Resume, RowDelta
 from mlxsup.protocol.states import Channel, FinishReason
 
 from .engine import Detokenizer, EngineFacts, Prompt, Row, RowToken
 from .stops import StopMatcher
 
 SEED_BITS = 63
+BYTES_PER_TOKEN = 4
 
 
-def plan_row(key: RequestKey, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Row:
+def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
+    """Why an answer cannot go on in this engine; None if it can."""
+    if resume.acceptance.fingerprint == facts.fingerprint:
+        return None
+    return RemoteError(
+        ErrorCode.WORKER_CRASHED,
+        "the model changed while its worker was restarted, so the answer cannot go on",
+        detail={"tokens_sent": len(resume.delivered) // BYTES_PER_TOKEN},
+    )
+
+
+def plan_row(
+    key: RequestKey,
+    body: RequestBody,
+    prompt: Prompt,
+    facts: EngineFacts,
+    delivered: Sequence[int] = (),
+) -> Row:
     """The row of a request: limits checked against the context (I6), every default filled in.
+
+    Args:
+        delivered: ids of its answer that an earlier life gave already; max_tokens counts them.
 
     Raises:
         RemoteError: `context_length_exceeded`, with the numbers.
@@ -47,6 +68,7 @@ def plan_row(key: RequestKey, body: RequestBody, prompt: Prompt, facts: EngineFa
         temperature=float(body.temperature),
         top_p=float(body.top_p),
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        delivered=list(delivered),
     )
 
 
@@ -55,12 +77,7 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
         channel=prompt.channel,
-        parameters={
-            "max_tokens": row.max_tokens,
-            "temperature": row.temperature,
-            "top_p": row.top_p,
-            "stop": list(body.stop or ()),
-        },
+        parameters=body.parameters() | {"max_tokens": row.max_tokens},
         seed=row.seed,
         fingerprint=facts.fingerprint,
     )
@@ -94,21 +111,40 @@ class AnswerText:
 
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
-    """A request whose row is in the engine.
+    """A request that was accepted: its row is in the engine, or is the next to go there.
 
     Attributes:
         key: whose.
         answer: the text so far.
         channel: the part of the answer that comes now.
-        inserted_at: monotonic seconds.
+        inserted_at: monotonic seconds; 0 until then.
         has_token: whether the first token, or the end, has come: prefill is over.
     """
 
     key: RequestKey
     answer: AnswerText
     channel: Channel
-    inserted_at: float
+    inserted_at: float = 0.0
     has_token: bool = False
+
+    def replay(self, row: Row) -> RowDelta | None:
+        """Takes the text to where it stood after the tokens that the client has already.
+
+        What they show was sent with them; what they hold back (half a character, half a stop
+        string) is held back again.
+
+        Returns:
+            The end of the answer, where those tokens were all of it; None if more is to come.
+        """
+        for token in row.delivered:
+            self.answer.add(token)
+        if self.answer.is_stopped:
+            return RowDelta(key=self.key, channel=self.channel, finish=FinishReason.STOP)
+        if len(row.delivered) < row.max_tokens:
+            return None
+        text = self.answer.finish()
+        finish = FinishReason.STOP if self.answer.is_stopped else FinishReason.LENGTH
+        return RowDelta(key=self.key, text=text, channel=self.channel, finish=finish)
 
     def advance(self, result: RowToken, now: float) -> RowDelta:
         """What a step's token means for the stream.

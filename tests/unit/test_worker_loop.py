@@ -11,7 +11,16 @@ from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import Accepted, CancelRow, Dispatch, Exit, Message, Rejected, Step
+from mlxsup.protocol.messages import (
+    Accepted,
+    CancelRow,
+    Dispatch,
+    Exit,
+    Message,
+    Rejected,
+    Resume,
+    Step,
+)
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import Row, StepResult
 from mlxsup.worker.fake_engine import FakeEngine
@@ -89,7 +98,7 @@ class ScriptedText:
         self.results: list[Tokenised | Refused] = []
         self.busy_since: float | None = None
 
-    def submit(self, key: RequestKey, body: bytes) -> None:
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         self.pending[key] = body
 
     def forget(self, key: RequestKey) -> None:
