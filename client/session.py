@@ -21,6 +21,7 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
+    Logprobs,
     Message,
     Reply,
     Usage,
@@ -81,12 +82,14 @@ class _Open:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
 
     def result(self, done: Done) -> Result:
         return Result(
             text="".join(self.text),
             reasoning="".join(self.reasoning),
             token_ids=self.token_ids,
+            logprobs=self.logprobs,
             finish_reason=done.finish_reason,
             usage=done.usage,
             timings=done.timings,
@@ -209,11 +212,20 @@ class Session:
             return
         opened.next_seq += 1
         opened.token_ids += token_ids
+        if delta.logprobs is not None:
+            if opened.logprobs is None:
+                opened.logprobs = []
+            opened.logprobs += delta.logprobs
         if delta.channel is Channel.CONTENT:
             opened.text.append(delta.text)
         elif delta.channel is Channel.REASONING:
             opened.reasoning.append(delta.text)
-        piece = Delta(text=delta.text, token_ids=token_ids, channel=delta.channel)
+        piece = Delta(
+            text=delta.text,
+            token_ids=token_ids,
+            channel=delta.channel,
+            logprobs=delta.logprobs,
+        )
         outcome.deliveries.append(Delivery(opened.inbox, piece))
 
     def _break_off(

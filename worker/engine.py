@@ -67,6 +67,9 @@ class Prompt:
 class Row:
     """A request as the engine takes it: checked, tokenised, every default filled in.
 
+    The parameters are those of `protocol.body.RequestBody`, in the ranges of
+    `protocol.parameters`; whatever they are, a step must not raise for them (C7).
+
     Attributes:
         key: whose.
         tokens: the prompt's ids.
@@ -76,6 +79,9 @@ class Row:
         seed: token n is drawn with a key derived from (seed, n).
         delivered: ids of the answer that an earlier life of the worker gave already; the engine
             goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
+        logit_bias: by token id, each below the vocabulary's size.
+        top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
+            nothing of the token itself.
     """
 
     key: RequestKey
@@ -85,6 +91,29 @@ class Row:
     top_p: float
     seed: int
     delivered: list[int] = field(default_factory=list)
+    top_k: int = 0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 20
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """How likely a row's token was.
+
+    Attributes:
+        logprob: of the token.
+        top: ids of the likeliest tokens and their logprobs, the likeliest first.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +124,13 @@ class RowToken:
         key: whose.
         token: the id; None for a row that ended without one more (an end-of-text token).
         finish: `stop` or `length` on the last one; the row has then left the batch.
+        logprobs: where the row asked for them and there is a token.
     """
 
     key: RequestKey
     token: int | None
     finish: FinishReason | None = None
+    logprobs: RowLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +182,9 @@ class TextCodec(Protocol):
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""
+
+    def token_text(self, token: int) -> str:
+        """One token alone; half a character becomes a replacement character."""
 
 
 class Engine(Protocol):

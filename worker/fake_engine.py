@@ -26,6 +26,7 @@ that life of the worker, so that the next one can be seen to go on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from .engine import (
     NoDeviceError,
     ReportProgress,
     Row,
+    RowLogprobs,
     RowPrefill,
     RowToken,
     StepResult,
@@ -219,7 +221,8 @@ class FakeEngine:
             token = row.said[index]
         else:
             token = answer_token(row.digest, index, row.seed)
-        return RowToken(key=key, token=token, finish=finish)
+        logprobs = _logprobs(token, row.row.top_logprobs)
+        return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
 
     def _answer_length(self, row: _FakeRow) -> float:
         if row.said:
@@ -261,3 +264,12 @@ class FakeEngine:
             raise RuntimeError("the engine was closed twice")
         self._is_closed = True
         self._rows.clear()
+
+
+def _logprobs(token: int, count: int | None) -> RowLogprobs | None:
+    """Each id is half as likely as the one before it, from the token on."""
+    if count is None:
+        return None
+    ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]
+    top = [(one, (place + 1) * -math.log(2)) for place, one in enumerate(ids)]
+    return RowLogprobs(logprob=-math.log(2), top=top)

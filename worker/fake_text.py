@@ -208,6 +208,10 @@ class FakeTextCodec:
         """See `TextCodec.detokenizer`."""
         return ByteDetokenizer()
 
+    def token_text(self, token: int) -> str:
+        """See `TextCodec.token_text`."""
+        return decode_tokens([token])
+
     @staticmethod
     def _obey(how: str) -> None:
         name, _, value = how.partition("=")

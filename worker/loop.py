@@ -210,7 +210,7 @@ class StepLoop:
         resume = ready.resume
         delivered = [] if resume is None else unpack_tokens(resume.delivered)
         try:
-            row = plan_row(ready.key, ready.body, ready.prompt, self._facts, delivered)
+            row = plan_row(ready.key, ready.body, ready.prompt, self._facts, delivered=delivered)
         except RemoteError as error:
             self._reject(ready.key, error)
             return
@@ -219,7 +219,7 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        answer = AnswerText(self._engine.text.detokenizer(), ready.body.stop or ())
+        answer = AnswerText(self._engine.text, ready.body.stop or ())
         running = RunningRow(key=ready.key, answer=answer, channel=ready.prompt.channel)
         end = running.replay(row)
         if end is None:

@@ -15,9 +15,10 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
-from .engine import Row, RowPrefill, RowToken, StepResult
+from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
 from .mlx_load import raise_if_memory
-from .mlx_sampling import greedy, make_sampler
+from .mlx_logprobs import LogprobReader
+from .mlx_sampling import greedy, make_processors, make_sampler
 from .prefill import LARGEST_CHUNK, PrefillPacer
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -38,6 +39,7 @@ class MlxBatch:
         model: materialised.
         stream: made on this thread.
         stop_tokens: ids that end an answer.
+        spared_tokens: ids that XTC never leaves out.
         max_concurrency: rows at most.
         pacer: sizes the prefill chunks.
     """
@@ -48,6 +50,7 @@ class MlxBatch:
         *,
         stream: mx.Stream,
         stop_tokens: Sequence[int],
+        spared_tokens: Sequence[int] = (),
         max_concurrency: int,
         pacer: PrefillPacer,
     ) -> None:
@@ -56,6 +59,9 @@ class MlxBatch:
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._wanted_logprobs: dict[int, int] = {}
+        self._spared = list(spared_tokens)
+        self._logprobs = LogprobReader()
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. Wiring is off.
         self._wired_before = _set_wired_limit(0)
@@ -79,21 +85,23 @@ class MlxBatch:
         """
         if row.key in self._uids:
             raise ValueError(f"request {row.key} is in the batch already")
-        drawn = len(row.delivered)
-        sampler = make_sampler(
-            temperature=row.temperature, top_p=row.top_p, seed=row.seed, drawn=drawn
-        )
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
+            # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
+            processors = make_processors(row)
+            sampler = make_sampler(row, self._spared)
             uid = self._generator.insert(
                 [tokens],
-                max_tokens=[row.max_tokens - drawn],
+                max_tokens=[row.max_tokens - len(row.delivered)],
                 samplers=[sampler],
+                logits_processors=[processors] if processors else None,
                 stop_sequences=[StopSequences()] if ignores_stop_tokens else None,
             )[0]
         self._uids[row.key] = uid
         self._keys[uid] = row.key
         self._prompts[uid] = _Prompt(total=len(tokens))
+        if row.top_logprobs is not None:
+            self._wanted_logprobs[uid] = row.top_logprobs
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once; unknown keys are ignored (D6)."""
@@ -102,6 +110,7 @@ class MlxBatch:
             return
         del self._keys[uid]
         self._prompts.pop(uid, None)
+        self._wanted_logprobs.pop(uid, None)
         with mx.stream(self._stream):
             self._generator.remove([uid])
 
@@ -143,22 +152,26 @@ class MlxBatch:
             raise
         took_s = time.perf_counter() - started
         result = StepResult()
+        wanted = self._wanted_logprobs
+        logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         for token in tokens:
-            result.tokens.append(self._take_token(token))
+            result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
         if waiting:
             self._take_prompts(prompts, result, decoding=decoding, took_s=took_s)
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=took_s)
         return result
 
-    def _take_token(self, response: Any) -> RowToken:
+    def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         if response.finish_reason is None:
-            return RowToken(key=self._keys[response.uid], token=response.token)
+            return RowToken(key=self._keys[response.uid], token=response.token, logprobs=logprobs)
         key = self._keys.pop(response.uid)
         del self._uids[key]
+        self._wanted_logprobs.pop(response.uid, None)
         finish = _FINISH[response.finish_reason]
-        token = None if finish is FinishReason.STOP else response.token
-        return RowToken(key=key, token=token, finish=finish)
+        if finish is FinishReason.STOP:
+            return RowToken(key=key, token=None, finish=finish)
+        return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _take_prompts(
         self, responses: Sequence[Any], result: StepResult, *, decoding: int, took_s: float

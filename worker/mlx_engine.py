@@ -122,6 +122,7 @@ class MlxEngine:
             self._model,
             stream=self._stream,
             stop_tokens=self._text.stop_tokens,
+            spared_tokens=self._text.spared_tokens,
             max_concurrency=self._spec.max_concurrency,
             pacer=PrefillPacer(
                 decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,

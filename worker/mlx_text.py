@@ -53,6 +53,12 @@ class MlxText:
         """The ids that end an answer, from tokenizer and configuration."""
         return sorted(int(token) for token in self._tokenizer.eos_token_ids)
 
+    @property
+    def spared_tokens(self) -> list[int]:
+        """The ids without which an answer could not end: those of end of text and line break."""
+        line_breaks = self._tokenizer.encode("\n", add_special_tokens=False)
+        return sorted({*self.stop_tokens, *map(int, line_breaks)})
+
     def encode(self, body: RequestBody) -> Prompt:
         """The prompt of a request.
 
@@ -80,6 +86,14 @@ class MlxText:
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
+
+    def token_text(self, token: int) -> str:
+        """One token alone; half a character becomes a replacement character."""
+        if self._token_bytes is None:
+            return self.decode([token])
+        if not 0 <= token < len(self._token_bytes):
+            return ""
+        return self._token_bytes[token].decode(errors="replace")
 
     def decode(self, tokens: list[int]) -> str:
         """All tokens at once, special ones included."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Resume, RowDelta
+from mlxsup.protocol.messages import Acceptance, Logprobs, Resume, RowDelta, TokenLogprob
+from mlxsup.protocol.parameters import SAMPLING, sampling_defaults
 from mlxsup.protocol.states import Channel, FinishReason
 
-from .engine import Detokenizer, EngineFacts, Prompt, Row, RowToken
+from .engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken, TextCodec
 from .stops import StopMatcher
 
 SEED_BITS = 63
@@ -35,15 +37,19 @@ def plan_row(
     body: RequestBody,
     prompt: Prompt,
     facts: EngineFacts,
+    *,
     delivered: Sequence[int] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> Row:
     """The row of a request: limits checked against the context (I6), every default filled in.
 
     Args:
         delivered: ids of its answer that an earlier life gave already; max_tokens counts them.
+        sampling: the model's own defaults, by the names of `parameters.SAMPLING`.
 
     Raises:
-        RemoteError: `context_length_exceeded`, with the numbers.
+        RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
+            the model does not have.
     """
     length, limit = len(prompt.tokens), facts.context_length
     detail = {"prompt_tokens": length, "context_length": limit}
@@ -61,14 +67,21 @@ def plan_row(
             f"at most {limit - length} fit",
             detail=detail | {"max_tokens": max_tokens},
         )
+    bias = body.bias_by_token()
+    if bias and max(bias) >= facts.vocabulary_size:
+        expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
+        raise invalid("logit_bias", expected, max(bias))
+    effective = sampling_defaults() | dict(sampling or {})
+    asked = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     return Row(
         key=key,
         tokens=prompt.tokens,
         max_tokens=max_tokens,
-        temperature=float(body.temperature),
-        top_p=float(body.top_p),
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         delivered=list(delivered),
+        logit_bias=bias,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        **(effective | asked),
     )
 
 
@@ -77,7 +90,8 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
         channel=prompt.channel,
-        parameters=body.parameters() | {"max_tokens": row.max_tokens},
+        parameters=body.parameters()
+        | {name: getattr(row, name) for name in ("max_tokens", *SAMPLING)},
         seed=row.seed,
         fingerprint=facts.fingerprint,
     )
@@ -87,12 +101,13 @@ class AnswerText:
     """The text of one answer: token ids in, text out, half characters and stop strings held back.
 
     Args:
-        detokenizer: a fresh one.
+        codec: the model's text side.
         stops: the request's stop strings.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = detokenizer
+    def __init__(self, codec: TextCodec, stops: Sequence[str]) -> None:
+        self._codec = codec
+        self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops)
 
     @property
@@ -103,6 +118,17 @@ class AnswerText:
     def add(self, token: int) -> str:
         """The text that became certain with this token."""
         return self._matcher.add(self._detokenizer.add(token))
+
+    def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
+        """Logprobs as clients see them, with texts."""
+
+        def one(token: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(token=token, logprob=logprob, text=self._codec.token_text(token))
+
+        return Logprobs(
+            chosen=one(token, logprobs.logprob),
+            top=[one(other, logprob) for other, logprob in logprobs.top],
+        )
 
     def finish(self) -> str:
         """What was still held back, when no more token comes."""
@@ -153,10 +179,12 @@ class RunningRow:
         row is still in the engine. The token that completed a stop string is reported: it was
         generated, and counts.
         """
-        text, tokens, finish = "", b"", result.finish
+        text, tokens, finish, logprobs = "", b"", result.finish, None
         if result.token is not None:
             text = self.answer.add(result.token)
             tokens = pack_tokens([result.token])
+            if result.logprobs is not None:
+                logprobs = [self.answer.describe(result.token, result.logprobs)]
         if finish is not None and not self.answer.is_stopped:
             text += self.answer.finish()
         if self.answer.is_stopped:
@@ -170,4 +198,5 @@ class RunningRow:
             channel=self.channel,
             finish=finish,
             prefill_s=prefill_s,
+            logprobs=logprobs,
         )

@@ -188,7 +188,12 @@ class Serving:
             request.cached_tokens = row.cached_tokens
             self._set_deadline(request)
         delta = ClientDelta(
-            id=request.id, seq=request.seq, text=row.text, tokens=row.tokens, channel=row.channel
+            id=request.id,
+            seq=request.seq,
+            text=row.text,
+            tokens=row.tokens,
+            channel=row.channel,
+            logprobs=row.logprobs,
         )
         request.seq += 1
         return delta

@@ -1,9 +1,10 @@
 """What a request asks of the engine, and the text of its answer."""
 
 import pytest
-from mlxsup.protocol.body import MAX_SEED, RequestBody
+from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.parameters import MAX_SEED, sampling_defaults
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.fake_text import FakeTextCodec, encode_text
@@ -14,7 +15,7 @@ KEY = RequestKey(1)
 
 
 def running(stops: list[str] | None = None) -> RunningRow:
-    answer = AnswerText(FakeTextCodec().detokenizer(), stops or [])
+    answer = AnswerText(FakeTextCodec(), stops or [])
     return RunningRow(key=KEY, answer=answer, channel=Channel.CONTENT, inserted_at=100.0)
 
 
@@ -66,7 +67,11 @@ def test_acceptance_says_everything_that_a_resume_needs() -> None:
     made = acceptance(plan_row(KEY, body, prompt, FACTS), body, prompt, FACTS)
     assert made.prompt_tokens == pack_tokens([5])
     assert (made.seed, made.fingerprint) == (3, "f")
-    assert made.parameters == {"max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "stop": ["z"]}
+    assert made.parameters == sampling_defaults() | {
+        "max_tokens": 9,
+        "temperature": 1.0,
+        "stop": ["z"],
+    }
 
 
 def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
