@@ -9,9 +9,19 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
+from mlxsup.protocol.parameters import NUMBERS
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from .config_values import DURATION_EXPECTED, SIZE_EXPECTED, parse_duration, parse_size
+from .config_values import (
+    AUTO,
+    DURATION_EXPECTED,
+    OFF,
+    SIZE_EXPECTED,
+    check_size_auto_or_off,
+    check_size_or_auto,
+    parse_duration,
+    parse_size,
+)
 from .core.settings import CoreSettings, LaunchSettings, ModelSettings, RestartSettings
 
 DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
@@ -22,6 +32,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
+SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
+Number = Annotated[
+    float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
+]
 
 
 def _default(settings: type, name: str) -> Any:
@@ -50,6 +65,13 @@ def _integer(settings: type, name: str, low: int, high: int | None = None) -> An
     )
 
 
+def _sampling(name: str) -> Any:
+    """A parameter of requests, with the range and the default that it has there."""
+    number = NUMBERS[name]
+    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
+    return Field(number.default, description=number.expected, **limits)
+
+
 class SupervisorTable(Table):
     """`[supervisor]`."""
 
@@ -76,6 +98,21 @@ class RestartTable(Table):
     backoff_max_s: Duration = _duration(RestartSettings, "backoff_max_s")
 
 
+class SamplingTable(Table):
+    """`[models.NAME.sampling]`: what a request's parameters are where it leaves them out."""
+
+    temperature: Number = _sampling("temperature")
+    top_p: Number = _sampling("top_p")
+    top_k: int = _sampling("top_k")
+    min_p: Number = _sampling("min_p")
+    xtc_probability: Number = _sampling("xtc_probability")
+    xtc_threshold: Number = _sampling("xtc_threshold")
+    repetition_penalty: Number = _sampling("repetition_penalty")
+    presence_penalty: Number = _sampling("presence_penalty")
+    frequency_penalty: Number = _sampling("frequency_penalty")
+    penalty_window: int = _sampling("penalty_window")
+
+
 class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
@@ -89,6 +126,12 @@ class ModelTable(Table):
     step_timeout_s: Duration = _duration(LaunchSettings, "step_timeout_s", is_zero_allowed=False)
     decode_stall_target_ms: int = _integer(LaunchSettings, "decode_stall_target_ms", 1)
     context_length: int = _integer(LaunchSettings, "context_length", 0)
+    deterministic: bool = Field(
+        _default(LaunchSettings, "deterministic"), description="true or false"
+    )
+    memory: SizeOrAuto = Field(AUTO, description=f'"auto", or {SIZE_EXPECTED}')
+    cache_limit: SizeOrAuto = Field(AUTO, description=f'"auto", or {SIZE_EXPECTED}')
+    wired: SizeAutoOrOff = Field(OFF, description=f'"off", "auto", or {SIZE_EXPECTED}')
     engine: Literal["mlx", "fake"] = Field(
         _default(LaunchSettings, "engine"), description='"mlx" or "fake"'
     )
@@ -96,6 +139,7 @@ class ModelTable(Table):
         default_factory=dict, description="a table of the fake engine's options"
     )
     restart: RestartTable = Field(default_factory=RestartTable, description="a table")
+    sampling: SamplingTable = Field(default_factory=SamplingTable, description="a table")
 
 
 class FileTable(Table):

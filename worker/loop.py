@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
@@ -88,6 +88,7 @@ class StepLoop:
         engine: loaded.
         facts: what its load returned.
         step_timeout_s: the limit of one step; that of preparing a prompt follows from it.
+        sampling: the model's own defaults for requests.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class StepLoop:
         board: Board,
         max_concurrency: int,
         step_timeout_s: float,
+        sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -109,6 +111,7 @@ class StepLoop:
         self._board = board
         self._max_concurrency = max_concurrency
         self._text_limit_s = TEXT_LIMIT_STEPS * step_timeout_s
+        self._sampling = dict(sampling or {})
         self._clock = clock
         self._preparing: set[RequestKey] = set()
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
@@ -210,7 +213,14 @@ class StepLoop:
         resume = ready.resume
         delivered = [] if resume is None else unpack_tokens(resume.delivered)
         try:
-            row = plan_row(ready.key, ready.body, ready.prompt, self._facts, delivered=delivered)
+            row = plan_row(
+                ready.key,
+                ready.body,
+                ready.prompt,
+                self._facts,
+                delivered=delivered,
+                sampling=self._sampling,
+            )
         except RemoteError as error:
             self._reject(ready.key, error)
             return

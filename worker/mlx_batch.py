@@ -63,8 +63,7 @@ class MlxBatch:
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
         # The constructor wires as much memory as the machine recommends, each worker for itself;
-        # several workers together would wire more than there is. Wiring is off.
-        self._wired_before = _set_wired_limit(0)
+        # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
             self._generator = BatchGenerator(
                 model,
@@ -75,7 +74,6 @@ class MlxBatch:
                 prefill_step_size=LARGEST_CHUNK,
                 stream=stream,
             )
-        _set_wired_limit(0)
 
     def insert(self, row: Row, *, ignores_stop_tokens: bool = False) -> None:
         """Adds a row; its prefill starts with the next step.
@@ -194,17 +192,8 @@ class MlxBatch:
         )
 
     def close(self) -> None:
-        """Removes every row, and sets the process's wired limit back to what it was (E2, E3)."""
+        """Removes every row; the process's limits are set back after it (E2, E3)."""
         for key in list(self._uids):
             self.remove(key)
         mx.synchronize(self._stream)
         self._generator.close()
-        if self._wired_before is not None:
-            _set_wired_limit(self._wired_before)
-
-
-def _set_wired_limit(limit_bytes: int) -> int | None:
-    """Sets the limit and returns the one before; None where the device has no such limit."""
-    if mx.device_info().get("max_recommended_working_set_size") is None:
-        return None
-    return int(mx.set_wired_limit(limit_bytes))

@@ -30,6 +30,7 @@ from .prefill import PrefillPacer
 
 if TYPE_CHECKING:
     from .mlx_batch import MlxBatch
+    from .mlx_limits import MemoryLimits
     from .mlx_text import MlxText
 
 WARMUP_KEY = RequestKey(-1)
@@ -60,6 +61,7 @@ class MlxEngine:
         self._batch: MlxBatch | None = None
         self._text: MlxText | None = None
         self._facts: EngineFacts | None = None
+        self._limits: MemoryLimits | None = None
 
     def load(self, report: ReportProgress) -> EngineFacts:
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
@@ -87,11 +89,14 @@ class MlxEngine:
         try:
             import mlx.core as mx
 
+            from .mlx_limits import MemoryLimits
             from .mlx_load import check_device
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
 
         backend = check_device()
+        self._limits = MemoryLimits(self._spec)
+        self._limits.set()
         # The one stream of this process, made before any work and kept for all of it (A2).
         self._stream = mx.new_stream(mx.default_device())
         return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
@@ -127,8 +132,11 @@ class MlxEngine:
             pacer=PrefillPacer(
                 decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
                 step_timeout_s=self._spec.step_timeout_s,
+                is_fixed=self._spec.deterministic,
             ),
         )
+        if self._limits is not None:
+            self._limits.set_wired()
 
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
@@ -218,6 +226,8 @@ class MlxEngine:
         batch = self._ready()
         self._batch = None
         batch.close()
+        if self._limits is not None:
+            self._limits.restore()
         self._model = None
         import mlx.core as mx
 
