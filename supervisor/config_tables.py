@@ -131,6 +131,9 @@ class ModelTable(Table):
     )
     memory: SizeOrAuto = Field(AUTO, description=f'"auto", or {SIZE_EXPECTED}')
     cache_limit: SizeOrAuto = Field(AUTO, description=f'"auto", or {SIZE_EXPECTED}')
+    prefix_cache: Size = Field(
+        _default(LaunchSettings, "prefix_cache_bytes"), description=SIZE_EXPECTED
+    )
     wired: SizeAutoOrOff = Field(OFF, description=f'"off", "auto", or {SIZE_EXPECTED}')
     engine: Literal["mlx", "fake"] = Field(
         _default(LaunchSettings, "engine"), description='"mlx" or "fake"'

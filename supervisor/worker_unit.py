@@ -213,6 +213,7 @@ class WorkerUnit:
             memory_limit_bytes=launch.memory_limit_bytes,
             cache_limit_bytes=launch.cache_limit_bytes,
             wired_limit_bytes=launch.wired_limit_bytes,
+            prefix_cache_bytes=launch.prefix_cache_bytes,
             sampling=dict(launch.sampling),
             log_level=self._around.log_level,
             fake=dict(launch.fake),

@@ -70,6 +70,7 @@ def check_spec(spec: LaunchSpec) -> None:
         ("memory_limit_bytes", "bytes or null", _is_limit(spec.memory_limit_bytes)),
         ("cache_limit_bytes", "bytes or null", _is_limit(spec.cache_limit_bytes)),
         ("wired_limit_bytes", "bytes or null", _is_limit(spec.wired_limit_bytes)),
+        ("prefix_cache_bytes", "bytes", _is_integer(spec.prefix_cache_bytes, 0)),
         ("sampling", "a map of parameters in their ranges", _is_sampling(spec.sampling)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
         ("fake", "a map", isinstance(spec.fake, dict)),

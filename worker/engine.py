@@ -202,8 +202,12 @@ class Engine(Protocol):
     def text(self) -> TextCodec:
         """The model's text side; there after `load`."""
 
-    def insert(self, row: Row) -> None:
-        """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`."""
+    def insert(self, row: Row) -> int:
+        """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`.
+
+        Returns:
+            How many of its tokens need no prefill, because they are known from earlier rows.
+        """
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
@@ -220,6 +224,9 @@ class Engine(Protocol):
         Raises:
             Exception: any; the engine is unusable afterwards and the process must end.
         """
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone; called after a while without a request."""
 
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""

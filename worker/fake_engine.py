@@ -156,7 +156,7 @@ class FakeEngine:
             case "exception":
                 raise RuntimeError("the load raised this on demand")
 
-    def insert(self, row: Row) -> None:
+    def insert(self, row: Row) -> int:
         """See `Engine.insert`."""
         if len(self._rows) >= self._spec.max_concurrency or row.key in self._rows:
             raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
@@ -170,6 +170,7 @@ class FakeEngine:
             said=said,
             generated=len(row.delivered),
         )
+        return 0
 
     def remove(self, key: RequestKey) -> None:
         """See `Engine.remove`."""
@@ -249,6 +250,9 @@ class FakeEngine:
     @staticmethod
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
+
+    def give_back(self) -> None:
+        """See `Engine.give_back`; there is nothing."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

@@ -39,6 +39,9 @@ TEXT_LIMIT_STEPS = 10.0
 """Preparing one prompt may take so many times `step_timeout_s`; a template that loops for ever
 would otherwise hold up every later request without any counter showing it."""
 
+GIVE_BACK_AFTER_S = 300.0
+"""Without a request for so long, known prompts and memory for reuse are given back."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -119,6 +122,8 @@ class StepLoop:
         self._ended: list[RowDelta] = []
         self._steps = 0
         self._is_exit_asked = False
+        self._idle_since: float | None = None
+        self._has_given_back = False
 
     @property
     def is_exit_asked(self) -> bool:
@@ -143,7 +148,7 @@ class StepLoop:
             has_stepped = self.turn()
             if not has_stepped and not self._is_exit_asked and not is_terminated():
                 self._publish_idle()
-                self._link.wait(self._text_time_left_s())
+                self._link.wait(self._wait_s())
         self.drain()
 
     def turn(self) -> bool:
@@ -245,11 +250,13 @@ class StepLoop:
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
             key, (row, running) = self._waiting.popitem(last=False)
-            self._engine.insert(row)
+            cached = self._engine.insert(row)
+            running.cached_tokens = min(cached, len(row.tokens))
             running.inserted_at = self._clock()
             self._running[key] = running
 
     def _step(self) -> None:
+        self._idle_since = None
         is_prefill = any(not row.has_token for row in self._running.values())
         self._board.publish(
             WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
@@ -286,16 +293,36 @@ class StepLoop:
         ]
         self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
 
-    def _publish_idle(self) -> None:
+    def _publish_idle(self, *, is_memory_new: bool = False) -> None:
         requests = self._held_requests()
         current = self._board.current
-        if current.phase is not WorkerPhase.IDLE or current.requests != requests:
+        if is_memory_new or current.phase is not WorkerPhase.IDLE or current.requests != requests:
             self._board.publish(
                 WorkerPhase.IDLE,
                 step=self._steps,
                 requests=requests,
                 held=self._engine.bytes_held(),
             )
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for something to do; None for as long as it takes.
+
+        An engine that had nothing to do for a while gives back, once, what it keeps for speed.
+        """
+        if self._held_requests():
+            self._idle_since = None
+            return self._text_time_left_s()
+        if self._idle_since is None:
+            self._idle_since, self._has_given_back = self._clock(), False
+        if self._has_given_back:
+            return None
+        left_s = self._idle_since + GIVE_BACK_AFTER_S - self._clock()
+        if left_s > 0:
+            return left_s
+        self._engine.give_back()
+        self._has_given_back = True
+        self._publish_idle(is_memory_new=True)
+        return None
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)

@@ -18,17 +18,22 @@ from mlxsup.protocol.states import FinishReason
 from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
 from .mlx_load import raise_if_memory
 from .mlx_logprobs import LogprobReader
+from .mlx_prefix_cache import PrefixCache
 from .mlx_sampling import greedy, make_processors, make_sampler
 from .prefill import LARGEST_CHUNK, PrefillPacer
+
+WARMUP_KEY = RequestKey(-1)
+"""Of the row that warms the engine up: it ends by its length alone, and leaves nothing behind."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """A row that does not decode yet."""
+    """A row that does not decode yet; `cached` of its tokens came from the prefix cache."""
 
     total: int
+    cached: int = 0
     done: int = 0
 
 
@@ -42,6 +47,7 @@ class MlxBatch:
         spared_tokens: ids that XTC never leaves out.
         max_concurrency: rows at most.
         pacer: sizes the prefill chunks.
+        prefixes: what earlier rows have computed.
     """
 
     def __init__(
@@ -53,9 +59,11 @@ class MlxBatch:
         spared_tokens: Sequence[int] = (),
         max_concurrency: int,
         pacer: PrefillPacer,
+        prefixes: PrefixCache,
     ) -> None:
         self._stream = stream
         self._pacer = pacer
+        self._prefixes = prefixes
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
@@ -75,8 +83,11 @@ class MlxBatch:
                 stream=stream,
             )
 
-    def insert(self, row: Row, *, ignores_stop_tokens: bool = False) -> None:
+    def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
+
+        Returns:
+            How many of its tokens need no prefill.
 
         Raises:
             ValueError: its key is in the batch already.
@@ -85,21 +96,25 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
+            cache, cached = self._prefixes.find(tokens)
             # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
             processors = make_processors(row)
             sampler = make_sampler(row, self._spared)
             uid = self._generator.insert(
-                [tokens],
+                [tokens[cached:]],
                 max_tokens=[row.max_tokens - len(row.delivered)],
+                caches=[cache],
+                all_tokens=[tokens[:cached]],
                 samplers=[sampler],
                 logits_processors=[processors] if processors else None,
-                stop_sequences=[StopSequences()] if ignores_stop_tokens else None,
+                stop_sequences=[StopSequences()] if row.key == WARMUP_KEY else None,
             )[0]
         self._uids[row.key] = uid
         self._keys[uid] = row.key
-        self._prompts[uid] = _Prompt(total=len(tokens))
+        self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
+        return cached
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once; unknown keys are ignored (D6)."""
@@ -107,10 +122,19 @@ class MlxBatch:
         if uid is None:
             return
         del self._keys[uid]
-        self._prompts.pop(uid, None)
+        prompt = self._prompts.pop(uid, None)
         self._wanted_logprobs.pop(uid, None)
+        has_computed = prompt is None or prompt.done > prompt.cached
+        is_kept = has_computed and key != WARMUP_KEY
         with mx.stream(self._stream):
-            self._generator.remove([uid])
+            removed = self._generator.remove([uid], return_prompt_caches=is_kept)
+            for cache, tokens in removed.values():
+                self._prefixes.keep(tokens, cache)
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone."""
+        self._prefixes.clear()
+        mx.clear_cache()
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
@@ -166,6 +190,9 @@ class MlxBatch:
         key = self._keys.pop(response.uid)
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
+        if key != WARMUP_KEY:
+            with mx.stream(self._stream):
+                self._prefixes.keep(response.all_tokens, response.prompt_cache)
         finish = _FINISH[response.finish_reason]
         if finish is FinishReason.STOP:
             return RowToken(key=key, token=None, finish=finish)
@@ -177,8 +204,8 @@ class MlxBatch:
         longest = 0
         rows = 0
         for response in responses:
-            done, total = response.progress
             prompt = self._prompts[response.uid]
+            done, total = prompt.cached + response.progress[0], prompt.total
             if response.end_of_prompt:
                 del self._prompts[response.uid]
                 decoding += 1
@@ -195,5 +222,6 @@ class MlxBatch:
         """Removes every row; the process's limits are set back after it (E2, E3)."""
         for key in list(self._uids):
             self.remove(key)
+        self._prefixes.clear()
         mx.synchronize(self._stream)
         self._generator.close()

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .mlx_limits import MemoryLimits
     from .mlx_text import MlxText
 
-WARMUP_KEY = RequestKey(-1)
 WARMUP_PROMPT_TOKENS = 9
 """One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
 WARMUP_TOKENS = 2
@@ -106,6 +105,7 @@ class MlxEngine:
 
         from .mlx_batch import MlxBatch
         from .mlx_load import load_lazily, materialise
+        from .mlx_prefix_cache import PrefixCache
         from .mlx_text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
@@ -134,6 +134,8 @@ class MlxEngine:
                 step_timeout_s=self._spec.step_timeout_s,
                 is_fixed=self._spec.deterministic,
             ),
+            # What is taken from a cache was computed in other pieces.
+            prefixes=PrefixCache(0 if self._spec.deterministic else self._spec.prefix_cache_bytes),
         )
         if self._limits is not None:
             self._limits.set_wired()
@@ -157,6 +159,8 @@ class MlxEngine:
         the model's speed from it. Its row is removed in every case (B5)."""
         report(LoadPhase.WARMUP, _MATERIALISED)
         assert self._facts is not None
+        from .mlx_batch import WARMUP_KEY
+
         length = max(min(WARMUP_PROMPT_TOKENS, self._facts.context_length - WARMUP_TOKENS), 1)
         row = Row(
             key=WARMUP_KEY,
@@ -168,7 +172,7 @@ class MlxEngine:
         )
         batch = self._ready()
         try:
-            batch.insert(row, ignores_stop_tokens=True)
+            batch.insert(row)
             while batch.has_rows():
                 batch.step()
                 report(LoadPhase.WARMUP, _MATERIALISED)
@@ -186,9 +190,9 @@ class MlxEngine:
             raise RuntimeError("the engine is not loaded")
         return self._text
 
-    def insert(self, row: Row) -> None:
-        """Adds a row; its prefill starts with the next step."""
-        self._ready().insert(row)
+    def insert(self, row: Row) -> int:
+        """Adds a row and says how many of its tokens need no prefill."""
+        return self._ready().insert(row)
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
@@ -210,6 +214,10 @@ class MlxEngine:
             Exception: any other; the engine is unusable afterwards and the process must end (F3).
         """
         return self._ready().step()
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone: known prompts, and memory for reuse."""
+        self._ready().give_back()
 
     def bytes_held(self) -> EngineBytes:
         """Memory as MLX counts it."""

@@ -144,6 +144,7 @@ class RunningRow:
         answer: the text so far.
         channel: the part of the answer that comes now.
         inserted_at: monotonic seconds; 0 until then.
+        cached_tokens: of the prompt, that needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
     """
 
@@ -151,6 +152,7 @@ class RunningRow:
     answer: AnswerText
     channel: Channel
     inserted_at: float = 0.0
+    cached_tokens: int = 0
     has_token: bool = False
 
     def replay(self, row: Row) -> RowDelta | None:
@@ -189,14 +191,14 @@ class RunningRow:
             text += self.answer.finish()
         if self.answer.is_stopped:
             finish = FinishReason.STOP
-        prefill_s = None if self.has_token else now - self.inserted_at
-        self.has_token = True
+        is_first, self.has_token = not self.has_token, True
         return RowDelta(
             key=self.key,
             text=text,
             tokens=tokens,
             channel=self.channel,
             finish=finish,
-            prefill_s=prefill_s,
+            prefill_s=now - self.inserted_at if is_first else None,
+            cached_tokens=self.cached_tokens if is_first else 0,
             logprobs=logprobs,
         )

@@ -80,6 +80,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
             memory = "3GiB"
             cache_limit = 1024
             wired = "auto"
+            prefix_cache = "1GiB"
             sampling.temperature = 1
             sampling.top_k = 40
             restart.max_restarts = 1
@@ -113,6 +114,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
                 memory_limit_bytes=3 * 2**30,
                 cache_limit_bytes=1024,
                 wired_limit_bytes=None,
+                prefix_cache_bytes=2**30,
                 sampling=sampling_defaults() | {"temperature": 1.0, "top_k": 40},
             ),
             preload=False,
