@@ -57,6 +57,8 @@ class ClientBase(ABC, Generic[StreamType]):
         seed: int | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
@@ -88,6 +90,8 @@ class ClientBase(ABC, Generic[StreamType]):
             seed: makes sampling repeatable.
             logprobs: whether to tell how likely each token was.
             top_logprobs: of how many of the likeliest tokens at each place besides.
+            tools: what the model may call, in OpenAI's form.
+            chat_template_kwargs: what else the template is given, such as `enable_thinking`.
             timeout_s: until the last token; None or 0 for no limit.
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: until the first token; None for the configured limit.
@@ -118,6 +122,8 @@ class ClientBase(ABC, Generic[StreamType]):
             "seed": seed,
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
         }
         request_id = self._ids.next()
         frames = encode_generate(

@@ -43,6 +43,8 @@ class GenerateParameters(TypedDict, total=False):
     seed: int | None
     logprobs: bool | None
     top_logprobs: int | None
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
     timeout_s: float | None
     queue_timeout_s: float | None
     first_token_timeout_s: float | None

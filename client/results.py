@@ -14,7 +14,8 @@ class Delta:
     """One piece of an answer.
 
     Attributes:
-        text: new text; empty while a character or a stop string is half there.
+        text: new text; empty while a character or a stop string is half there. On the channel
+            `tool_call` one whole call, as a line of JSON.
         token_ids: the new tokens.
         channel: which part of the answer it belongs to.
         logprobs: of each new token, where the request asked for them.
@@ -47,7 +48,7 @@ class Result:
     Attributes:
         text: the answer.
         reasoning: what the model thought before it, where it shows that.
-        tool_calls: the calls it asks for.
+        tool_calls: the calls it asks for, in OpenAI's form: id, type, function (name, arguments).
         token_ids: all generated tokens.
         logprobs: of each token, where the request asked for them.
         finish_reason: how it ended.

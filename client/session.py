@@ -5,6 +5,7 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +82,7 @@ class _Open:
     next_seq: int = 0
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] | None = None
 
@@ -88,6 +90,8 @@ class _Open:
         return Result(
             text="".join(self.text),
             reasoning="".join(self.reasoning),
+            # One call is one line, whatever pieces the lines came in.
+            tool_calls=[json.loads(line) for line in "".join(self.tool_calls).split("\n") if line],
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             finish_reason=done.finish_reason,
@@ -220,6 +224,8 @@ class Session:
             opened.text.append(delta.text)
         elif delta.channel is Channel.REASONING:
             opened.reasoning.append(delta.text)
+        elif delta.channel is Channel.TOOL_CALL:
+            opened.tool_calls.append(delta.text)
         piece = Delta(
             text=delta.text,
             token_ids=token_ids,

@@ -14,6 +14,26 @@ from .parameters import LOGIT_BIAS, MAX_LOGIT_BIASES, NUMBERS
 
 INPUTS = ("prompt", "prompt_tokens", "messages")
 
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer_kwargs",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+"""What the worker or the library itself says to a template."""
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 
@@ -46,6 +66,8 @@ class RequestBody:
         seed: makes sampling repeatable; drawn at admission where absent.
         logprobs: whether to tell how likely each token was.
         top_logprobs: of how many of the likeliest tokens at each place besides.
+        tools: what the model may call, in OpenAI's form; given to the template.
+        chat_template_kwargs: what else the template is given, by name.
     """
 
     prompt: str | None = None
@@ -67,6 +89,8 @@ class RequestBody:
     seed: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in INPUTS if getattr(self, name) is not None]
@@ -112,6 +136,7 @@ class RequestBody:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
         self._check_stop()
         self._check_logit_bias()
+        self._check_template()
 
     def _check_stop(self) -> None:
         stop = self.stop
@@ -140,13 +165,26 @@ class RequestBody:
             if not LOGIT_BIAS.is_right(value):
                 raise invalid("logit_bias", LOGIT_BIAS.expected + " for each token", value)
 
+    def _check_template(self) -> None:
+        tools, extra = self.tools, self.chat_template_kwargs
+        if tools is not None and not (isinstance(tools, list) and all(map(_is_tool, tools))):
+            raise invalid("tools", 'a list of {"type": "function", "function": {"name": …}}', tools)
+        if extra is None:
+            return
+        if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
+            raise invalid("chat_template_kwargs", "a map with names as keys", extra)
+        if taken := sorted(RESERVED_TEMPLATE_NAMES & extra.keys()):
+            raise invalid(
+                "chat_template_kwargs", "names that are not mlxsup's own", shown=", ".join(taken)
+            )
+
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty where absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
 
     def parameters(self) -> dict[str, Any]:
-        """How to answer, by name: all but the prompt and the seed, without what is None."""
-        left_out = (*INPUTS, "seed")
+        """How to answer, by name: all but the seed and what made the prompt, and what is None."""
+        left_out = (*INPUTS, "seed", "chat_template_kwargs")
         return {name: value for name, value in self.to_wire().items() if name not in left_out}
 
     @classmethod
@@ -206,6 +244,13 @@ def _describe(value: object) -> str:
         return repr(value)[:40]
     kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
     return kinds.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _is_tool(tool: object) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return bool(name)
+    return False
 
 
 def _is_token_id(key: object) -> bool:

@@ -470,7 +470,9 @@ class Rejected(Message):
 
 @dataclass(slots=True, kw_only=True)
 class RowDelta:
-    """What one step did for one row; not frozen, since one is made for every token.
+    """What one step did for one row in one channel; not frozen, since one is made for every token.
+
+    On the channel `tool_call` the text is one whole call, as a line of JSON.
 
     Attributes:
         key: whose.
@@ -481,6 +483,7 @@ class RowDelta:
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
         logprobs: of each new token, where the request asked for them.
+        warning: a sentence for people, shown with the result.
     """
 
     key: RequestKey
@@ -488,6 +491,7 @@ class RowDelta:
     tokens: bytes = b""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
+    warning: str | None = None
     finish: FinishReason | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0

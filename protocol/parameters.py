@@ -65,7 +65,7 @@ NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
         "min_p": NumberParameter(low=0.0, high=1.0, default=0.0),
         "xtc_probability": NumberParameter(low=0.0, high=1.0, default=0.0),
         "xtc_threshold": NumberParameter(low=0.0, high=0.5, default=0.1),
-        "repetition_penalty": NumberParameter(low=0.0, high=10.0, default=1.0, is_low_open=True),
+        "repetition_penalty": NumberParameter(low=0.01, high=10.0, default=1.0),
         "presence_penalty": NumberParameter(low=-2.0, high=2.0, default=0.0),
         "frequency_penalty": NumberParameter(low=-2.0, high=2.0, default=0.0),
         "penalty_window": _integer(0, LARGEST, 20),

@@ -15,6 +15,8 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Channel, FinishReason, LoadPhase
 
+from .channels import ChannelRules
+
 ReportProgress = Callable[[LoadPhase, float], None]
 """Called during a load with the phase and the progress over all phases, from 0 to 1."""
 
@@ -171,6 +173,10 @@ class Detokenizer(Protocol):
 
 class TextCodec(Protocol):
     """Templates and tokenisation; touches no MLX object."""
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """How the model marks the parts of its answers."""
 
     def encode(self, body: RequestBody) -> Prompt:
         """The prompt of a request; runs on the helper thread.

@@ -28,12 +28,14 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 
+from .answer import AnswerText
 from .engine import Engine, EngineFacts, Row, StepResult
 from .heartbeat import Board
 from .link import LinkBrokenError
 from .logs import line
-from .rows import AnswerText, RunningRow, acceptance, check_resume, plan_row
+from .rows import RunningRow, acceptance, check_resume, plan_row
 from .text import Refused, Tokenised
+from .tool_calls import ToolCallReader
 
 TEXT_LIMIT_STEPS = 10.0
 """Preparing one prompt may take so many times `step_timeout_s`; a template that loops for ever
@@ -234,13 +236,14 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        answer = AnswerText(self._engine.text, ready.body.stop or ())
-        running = RunningRow(key=ready.key, answer=answer, channel=ready.prompt.channel)
+        calls = ToolCallReader(ready.body.tools, row.seed)
+        answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
+        running = RunningRow(key=ready.key, answer=answer)
         end = running.replay(row)
         if end is None:
             self._waiting[ready.key] = (row, running)
         else:
-            self._ended.append(end)
+            self._ended += end
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that is wrong by itself: it fails alone (C7)."""
@@ -280,12 +283,12 @@ class StepLoop:
                 logger.warning(line("a token of a row that has left", key=token.key))
                 self._engine.remove(token.key)
                 continue
-            delta = running.advance(token, now)
-            if delta.finish is not None:
+            deltas = running.advance(token, now)
+            if deltas[-1].finish is not None:
                 del self._running[token.key]
                 if token.finish is None:
                     self._engine.remove(token.key)
-            rows.append(delta)
+            rows += deltas
         prefill = [
             PrefillProgress(key=row.key, done=row.done, total=row.total)
             for row in result.prefill

@@ -55,8 +55,13 @@ def _to_plain(chosen: mx.array, ids: mx.array, logprobs: mx.array) -> RowLogprob
     plain_logprobs: Any = logprobs.tolist()
     chosen_logprob: Any = chosen.item()
     top = [
-        (int(token), max(float(logprob), LEAST_LOGPROB))
+        (int(token), _finite(logprob))
         for token, logprob in zip(plain_ids, plain_logprobs, strict=True)
     ]
     top.sort(key=lambda pair: (-pair[1], pair[0]))
-    return RowLogprobs(logprob=max(float(chosen_logprob), LEAST_LOGPROB), top=top)
+    return RowLogprobs(logprob=_finite(chosen_logprob), top=top)
+
+
+def _finite(logprob: float) -> float:
+    """Also of what a broken model makes of its numbers."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -10,12 +10,13 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Logprobs, Resume, RowDelta, TokenLogprob
+from mlxsup.protocol.messages import Acceptance, Resume, RowDelta
 from mlxsup.protocol.parameters import SAMPLING, sampling_defaults
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import FinishReason
 
-from .engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken, TextCodec
-from .stops import StopMatcher
+from .answer import AnswerText
+from .channels import Piece
+from .engine import EngineFacts, Prompt, Row, RowToken
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4
@@ -97,44 +98,6 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
     )
 
 
-class AnswerText:
-    """The text of one answer: token ids in, text out, half characters and stop strings held back.
-
-    Args:
-        codec: the model's text side.
-        stops: the request's stop strings.
-    """
-
-    def __init__(self, codec: TextCodec, stops: Sequence[str]) -> None:
-        self._codec = codec
-        self._detokenizer = codec.detokenizer()
-        self._matcher = StopMatcher(stops)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string has ended the answer."""
-        return self._matcher.is_stopped
-
-    def add(self, token: int) -> str:
-        """The text that became certain with this token."""
-        return self._matcher.add(self._detokenizer.add(token))
-
-    def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
-        """Logprobs as clients see them, with texts."""
-
-        def one(token: int, logprob: float) -> TokenLogprob:
-            return TokenLogprob(token=token, logprob=logprob, text=self._codec.token_text(token))
-
-        return Logprobs(
-            chosen=one(token, logprobs.logprob),
-            top=[one(other, logprob) for other, logprob in logprobs.top],
-        )
-
-    def finish(self) -> str:
-        """What was still held back, when no more token comes."""
-        return self._matcher.add(self._detokenizer.finish()) + self._matcher.finish()
-
-
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
     """A request that was accepted: its row is in the engine, or is the next to go there.
@@ -142,7 +105,6 @@ class RunningRow:
     Attributes:
         key: whose.
         answer: the text so far.
-        channel: the part of the answer that comes now.
         inserted_at: monotonic seconds; 0 until then.
         cached_tokens: of the prompt, that needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
@@ -150,16 +112,15 @@ class RunningRow:
 
     key: RequestKey
     answer: AnswerText
-    channel: Channel
     inserted_at: float = 0.0
     cached_tokens: int = 0
     has_token: bool = False
 
-    def replay(self, row: Row) -> RowDelta | None:
+    def replay(self, row: Row) -> list[RowDelta] | None:
         """Takes the text to where it stood after the tokens that the client has already.
 
         What they show was sent with them; what they hold back (half a character, half a stop
-        string) is held back again.
+        string, half a tool call) is held back again.
 
         Returns:
             The end of the answer, where those tokens were all of it; None if more is to come.
@@ -167,38 +128,50 @@ class RunningRow:
         for token in row.delivered:
             self.answer.add(token)
         if self.answer.is_stopped:
-            return RowDelta(key=self.key, channel=self.channel, finish=FinishReason.STOP)
+            return self._deltas([], finish=self._stop())
         if len(row.delivered) < row.max_tokens:
             return None
-        text = self.answer.finish()
-        finish = FinishReason.STOP if self.answer.is_stopped else FinishReason.LENGTH
-        return RowDelta(key=self.key, text=text, channel=self.channel, finish=finish)
+        return self._deltas(self.answer.finish(), finish=FinishReason.LENGTH)
 
-    def advance(self, result: RowToken, now: float) -> RowDelta:
-        """What a step's token means for the stream.
+    def advance(self, result: RowToken, now: float) -> list[RowDelta]:
+        """What a step's token means for the stream: a delta for each channel that got text.
 
-        Where the delta has a finish and the token had none, a stop string ended the answer and the
-        row is still in the engine. The token that completed a stop string is reported: it was
+        Where the last delta has a finish and the token had none, a stop string ended the answer
+        and the row is still in the engine. The token that completed it is reported: it was
         generated, and counts.
         """
-        text, tokens, finish, logprobs = "", b"", result.finish, None
+        pieces: list[Piece] = []
+        tokens, finish, logprobs = b"", result.finish, None
         if result.token is not None:
-            text = self.answer.add(result.token)
+            pieces = self.answer.add(result.token)
             tokens = pack_tokens([result.token])
             if result.logprobs is not None:
                 logprobs = [self.answer.describe(result.token, result.logprobs)]
-        if finish is not None and not self.answer.is_stopped:
-            text += self.answer.finish()
-        if self.answer.is_stopped:
-            finish = FinishReason.STOP
-        is_first, self.has_token = not self.has_token, True
-        return RowDelta(
-            key=self.key,
-            text=text,
-            tokens=tokens,
-            channel=self.channel,
-            finish=finish,
-            prefill_s=now - self.inserted_at if is_first else None,
-            cached_tokens=self.cached_tokens if is_first else 0,
-            logprobs=logprobs,
-        )
+        if finish is not None or self.answer.is_stopped:
+            pieces += self.answer.finish()
+            is_stop = finish is FinishReason.STOP or self.answer.is_stopped
+            finish = self._stop() if is_stop else finish
+        deltas = self._deltas(pieces, finish=finish)
+        deltas[0].tokens, deltas[0].logprobs = tokens, logprobs
+        if not self.has_token:
+            self.has_token = True
+            deltas[0].prefill_s = now - self.inserted_at
+            deltas[0].cached_tokens = self.cached_tokens
+        return deltas
+
+    def _stop(self) -> FinishReason:
+        return FinishReason.TOOL_CALLS if self.answer.has_calls else FinishReason.STOP
+
+    def _deltas(self, pieces: Sequence[Piece], finish: FinishReason | None) -> list[RowDelta]:
+        """One for each piece, at least one; the last has the finish."""
+        deltas = [
+            RowDelta(
+                key=self.key,
+                text=piece.text,
+                channel=piece.channel,
+                warning=piece.warning,
+            )
+            for piece in pieces
+        ] or [RowDelta(key=self.key, channel=self.answer.channel)]
+        deltas[-1].finish = finish
+        return deltas
