@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Timings, Usage
+from mlxsup.protocol.messages import Logprobs, Timings, TokenLogprob, Usage
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from .client import Client
@@ -27,11 +27,13 @@ __all__ = [
     "Delta",
     "ErrorCode",
     "FinishReason",
+    "Logprobs",
     "Notice",
     "NoticeKind",
     "RequestError",
     "Result",
     "Timings",
+    "TokenLogprob",
     "Usage",
 ]
 

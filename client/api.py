@@ -42,10 +42,23 @@ class ClientBase(ABC, Generic[StreamType]):
         prompt_tokens: list[int] | None = None,
         messages: list[dict[str, Any]] | None = None,
         max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        xtc_probability: float | None = None,
+        xtc_threshold: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        penalty_window: int | None = None,
+        logit_bias: dict[int, float] | dict[str, float] | None = None,
         stop: list[str] | None = None,
         seed: int | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
@@ -60,10 +73,25 @@ class ClientBase(ABC, Generic[StreamType]):
             prompt_tokens: token ids, taken as they are.
             messages: a chat, rendered with the model's template.
             max_tokens: tokens to generate at most; None for what still fits into the context.
-            temperature: 0 picks the likeliest token; larger spreads further.
+            temperature: 0 picks the likeliest token; larger spreads further. None, here and below:
+                what the model's entry says, else no effect.
+            top_k: sample from so many of the likeliest tokens; 0 for all.
             top_p: sample from the smallest set of tokens whose probabilities reach this sum.
+            min_p: leave out tokens less likely than this share of the likeliest one's probability.
+            xtc_probability: how often the likeliest of the likely tokens are left out.
+            xtc_threshold: from which probability a token counts as likely for that.
+            repetition_penalty: divides the logits of tokens that were there; 1 for none.
+            presence_penalty: taken off the logits of tokens that were there.
+            frequency_penalty: taken off the logits of tokens once for each time they were there.
+            penalty_window: how many of the last tokens, prompt included, the penalties look at; 0
+                for all.
+            logit_bias: added to the logits, by token id.
             stop: texts that end the answer; they are not part of it.
             seed: makes sampling repeatable.
+            logprobs: whether to tell how likely each token was.
+            top_logprobs: of how many of the likeliest tokens at each place besides.
+            tools: what the model may call, in OpenAI's form.
+            chat_template_kwargs: what else the template is given, such as `enable_thinking`.
             timeout_s: until the last token; None or 0 for no limit.
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: until the first token; None for the configured limit.
@@ -80,9 +108,22 @@ class ClientBase(ABC, Generic[StreamType]):
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": temperature,
+            "top_k": top_k,
             "top_p": top_p,
+            "min_p": min_p,
+            "xtc_probability": xtc_probability,
+            "xtc_threshold": xtc_threshold,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "penalty_window": penalty_window,
+            "logit_bias": logit_bias,
             "stop": stop,
             "seed": seed,
+            "logprobs": logprobs,
+            "top_logprobs": top_logprobs,
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
         }
         request_id = self._ids.next()
         frames = encode_generate(

@@ -27,10 +27,23 @@ class GenerateParameters(TypedDict, total=False):
     prompt_tokens: list[int] | None
     messages: list[dict[str, Any]] | None
     max_tokens: int | None
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_window: int | None
+    logit_bias: dict[int, float] | dict[str, float] | None
     stop: list[str] | None
     seed: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
     timeout_s: float | None
     queue_timeout_s: float | None
     first_token_timeout_s: float | None

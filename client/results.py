@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxsup.protocol.messages import Timings, Usage
+from mlxsup.protocol.messages import Logprobs, Timings, Usage
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 
@@ -14,16 +14,17 @@ class Delta:
     """One piece of an answer.
 
     Attributes:
-        text: new text; empty while a character or a stop string is half there.
+        text: new text; empty while a character or a stop string is half there. On the channel
+            `tool_call` one whole call, as a line of JSON.
         token_ids: the new tokens.
         channel: which part of the answer it belongs to.
-        logprobs: not offered yet, so None.
+        logprobs: of each new token, where the request asked for them.
     """
 
     text: str
     token_ids: list[int]
     channel: Channel = Channel.CONTENT
-    logprobs: list[Any] | None = None
+    logprobs: list[Logprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,9 @@ class Result:
     Attributes:
         text: the answer.
         reasoning: what the model thought before it, where it shows that.
-        tool_calls: the calls it asks for.
+        tool_calls: the calls it asks for, in OpenAI's form: id, type, function (name, arguments).
         token_ids: all generated tokens.
-        logprobs: not offered yet, so None.
+        logprobs: of each token, where the request asked for them.
         finish_reason: how it ended.
         usage: tokens counted.
         timings: seconds spent.
@@ -63,7 +64,7 @@ class Result:
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] | None = None
+    logprobs: list[Logprobs] | None = None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     seed: int | None = None

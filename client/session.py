@@ -5,6 +5,7 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
+    Logprobs,
     Message,
     Reply,
     Usage,
@@ -80,13 +82,18 @@ class _Open:
     next_seq: int = 0
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
 
     def result(self, done: Done) -> Result:
         return Result(
             text="".join(self.text),
             reasoning="".join(self.reasoning),
+            # One call is one line, whatever pieces the lines came in.
+            tool_calls=[json.loads(line) for line in "".join(self.tool_calls).split("\n") if line],
             token_ids=self.token_ids,
+            logprobs=self.logprobs,
             finish_reason=done.finish_reason,
             usage=done.usage,
             timings=done.timings,
@@ -209,11 +216,22 @@ class Session:
             return
         opened.next_seq += 1
         opened.token_ids += token_ids
+        if delta.logprobs is not None:
+            if opened.logprobs is None:
+                opened.logprobs = []
+            opened.logprobs += delta.logprobs
         if delta.channel is Channel.CONTENT:
             opened.text.append(delta.text)
         elif delta.channel is Channel.REASONING:
             opened.reasoning.append(delta.text)
-        piece = Delta(text=delta.text, token_ids=token_ids, channel=delta.channel)
+        elif delta.channel is Channel.TOOL_CALL:
+            opened.tool_calls.append(delta.text)
+        piece = Delta(
+            text=delta.text,
+            token_ids=token_ids,
+            channel=delta.channel,
+            logprobs=delta.logprobs,
+        )
         outcome.deliveries.append(Delivery(opened.inbox, piece))
 
     def _break_off(

@@ -10,15 +10,40 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import ErrorCode, RemoteError
+from .parameters import LOGIT_BIAS, MAX_LOGIT_BIASES, NUMBERS
+
+INPUTS = ("prompt", "prompt_tokens", "messages")
+
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "tokenizer_kwargs",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+"""What the worker or the library itself says to a template."""
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBody:
     """What a client asks of an engine. Exactly one of the three inputs is given.
+
+    What is None was left out: the model's entry or `parameters.NUMBERS` says what it is then.
+    docs/parameters.md tells more of each.
 
     Attributes:
         prompt: text that is tokenised as it stands.
@@ -26,26 +51,49 @@ class RequestBody:
         messages: a chat, rendered with the model's template; each has `role` and `content`.
         max_tokens: tokens to generate at most; None for what still fits into the context.
         temperature: 0 picks the likeliest token; larger spreads further.
+        top_k: sample from so many of the likeliest tokens; 0 for all.
         top_p: sample from the smallest set of tokens whose probabilities reach this sum.
+        min_p: leave out tokens less likely than this share of the likeliest one's probability.
+        xtc_probability: how often the likeliest of the likely tokens are left out.
+        xtc_threshold: from which probability a token counts as likely for that.
+        repetition_penalty: divides the logits of tokens that were there; 1 for none.
+        presence_penalty: taken off the logits of tokens that were there.
+        frequency_penalty: taken off the logits of tokens once for each time they were there.
+        penalty_window: how many of the last tokens, prompt included, the penalties look at; 0 for
+            all.
+        logit_bias: added to the logits, by token id (a number, or its decimal digits as text).
         stop: texts that end the answer; they are not part of it.
         seed: makes sampling repeatable; drawn at admission where absent.
+        logprobs: whether to tell how likely each token was.
+        top_logprobs: of how many of the likeliest tokens at each place besides.
+        tools: what the model may call, in OpenAI's form; given to the template.
+        chat_template_kwargs: what else the template is given, by name.
     """
 
     prompt: str | None = None
     prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalty_window: int | None = None
+    logit_bias: dict[Any, float] | None = None
     stop: list[str] | None = None
     seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        given = [
-            name
-            for name in ("prompt", "prompt_tokens", "messages")
-            if getattr(self, name) is not None
-        ]
+        given = [name for name in INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
             raise invalid(
                 "prompt",
@@ -78,30 +126,84 @@ class RequestBody:
                     raise invalid("messages", "maps with a role (text) and its content", message)
 
     def _check_parameters(self) -> None:
-        _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_number("temperature", self.temperature, 0.0, 10.0)
-        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_integer("seed", self.seed, 0, MAX_SEED)
-        if self.stop is not None:
-            stop = self.stop
-            if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-                raise invalid(
-                    "stop", "a list of strings that are not empty", shown="one that holds others"
-                )
-            if len(stop) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in stop):
-                raise invalid(
-                    "stop",
-                    f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters",
-                    shown=f"{len(stop)} strings, the longest of {max(map(len, stop))}",
-                )
-            for text in stop:
-                _check_encodable("stop", text)
+        for name, number in NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None and not number.is_right(value):
+                raise invalid(name, number.expected, value)
+        if self.logprobs is not None and not isinstance(self.logprobs, bool):
+            raise invalid("logprobs", "true or false", self.logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
+        self._check_stop()
+        self._check_logit_bias()
+        self._check_template()
+
+    def _check_stop(self) -> None:
+        stop = self.stop
+        if stop is None:
+            return
+        if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
+            raise invalid(
+                "stop", "a list of strings that are not empty", shown="one that holds others"
+            )
+        if len(stop) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in stop):
+            raise invalid(
+                "stop",
+                f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters",
+                shown=f"{len(stop)} strings, the longest of {max(map(len, stop))}",
+            )
+        for text in stop:
+            _check_encodable("stop", text)
+
+    def _check_logit_bias(self) -> None:
+        bias = self.logit_bias
+        if bias is None:
+            return
+        if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIASES:
+            raise invalid("logit_bias", f"a map of at most {MAX_LOGIT_BIASES} token ids", bias)
+        for key, value in bias.items():
+            if not _is_token_id(key):
+                raise invalid("logit_bias", "token ids as keys", shown=repr(key)[:40])
+            if not LOGIT_BIAS.is_right(value):
+                raise invalid("logit_bias", LOGIT_BIAS.expected + " for each token", value)
+
+    def _check_template(self) -> None:
+        tools, extra = self.tools, self.chat_template_kwargs
+        if tools is not None and not (isinstance(tools, list) and all(map(_is_tool, tools))):
+            raise invalid("tools", 'a list of {"type": "function", "function": {"name": …}}', tools)
+        if extra is None:
+            return
+        if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
+            raise invalid("chat_template_kwargs", "a map with names as keys", extra)
+        if taken := sorted(RESERVED_TEMPLATE_NAMES & extra.keys()):
+            raise invalid(
+                "chat_template_kwargs", "names that are not mlxsup's own", shown=", ".join(taken)
+            )
+
+    def bias_by_token(self) -> dict[int, float]:
+        """`logit_bias` with its keys as numbers; empty where absent."""
+        return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    def parameters(self) -> dict[str, Any]:
+        """How to answer, by name: all but the seed and what made the prompt, and what is None."""
+        left_out = (*INPUTS, "seed", "chat_template_kwargs")
+        return {name: value for name, value in self.to_wire().items() if name not in left_out}
+
+    @classmethod
+    def accepted(
+        cls, prompt_tokens: list[int], parameters: dict[str, Any], seed: int
+    ) -> RequestBody:
+        """The body of a request that was accepted before, from what `parameters` gave then.
+
+        Raises:
+            RemoteError: `invalid_request`; another version of mlxsup has accepted it.
+        """
+        return cls.from_wire({**parameters, "prompt_tokens": prompt_tokens, "seed": seed})
 
     def to_wire(self) -> dict[str, Any]:
-        """The map that is sent: what differs from the defaults, in the order of the fields."""
-        return {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
-        }
+        """The map that is sent: what was given, in the order of the fields."""
+        wire = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return _with_text_keys(wire)
 
     @classmethod
     def from_wire(cls, value: object) -> RequestBody:
@@ -146,23 +248,24 @@ def _describe(value: object) -> str:
     return kinds.get(type(value).__name__, f"a {type(value).__name__}")
 
 
-def _check_number(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False
-) -> None:
-    expected = (
-        f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
-    )
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid(name, expected, value)
-    if not low <= value <= high or (open_low and value == low):
-        raise invalid(name, expected, value)
+def _is_tool(tool: object) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return bool(name)
+    return False
 
 
-def _check_integer(name: str, value: object, low: int, high: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise invalid(name, f"an integer from {low} to {high}", value)
+def _is_token_id(key: object) -> bool:
+    if isinstance(key, str):
+        return key.isascii() and key.isdigit() and len(key) <= 10
+    return type(key) is int and 0 <= key < 2**32
+
+
+def _with_text_keys(wire: dict[str, Any]) -> dict[str, Any]:
+    """Maps that travel have texts as keys only."""
+    if "logit_bias" in wire:
+        wire["logit_bias"] = {str(key): value for key, value in wire["logit_bias"].items()}
+    return wire
 
 
 def _check_encodable(name: str, text: str) -> None:

@@ -57,6 +57,12 @@ class LaunchSpec:
         step_timeout_s: the limit of one step; no prefill chunk may come near it.
         decode_stall_target_ms: how long a prefill chunk may hold up rows that decode.
         context_length: tokens of prompt and answer together; 0 for the model's own limit.
+        deterministic: prefill chunks have a fixed size, and no prompt is taken from a cache.
+        memory_limit_bytes: above this MLX frees what it keeps before it takes more; None: its own.
+        cache_limit_bytes: what MLX may keep for reuse; None: as much as it likes.
+        wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
+        prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike.
+        sampling: what a request's sampling is where it does not say, by parameter.
         log_level: `debug`, `info`, `warning` or `error`.
         fake: options of the fake engine, by name.
     """
@@ -72,6 +78,12 @@ class LaunchSpec:
     step_timeout_s: float
     decode_stall_target_ms: int
     context_length: int = 0
+    deterministic: bool = False
+    memory_limit_bytes: int | None = None
+    cache_limit_bytes: int | None = None
+    wired_limit_bytes: int | None = 0
+    prefix_cache_bytes: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
     log_level: str = "info"
     fake: dict[str, Any] = field(default_factory=dict)
 

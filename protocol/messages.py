@@ -160,6 +160,34 @@ CLIENT_MESSAGES: tuple[type[Message], ...] = (
 # ---------------------------------------------------------------- supervisor → client
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely a token was: the natural logarithm of its probability, at least -9999.
+
+    Attributes:
+        token: its id.
+        logprob: after biases, penalties and grammar, before temperature and what follows it.
+        text: the token alone; half a character shows as a replacement character.
+    """
+
+    token: int
+    logprob: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """How likely one token of an answer was, and which others were likeliest there.
+
+    Attributes:
+        chosen: the token of the answer.
+        top: the likeliest ones, the likeliest first; `chosen` may be among them.
+    """
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob] = field(default_factory=list)
+
+
 @dataclass(slots=True, kw_only=True)
 class ClientDelta:
     """One piece of one stream, inside `Deltas`; not frozen, since one is made for every token.
@@ -170,6 +198,7 @@ class ClientDelta:
         text: new text; may be empty while a character or a stop string is half there.
         tokens: new token ids, packed as `ids.pack_tokens` does.
         channel: which part of the answer it belongs to.
+        logprobs: of each new token, where the request asked for them.
     """
 
     id: RequestId
@@ -177,6 +206,7 @@ class ClientDelta:
     text: str = ""
     tokens: bytes = b""
     channel: Channel = Channel.CONTENT
+    logprobs: list[Logprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,11 +353,31 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an answer stood when its worker died.
+
+    Attributes:
+        acceptance: what the worker that died had made of the request.
+        delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
+    """
+
+    acceptance: Acceptance
+    delivered: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch(Message):
-    """Supervisor → worker: run this request. The body frame is the client's, unread."""
+    """Supervisor → worker: run this request. The body frame is the client's, unread.
+
+    Attributes:
+        key: the supervisor's name for it.
+        resume: goes on with an answer; the body is then empty.
+        body: msgpack of `RequestBody.to_wire()`.
+    """
 
     TYPE: ClassVar[str] = "dispatch"
     key: RequestKey
+    resume: Resume | None = None
     body: bytes = b""
 
 
@@ -420,7 +470,9 @@ class Rejected(Message):
 
 @dataclass(slots=True, kw_only=True)
 class RowDelta:
-    """What one step did for one row; not frozen, since one is made for every token.
+    """What one step did for one row in one channel; not frozen, since one is made for every token.
+
+    On the channel `tool_call` the text is one whole call, as a line of JSON.
 
     Attributes:
         key: whose.
@@ -430,12 +482,16 @@ class RowDelta:
         finish: set on the row's last delta; by then the row has left the batch.
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
+        logprobs: of each new token, where the request asked for them.
+        warning: a sentence for people, shown with the result.
     """
 
     key: RequestKey
     text: str = ""
     tokens: bytes = b""
     channel: Channel = Channel.CONTENT
+    logprobs: list[Logprobs] | None = None
+    warning: str | None = None
     finish: FinishReason | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0

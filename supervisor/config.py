@@ -15,7 +15,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from .config_lines import LineIndex
-from .config_tables import FileTable, ModelTable, RestartTable, SupervisorTable, Table
+from .config_tables import (
+    FileTable,
+    ModelTable,
+    RestartTable,
+    SamplingTable,
+    SupervisorTable,
+    Table,
+)
+from .config_values import size_or_auto
 from .core.settings import CoreSettings, LaunchSettings, ModelSettings, RestartSettings
 
 EXIT_CODE = 78
@@ -242,6 +250,8 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
             return ModelTable
         case ("defaults", "restart", _) | ("models", _, "restart", _):
             return RestartTable
+        case ("defaults", "sampling", _) | ("models", _, "sampling", _):
+            return SamplingTable
     return FileTable
 
 
@@ -258,6 +268,7 @@ def _suggestion(where: tuple[str, ...]) -> str:
         (SupervisorTable, "[supervisor]"),
         (ModelTable, "[models.NAME] or [defaults]"),
         (RestartTable, "[models.NAME.restart]"),
+        (SamplingTable, "[models.NAME.sampling]"),
     ):
         if where[-1] in table.model_fields:
             return f"; it belongs to {title}"
@@ -291,8 +302,11 @@ def _is_plain(value: object) -> bool:
 def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
     """The entry, with what it leaves out taken from `[defaults]`."""
     restart = file.defaults.restart.model_copy(update=entry.restart.model_dump(exclude_unset=True))
+    sampling = file.defaults.sampling.model_copy(
+        update=entry.sampling.model_dump(exclude_unset=True)
+    )
     given = {name: getattr(entry, name) for name in entry.model_fields_set}
-    return file.defaults.model_copy(update={**given, "restart": restart})
+    return file.defaults.model_copy(update={**given, "restart": restart, "sampling": sampling})
 
 
 def _absolute(path: str, folder: Path) -> Path:
@@ -321,6 +335,12 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
             step_timeout_s=entry.step_timeout_s,
             decode_stall_target_ms=entry.decode_stall_target_ms,
             context_length=entry.context_length,
+            deterministic=entry.deterministic,
+            memory_limit_bytes=size_or_auto(entry.memory),
+            cache_limit_bytes=size_or_auto(entry.cache_limit),
+            wired_limit_bytes=size_or_auto(entry.wired),
+            prefix_cache_bytes=entry.prefix_cache,
+            sampling=entry.sampling.model_dump(),
             fake=entry.fake,
         ),
         preload=entry.preload,

@@ -9,9 +9,19 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
+from mlxsup.protocol.parameters import NUMBERS
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from .config_values import DURATION_EXPECTED, SIZE_EXPECTED, parse_duration, parse_size
+from .config_values import (
+    AUTO,
+    DURATION_EXPECTED,
+    OFF,
+    SIZE_EXPECTED,
+    check_size_auto_or_off,
+    check_size_or_auto,
+    parse_duration,
+    parse_size,
+)
 from .core.settings import CoreSettings, LaunchSettings, ModelSettings, RestartSettings
 
 DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
@@ -22,6 +32,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
+SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
+Number = Annotated[
+    float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
+]
 
 
 def _default(settings: type, name: str) -> Any:
@@ -48,6 +63,13 @@ def _integer(settings: type, name: str, title: str, low: int, high: int | None =
     top = "" if high is None else f" to {high}"
     description = f"an integer from {low}{top}"
     return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
+
+
+def _sampling(name: str) -> Any:
+    """A parameter of requests, with the range and the default that it has there."""
+    number = NUMBERS[name]
+    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
+    return Field(number.default, description=number.expected, **limits)
 
 
 class SupervisorTable(Table):
@@ -118,6 +140,21 @@ class RestartTable(Table):
     )
 
 
+class SamplingTable(Table):
+    """`[models.NAME.sampling]`: what a request's parameters are where it leaves them out."""
+
+    temperature: Number = _sampling("temperature")
+    top_p: Number = _sampling("top_p")
+    top_k: int = _sampling("top_k")
+    min_p: Number = _sampling("min_p")
+    xtc_probability: Number = _sampling("xtc_probability")
+    xtc_threshold: Number = _sampling("xtc_threshold")
+    repetition_penalty: Number = _sampling("repetition_penalty")
+    presence_penalty: Number = _sampling("presence_penalty")
+    frequency_penalty: Number = _sampling("frequency_penalty")
+    penalty_window: int = _sampling("penalty_window")
+
+
 class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
@@ -163,6 +200,31 @@ class ModelTable(Table):
         "tokens of prompt and answer together; 0: the model's own limit",
         0,
     )
+    deterministic: bool = Field(
+        _default(LaunchSettings, "deterministic"),
+        title="prompts in pieces of one size and no prefix cache: the same bits on every run",
+        description="true or false",
+    )
+    memory: SizeOrAuto = Field(
+        AUTO,
+        title="what the engine's arrays may hold; auto: MLX's own limit",
+        description=f'"auto", or {SIZE_EXPECTED}',
+    )
+    cache_limit: SizeOrAuto = Field(
+        AUTO,
+        title="what the allocator may keep for reuse; auto: MLX's own limit",
+        description=f'"auto", or {SIZE_EXPECTED}',
+    )
+    prefix_cache: Size = Field(
+        _default(LaunchSettings, "prefix_cache_bytes"),
+        title="memory for what prompts that begin alike have in common; 0: none",
+        description=SIZE_EXPECTED,
+    )
+    wired: SizeAutoOrOff = Field(
+        OFF,
+        title="memory that the system may not page out; auto: the model's own size",
+        description=f'"off", "auto", or {SIZE_EXPECTED}',
+    )
     engine: Literal["mlx", "fake"] = Field(
         _default(LaunchSettings, "engine"),
         title='what answers: a model, or "fake", which does without, for tests',
@@ -176,6 +238,11 @@ class ModelTable(Table):
     restart: RestartTable = Field(
         default_factory=RestartTable,
         title="how often and how soon a crashed worker is started again",
+        description="a table",
+    )
+    sampling: SamplingTable = Field(
+        default_factory=SamplingTable,
+        title="what a request's parameters are where it leaves them out",
         description="a table",
     )
 

@@ -10,6 +10,9 @@ MAX_DURATION_S = 1e9
 
 SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
 
+AUTO = "auto"
+OFF = "off"
+
 DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
 SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
 
@@ -47,3 +50,30 @@ def parse_size(value: object) -> int:
     elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ValueError(SIZE_EXPECTED)
+
+
+def check_size_or_auto(value: Any) -> Any:
+    """A size, or "auto" as it is.
+
+    Raises:
+        ValueError: neither.
+    """
+    if value != AUTO:
+        parse_size(value)
+    return value
+
+
+def check_size_auto_or_off(value: Any) -> Any:
+    """A size, or "auto" or "off" as they are.
+
+    Raises:
+        ValueError: none of these.
+    """
+    return value if value == OFF else check_size_or_auto(value)
+
+
+def size_or_auto(value: int | str) -> int | None:
+    """Bytes; None for "auto", 0 for "off"."""
+    if value == OFF:
+        return 0
+    return None if value == AUTO else parse_size(value)

@@ -209,6 +209,12 @@ class WorkerUnit:
             step_timeout_s=launch.step_timeout_s,
             decode_stall_target_ms=launch.decode_stall_target_ms,
             context_length=launch.context_length,
+            deterministic=launch.deterministic,
+            memory_limit_bytes=launch.memory_limit_bytes,
+            cache_limit_bytes=launch.cache_limit_bytes,
+            wired_limit_bytes=launch.wired_limit_bytes,
+            prefix_cache_bytes=launch.prefix_cache_bytes,
+            sampling=dict(launch.sampling),
             log_level=self._around.log_level,
             fake=dict(launch.fake),
         )

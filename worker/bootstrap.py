@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec, check_socket_path
+from mlxsup.protocol.parameters import NUMBERS, SAMPLING
 
 from .logs import LEVELS
 
@@ -65,6 +66,12 @@ def check_spec(spec: LaunchSpec) -> None:
         ("step_timeout_s", "a number above 0", _is_positive(spec.step_timeout_s)),
         ("decode_stall_target_ms", "a number above 0", _is_positive(spec.decode_stall_target_ms)),
         ("context_length", "an integer from 0", _is_integer(spec.context_length, 0)),
+        ("deterministic", "true or false", isinstance(spec.deterministic, bool)),
+        ("memory_limit_bytes", "bytes or null", _is_limit(spec.memory_limit_bytes)),
+        ("cache_limit_bytes", "bytes or null", _is_limit(spec.cache_limit_bytes)),
+        ("wired_limit_bytes", "bytes or null", _is_limit(spec.wired_limit_bytes)),
+        ("prefix_cache_bytes", "bytes", _is_integer(spec.prefix_cache_bytes, 0)),
+        ("sampling", "a map of parameters in their ranges", _is_sampling(spec.sampling)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
         ("fake", "a map", isinstance(spec.fake, dict)),
     )
@@ -79,6 +86,16 @@ def check_spec(spec: LaunchSpec) -> None:
 
 def _is_integer(value: Any, low: int) -> bool:
     return type(value) is int and value >= low
+
+
+def _is_limit(value: Any) -> bool:
+    return value is None or _is_integer(value, 0)
+
+
+def _is_sampling(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        name in SAMPLING and NUMBERS[name].is_right(number) for name, number in value.items()
+    )
 
 
 def _is_positive(value: Any) -> bool:

@@ -15,6 +15,8 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Channel, FinishReason, LoadPhase
 
+from .channels import ChannelRules
+
 ReportProgress = Callable[[LoadPhase, float], None]
 """Called during a load with the phase and the progress over all phases, from 0 to 1."""
 
@@ -67,6 +69,9 @@ class Prompt:
 class Row:
     """A request as the engine takes it: checked, tokenised, every default filled in.
 
+    The parameters are those of `protocol.body.RequestBody`, in the ranges of
+    `protocol.parameters`; whatever they are, a step must not raise for them (C7).
+
     Attributes:
         key: whose.
         tokens: the prompt's ids.
@@ -74,6 +79,11 @@ class Row:
         temperature: 0 for greedy.
         top_p: above 0, up to 1.
         seed: token n is drawn with a key derived from (seed, n).
+        delivered: ids of the answer that an earlier life of the worker gave already; the engine
+            goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
+        logit_bias: by token id, each below the vocabulary's size.
+        top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
+            nothing of the token itself.
     """
 
     key: RequestKey
@@ -82,6 +92,30 @@ class Row:
     temperature: float
     top_p: float
     seed: int
+    delivered: list[int] = field(default_factory=list)
+    top_k: int = 0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 20
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """How likely a row's token was.
+
+    Attributes:
+        logprob: of the token.
+        top: ids of the likeliest tokens and their logprobs, the likeliest first.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +126,18 @@ class RowToken:
         key: whose.
         token: the id; None for a row that ended without one more (an end-of-text token).
         finish: `stop` or `length` on the last one; the row has then left the batch.
+        logprobs: where the row asked for them and there is a token.
     """
 
     key: RequestKey
     token: int | None
     finish: FinishReason | None = None
+    logprobs: RowLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPrefill:
-    """How many tokens of a row's prompt have been processed."""
+    """How many tokens of a row's prompt, and of what was delivered, have been processed."""
 
     key: RequestKey
     done: int
@@ -138,6 +174,10 @@ class Detokenizer(Protocol):
 class TextCodec(Protocol):
     """Templates and tokenisation; touches no MLX object."""
 
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """How the model marks the parts of its answers."""
+
     def encode(self, body: RequestBody) -> Prompt:
         """The prompt of a request; runs on the helper thread.
 
@@ -148,6 +188,9 @@ class TextCodec(Protocol):
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""
+
+    def token_text(self, token: int) -> str:
+        """One token alone; half a character becomes a replacement character."""
 
 
 class Engine(Protocol):
@@ -165,8 +208,12 @@ class Engine(Protocol):
     def text(self) -> TextCodec:
         """The model's text side; there after `load`."""
 
-    def insert(self, row: Row) -> None:
-        """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`."""
+    def insert(self, row: Row) -> int:
+        """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`.
+
+        Returns:
+            How many of its tokens need no prefill, because they are known from earlier rows.
+        """
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
@@ -183,6 +230,9 @@ class Engine(Protocol):
         Raises:
             Exception: any; the engine is unusable afterwards and the process must end.
         """
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone; called after a while without a request."""
 
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""

@@ -26,6 +26,7 @@ that life of the worker, so that the next one can be seen to go on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from .engine import (
     NoDeviceError,
     ReportProgress,
     Row,
+    RowLogprobs,
     RowPrefill,
     RowToken,
     StepResult,
@@ -78,8 +80,12 @@ class _FakeRow:
     generated: int = 0
 
     @property
+    def to_prefill(self) -> int:
+        return len(self.row.tokens) + len(self.row.delivered)
+
+    @property
     def is_decoding(self) -> bool:
-        return self.prefilled == len(self.row.tokens)
+        return self.prefilled == self.to_prefill
 
     @property
     def seed(self) -> int | None:
@@ -150,14 +156,21 @@ class FakeEngine:
             case "exception":
                 raise RuntimeError("the load raised this on demand")
 
-    def insert(self, row: Row) -> None:
+    def insert(self, row: Row) -> int:
         """See `Engine.insert`."""
         if len(self._rows) >= self._spec.max_concurrency or row.key in self._rows:
             raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
         digest = prompt_digest(row.tokens)
-        self._rows[row.key] = _FakeRow(row=row, directives=directives, digest=digest, said=said)
+        self._rows[row.key] = _FakeRow(
+            row=row,
+            directives=directives,
+            digest=digest,
+            said=said,
+            generated=len(row.delivered),
+        )
+        return 0
 
     def remove(self, key: RequestKey) -> None:
         """See `Engine.remove`."""
@@ -192,7 +205,7 @@ class FakeEngine:
 
     def _prefill(self, row: _FakeRow) -> RowPrefill:
         self._fail_when_due(row, 0)
-        total = len(row.row.tokens)
+        total = row.to_prefill
         row.prefilled = min(total, row.prefilled + self._options.prefill_tokens_per_step)
         return RowPrefill(key=row.row.key, done=row.prefilled, total=total)
 
@@ -209,7 +222,8 @@ class FakeEngine:
             token = row.said[index]
         else:
             token = answer_token(row.digest, index, row.seed)
-        return RowToken(key=key, token=token, finish=finish)
+        logprobs = _logprobs(token, row.row.top_logprobs)
+        return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
 
     def _answer_length(self, row: _FakeRow) -> float:
         if row.said:
@@ -237,6 +251,9 @@ class FakeEngine:
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
 
+    def give_back(self) -> None:
+        """See `Engine.give_back`; there is nothing."""
+
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""
         return EngineBytes(active=self._options.active_bytes, peak=self._options.active_bytes)
@@ -251,3 +268,12 @@ class FakeEngine:
             raise RuntimeError("the engine was closed twice")
         self._is_closed = True
         self._rows.clear()
+
+
+def _logprobs(token: int, count: int | None) -> RowLogprobs | None:
+    """Each id is half as likely as the one before it, from the token on."""
+    if count is None:
+        return None
+    ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]
+    top = [(one, (place + 1) * -math.log(2)) for place, one in enumerate(ids)]
+    return RowLogprobs(logprob=-math.log(2), top=top)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from dataclasses import dataclass, fields
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.states import Channel
 
+from .channels import NORMAL, REASONING, TOOL, ChannelRules
 from .engine import Prompt
 from .fake_options import STALLS, FakeOptionError, check_crash, stall
 
@@ -202,11 +205,28 @@ class FakeTextCodec:
             self._obey(Directives.parse(text).tokenize)
         except FakeOptionError as error:
             raise RemoteError(ErrorCode.INVALID_REQUEST, str(error)) from None
-        return Prompt(tokens=tokens)
+        is_thinking = text.endswith("<think>")
+        return Prompt(tokens=tokens, channel=Channel.REASONING if is_thinking else Channel.CONTENT)
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """See `TextCodec.channel_rules`; as many models have them."""
+        return ChannelRules(
+            transitions={
+                NORMAL: (("<think>", REASONING), ("<tool_call>", TOOL)),
+                REASONING: (("</think>", NORMAL),),
+                TOOL: (("</tool_call>", NORMAL),),
+            },
+            parse_tool_call=lambda text, tools: json.loads(text),
+        )
 
     def detokenizer(self) -> ByteDetokenizer:
         """See `TextCodec.detokenizer`."""
         return ByteDetokenizer()
+
+    def token_text(self, token: int) -> str:
+        """See `TextCodec.token_text`."""
+        return decode_tokens([token])
 
     @staticmethod
     def _obey(how: str) -> None:

@@ -180,6 +180,7 @@ class Life:
             board=self._board,
             max_concurrency=spec.max_concurrency,
             step_timeout_s=spec.step_timeout_s,
+            sampling=spec.sampling,
         )
         took_s = time.monotonic() - self._started_at
         logger.info(line("model ready", model=spec.model, backend=facts.backend, seconds=took_s))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.messages import (
     Accepted,
     CancelRow,
@@ -22,21 +22,27 @@ from mlxsup.protocol.messages import (
     Message,
     PrefillProgress,
     Rejected,
+    Resume,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import Channel, FinishReason, WorkerPhase
+from mlxsup.protocol.states import FinishReason, WorkerPhase
 
+from .answer import AnswerText
 from .engine import Engine, EngineFacts, Row, StepResult
 from .heartbeat import Board
 from .link import LinkBrokenError
 from .logs import line
-from .rows import AnswerText, RunningRow, acceptance, plan_row
+from .rows import RunningRow, acceptance, check_resume, plan_row
 from .text import Refused, Tokenised
+from .tool_calls import ToolCallReader
 
 TEXT_LIMIT_STEPS = 10.0
 """Preparing one prompt may take so many times `step_timeout_s`; a template that loops for ever
 would otherwise hold up every later request without any counter showing it."""
+
+GIVE_BACK_AFTER_S = 300.0
+"""Without a request for so long, known prompts and memory for reuse are given back."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +70,7 @@ class MessageLink(Protocol):
 class TextSide(Protocol):
     """What the loop needs of `text.TextThread`."""
 
-    def submit(self, key: RequestKey, body: bytes) -> None:
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt."""
 
     def forget(self, key: RequestKey) -> None:
@@ -87,6 +93,7 @@ class StepLoop:
         engine: loaded.
         facts: what its load returned.
         step_timeout_s: the limit of one step; that of preparing a prompt follows from it.
+        sampling: the model's own defaults for requests.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class StepLoop:
         board: Board,
         max_concurrency: int,
         step_timeout_s: float,
+        sampling: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -108,13 +116,16 @@ class StepLoop:
         self._board = board
         self._max_concurrency = max_concurrency
         self._text_limit_s = TEXT_LIMIT_STEPS * step_timeout_s
+        self._sampling = dict(sampling or {})
         self._clock = clock
         self._preparing: set[RequestKey] = set()
-        self._waiting: OrderedDict[RequestKey, tuple[Row, AnswerText, Channel]] = OrderedDict()
+        self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
         self._steps = 0
         self._is_exit_asked = False
+        self._idle_since: float | None = None
+        self._has_given_back = False
 
     @property
     def is_exit_asked(self) -> bool:
@@ -139,7 +150,7 @@ class StepLoop:
             has_stepped = self.turn()
             if not has_stepped and not self._is_exit_asked and not is_terminated():
                 self._publish_idle()
-                self._link.wait(self._text_time_left_s())
+                self._link.wait(self._wait_s())
         self.drain()
 
     def turn(self) -> bool:
@@ -163,15 +174,23 @@ class StepLoop:
         """Reads what the supervisor has sent; cancels take effect at once."""
         while (message := self._link.receive()) is not None:
             match message:
-                case Dispatch(key=key, body=body):
-                    if key in self.open_keys:
-                        raise LinkBrokenError(f"request {key} was dispatched twice")
-                    self._preparing.add(key)
-                    self._text.submit(key, body)
+                case Dispatch():
+                    self._begin(message)
                 case CancelRow(key=key):
                     self._cancel(key)
                 case Exit():
                     self._is_exit_asked = True
+
+    def _begin(self, message: Dispatch) -> None:
+        key, resume = message.key, message.resume
+        if key in self.open_keys:
+            raise LinkBrokenError(f"request {key} was dispatched twice")
+        changed = None if resume is None else check_resume(resume, self._facts)
+        if changed is not None:
+            self._reject(key, changed)
+            return
+        self._preparing.add(key)
+        self._text.submit(key, message.body, resume)
 
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11)."""
@@ -198,20 +217,33 @@ class StepLoop:
                 self._accept(result)
 
     def _accept(self, ready: Tokenised) -> None:
+        resume = ready.resume
+        delivered = [] if resume is None else unpack_tokens(resume.delivered)
         try:
-            row = plan_row(ready.key, ready.body, ready.prompt, self._facts)
+            row = plan_row(
+                ready.key,
+                ready.body,
+                ready.prompt,
+                self._facts,
+                delivered=delivered,
+                sampling=self._sampling,
+            )
         except RemoteError as error:
             self._reject(ready.key, error)
             return
-        answer = AnswerText(self._engine.text.detokenizer(), ready.body.stop or ())
-        self._link.send(
-            Accepted(
-                key=ready.key,
-                acceptance=acceptance(row, ready.body, ready.prompt, self._facts),
-                tokenize_s=ready.tokenize_s,
-            )
-        )
-        self._waiting[ready.key] = (row, answer, ready.prompt.channel)
+        if resume is None:
+            accepted = acceptance(row, ready.body, ready.prompt, self._facts)
+        else:
+            accepted = resume.acceptance
+        self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
+        calls = ToolCallReader(ready.body.tools, row.seed)
+        answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
+        running = RunningRow(key=ready.key, answer=answer)
+        end = running.replay(row)
+        if end is None:
+            self._waiting[ready.key] = (row, running)
+        else:
+            self._ended += end
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that is wrong by itself: it fails alone (C7)."""
@@ -220,13 +252,14 @@ class StepLoop:
 
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
-            key, (row, answer, channel) = self._waiting.popitem(last=False)
-            self._engine.insert(row)
-            self._running[key] = RunningRow(
-                key=key, answer=answer, channel=channel, inserted_at=self._clock()
-            )
+            key, (row, running) = self._waiting.popitem(last=False)
+            cached = self._engine.insert(row)
+            running.cached_tokens = min(cached, len(row.tokens))
+            running.inserted_at = self._clock()
+            self._running[key] = running
 
     def _step(self) -> None:
+        self._idle_since = None
         is_prefill = any(not row.has_token for row in self._running.values())
         self._board.publish(
             WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
@@ -250,12 +283,12 @@ class StepLoop:
                 logger.warning(line("a token of a row that has left", key=token.key))
                 self._engine.remove(token.key)
                 continue
-            delta = running.advance(token, now)
-            if delta.finish is not None:
+            deltas = running.advance(token, now)
+            if deltas[-1].finish is not None:
                 del self._running[token.key]
                 if token.finish is None:
                     self._engine.remove(token.key)
-            rows.append(delta)
+            rows += deltas
         prefill = [
             PrefillProgress(key=row.key, done=row.done, total=row.total)
             for row in result.prefill
@@ -263,16 +296,36 @@ class StepLoop:
         ]
         self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
 
-    def _publish_idle(self) -> None:
+    def _publish_idle(self, *, is_memory_new: bool = False) -> None:
         requests = self._held_requests()
         current = self._board.current
-        if current.phase is not WorkerPhase.IDLE or current.requests != requests:
+        if is_memory_new or current.phase is not WorkerPhase.IDLE or current.requests != requests:
             self._board.publish(
                 WorkerPhase.IDLE,
                 step=self._steps,
                 requests=requests,
                 held=self._engine.bytes_held(),
             )
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for something to do; None for as long as it takes.
+
+        An engine that had nothing to do for a while gives back, once, what it keeps for speed.
+        """
+        if self._held_requests():
+            self._idle_since = None
+            return self._text_time_left_s()
+        if self._idle_since is None:
+            self._idle_since, self._has_given_back = self._clock(), False
+        if self._has_given_back:
+            return None
+        left_s = self._idle_since + GIVE_BACK_AFTER_S - self._clock()
+        if left_s > 0:
+            return left_s
+        self._engine.give_back()
+        self._has_given_back = True
+        self._publish_idle(is_memory_new=True)
+        return None
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)

@@ -15,19 +15,25 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
-from .engine import Row, RowPrefill, RowToken, StepResult
+from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
 from .mlx_load import raise_if_memory
-from .mlx_sampling import greedy, make_sampler
+from .mlx_logprobs import LogprobReader
+from .mlx_prefix_cache import PrefixCache
+from .mlx_sampling import greedy, make_processors, make_sampler
 from .prefill import LARGEST_CHUNK, PrefillPacer
+
+WARMUP_KEY = RequestKey(-1)
+"""Of the row that warms the engine up: it ends by its length alone, and leaves nothing behind."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """A row that does not decode yet."""
+    """A row that does not decode yet; `cached` of its tokens came from the prefix cache."""
 
     total: int
+    cached: int = 0
     done: int = 0
 
 
@@ -38,8 +44,10 @@ class MlxBatch:
         model: materialised.
         stream: made on this thread.
         stop_tokens: ids that end an answer.
+        spared_tokens: ids that XTC never leaves out.
         max_concurrency: rows at most.
         pacer: sizes the prefill chunks.
+        prefixes: what earlier rows have computed.
     """
 
     def __init__(
@@ -48,17 +56,22 @@ class MlxBatch:
         *,
         stream: mx.Stream,
         stop_tokens: Sequence[int],
+        spared_tokens: Sequence[int] = (),
         max_concurrency: int,
         pacer: PrefillPacer,
+        prefixes: PrefixCache,
     ) -> None:
         self._stream = stream
         self._pacer = pacer
+        self._prefixes = prefixes
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._wanted_logprobs: dict[int, int] = {}
+        self._spared = list(spared_tokens)
+        self._logprobs = LogprobReader()
         # The constructor wires as much memory as the machine recommends, each worker for itself;
-        # several workers together would wire more than there is. Wiring is off.
-        self._wired_before = _set_wired_limit(0)
+        # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
             self._generator = BatchGenerator(
                 model,
@@ -69,27 +82,39 @@ class MlxBatch:
                 prefill_step_size=LARGEST_CHUNK,
                 stream=stream,
             )
-        _set_wired_limit(0)
 
-    def insert(self, row: Row, *, ignores_stop_tokens: bool = False) -> None:
+    def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
+
+        Returns:
+            How many of its tokens need no prefill.
 
         Raises:
             ValueError: its key is in the batch already.
         """
         if row.key in self._uids:
             raise ValueError(f"request {row.key} is in the batch already")
-        sampler = make_sampler(temperature=row.temperature, top_p=row.top_p, seed=row.seed)
+        tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
+            cache, cached = self._prefixes.find(tokens)
+            # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
+            processors = make_processors(row)
+            sampler = make_sampler(row, self._spared)
             uid = self._generator.insert(
-                [row.tokens],
-                max_tokens=[row.max_tokens],
+                [tokens[cached:]],
+                max_tokens=[row.max_tokens - len(row.delivered)],
+                caches=[cache],
+                all_tokens=[tokens[:cached]],
                 samplers=[sampler],
-                stop_sequences=[StopSequences()] if ignores_stop_tokens else None,
+                logits_processors=[processors] if processors else None,
+                stop_sequences=[StopSequences()] if row.key == WARMUP_KEY else None,
             )[0]
         self._uids[row.key] = uid
         self._keys[uid] = row.key
-        self._prompts[uid] = _Prompt(total=len(row.tokens))
+        self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
+        if row.top_logprobs is not None:
+            self._wanted_logprobs[uid] = row.top_logprobs
+        return cached
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once; unknown keys are ignored (D6)."""
@@ -97,9 +122,19 @@ class MlxBatch:
         if uid is None:
             return
         del self._keys[uid]
-        self._prompts.pop(uid, None)
+        prompt = self._prompts.pop(uid, None)
+        self._wanted_logprobs.pop(uid, None)
+        has_computed = prompt is None or prompt.done > prompt.cached
+        is_kept = has_computed and key != WARMUP_KEY
         with mx.stream(self._stream):
-            self._generator.remove([uid])
+            removed = self._generator.remove([uid], return_prompt_caches=is_kept)
+            for cache, tokens in removed.values():
+                self._prefixes.keep(tokens, cache)
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone."""
+        self._prefixes.clear()
+        mx.clear_cache()
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
@@ -139,22 +174,29 @@ class MlxBatch:
             raise
         took_s = time.perf_counter() - started
         result = StepResult()
+        wanted = self._wanted_logprobs
+        logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         for token in tokens:
-            result.tokens.append(self._take_token(token))
+            result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
         if waiting:
             self._take_prompts(prompts, result, decoding=decoding, took_s=took_s)
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=took_s)
         return result
 
-    def _take_token(self, response: Any) -> RowToken:
+    def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         if response.finish_reason is None:
-            return RowToken(key=self._keys[response.uid], token=response.token)
+            return RowToken(key=self._keys[response.uid], token=response.token, logprobs=logprobs)
         key = self._keys.pop(response.uid)
         del self._uids[key]
+        self._wanted_logprobs.pop(response.uid, None)
+        if key != WARMUP_KEY:
+            with mx.stream(self._stream):
+                self._prefixes.keep(response.all_tokens, response.prompt_cache)
         finish = _FINISH[response.finish_reason]
-        token = None if finish is FinishReason.STOP else response.token
-        return RowToken(key=key, token=token, finish=finish)
+        if finish is FinishReason.STOP:
+            return RowToken(key=key, token=None, finish=finish)
+        return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _take_prompts(
         self, responses: Sequence[Any], result: StepResult, *, decoding: int, took_s: float
@@ -162,8 +204,8 @@ class MlxBatch:
         longest = 0
         rows = 0
         for response in responses:
-            done, total = response.progress
             prompt = self._prompts[response.uid]
+            done, total = prompt.cached + response.progress[0], prompt.total
             if response.end_of_prompt:
                 del self._prompts[response.uid]
                 decoding += 1
@@ -177,17 +219,9 @@ class MlxBatch:
         )
 
     def close(self) -> None:
-        """Removes every row, and sets the process's wired limit back to what it was (E2, E3)."""
+        """Removes every row; the process's limits are set back after it (E2, E3)."""
         for key in list(self._uids):
             self.remove(key)
+        self._prefixes.clear()
         mx.synchronize(self._stream)
         self._generator.close()
-        if self._wired_before is not None:
-            _set_wired_limit(self._wired_before)
-
-
-def _set_wired_limit(limit_bytes: int) -> int | None:
-    """Sets the limit and returns the one before; None where the device has no such limit."""
-    if mx.device_info().get("max_recommended_working_set_size") is None:
-        return None
-    return int(mx.set_wired_limit(limit_bytes))

@@ -30,9 +30,9 @@ from .prefill import PrefillPacer
 
 if TYPE_CHECKING:
     from .mlx_batch import MlxBatch
+    from .mlx_limits import MemoryLimits
     from .mlx_text import MlxText
 
-WARMUP_KEY = RequestKey(-1)
 WARMUP_PROMPT_TOKENS = 9
 """One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
 WARMUP_TOKENS = 2
@@ -60,6 +60,7 @@ class MlxEngine:
         self._batch: MlxBatch | None = None
         self._text: MlxText | None = None
         self._facts: EngineFacts | None = None
+        self._limits: MemoryLimits | None = None
 
     def load(self, report: ReportProgress) -> EngineFacts:
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
@@ -87,11 +88,14 @@ class MlxEngine:
         try:
             import mlx.core as mx
 
+            from .mlx_limits import MemoryLimits
             from .mlx_load import check_device
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
 
         backend = check_device()
+        self._limits = MemoryLimits(self._spec)
+        self._limits.set()
         # The one stream of this process, made before any work and kept for all of it (A2).
         self._stream = mx.new_stream(mx.default_device())
         return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
@@ -101,6 +105,7 @@ class MlxEngine:
 
         from .mlx_batch import MlxBatch
         from .mlx_load import load_lazily, materialise
+        from .mlx_prefix_cache import PrefixCache
         from .mlx_text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
@@ -122,12 +127,18 @@ class MlxEngine:
             self._model,
             stream=self._stream,
             stop_tokens=self._text.stop_tokens,
+            spared_tokens=self._text.spared_tokens,
             max_concurrency=self._spec.max_concurrency,
             pacer=PrefillPacer(
                 decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
                 step_timeout_s=self._spec.step_timeout_s,
+                is_fixed=self._spec.deterministic,
             ),
+            # What is taken from a cache was computed in other pieces.
+            prefixes=PrefixCache(0 if self._spec.deterministic else self._spec.prefix_cache_bytes),
         )
+        if self._limits is not None:
+            self._limits.set_wired()
 
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
@@ -148,6 +159,8 @@ class MlxEngine:
         the model's speed from it. Its row is removed in every case (B5)."""
         report(LoadPhase.WARMUP, _MATERIALISED)
         assert self._facts is not None
+        from .mlx_batch import WARMUP_KEY
+
         length = max(min(WARMUP_PROMPT_TOKENS, self._facts.context_length - WARMUP_TOKENS), 1)
         row = Row(
             key=WARMUP_KEY,
@@ -159,7 +172,7 @@ class MlxEngine:
         )
         batch = self._ready()
         try:
-            batch.insert(row, ignores_stop_tokens=True)
+            batch.insert(row)
             while batch.has_rows():
                 batch.step()
                 report(LoadPhase.WARMUP, _MATERIALISED)
@@ -177,9 +190,9 @@ class MlxEngine:
             raise RuntimeError("the engine is not loaded")
         return self._text
 
-    def insert(self, row: Row) -> None:
-        """Adds a row; its prefill starts with the next step."""
-        self._ready().insert(row)
+    def insert(self, row: Row) -> int:
+        """Adds a row and says how many of its tokens need no prefill."""
+        return self._ready().insert(row)
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
@@ -202,6 +215,10 @@ class MlxEngine:
         """
         return self._ready().step()
 
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone: known prompts, and memory for reuse."""
+        self._ready().give_back()
+
     def bytes_held(self) -> EngineBytes:
         """Memory as MLX counts it."""
         import mlx.core as mx
@@ -217,6 +234,8 @@ class MlxEngine:
         batch = self._ready()
         self._batch = None
         batch.close()
+        if self._limits is not None:
+            self._limits.restore()
         self._model = None
         import mlx.core as mx
 

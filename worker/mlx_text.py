@@ -11,9 +11,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.states import Channel
 
+from .channels import ChannelRules
 from .detokenizer import ByteDetokenizer, WindowDetokenizer
 from .engine import BadModelError, Detokenizer, Prompt
+from .mlx_channels import channel_rules, plain_message
 
 BYTE_LEVEL = "ByteLevel"
 
@@ -42,6 +45,7 @@ class MlxText:
         elif (strips := _sentencepiece_strips(decoder)) is not None:
             self._token_bytes = _sentencepiece_tokens(tokenizer)
             self._strips_first_space = strips
+        self._channel_rules = channel_rules(tokenizer)
         self._decoding_tokenizer: Any = tokenizer
         if self._token_bytes is None:
             # The owner thread decodes while the helper thread encodes, and one tokenizer object
@@ -53,6 +57,17 @@ class MlxText:
         """The ids that end an answer, from tokenizer and configuration."""
         return sorted(int(token) for token in self._tokenizer.eos_token_ids)
 
+    @property
+    def spared_tokens(self) -> list[int]:
+        """The ids without which an answer could not end: those of end of text and line break."""
+        line_breaks = self._tokenizer.encode("\n", add_special_tokens=False)
+        return sorted({*self.stop_tokens, *map(int, line_breaks)})
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """How the model marks the parts of its answers."""
+        return self._channel_rules
+
     def encode(self, body: RequestBody) -> Prompt:
         """The prompt of a request.
 
@@ -62,7 +77,7 @@ class MlxText:
         if body.prompt_tokens is not None:
             tokens = list(body.prompt_tokens)
         elif body.messages is not None:
-            tokens = self._encode_messages(body.messages)
+            tokens = self._encode_messages(body)
         else:
             tokens = self._encode_text(body.prompt or "")
         if not tokens:
@@ -73,13 +88,21 @@ class MlxText:
                 f"ids below this model's vocabulary of {self.vocabulary_size}",
                 max(tokens),
             )
-        return Prompt(tokens=tokens)
+        return Prompt(tokens=tokens, channel=self._channel_after(tokens))
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
+
+    def token_text(self, token: int) -> str:
+        """One token alone; half a character becomes a replacement character."""
+        if self._token_bytes is None:
+            return self.decode([token])
+        if not 0 <= token < len(self._token_bytes):
+            return ""
+        return self._token_bytes[token].decode(errors="replace")
 
     def decode(self, tokens: list[int]) -> str:
         """All tokens at once, special ones included."""
@@ -91,17 +114,29 @@ class MlxText:
         adds_special_tokens = bos is None or not text.startswith(bos)
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens))
 
-    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _channel_after(self, tokens: list[int]) -> Channel:
+        """Templates may open the reasoning themselves, so that it begins with the first token."""
+        tokenizer = self._tokenizer
+        if not tokenizer.has_thinking:
+            return Channel.CONTENT
+        opened = tokenizer.rfind_think_start(tokens)
+        is_open = opened >= 0 and opened > tokenizer.rfind_think_end(tokens)
+        return Channel.REASONING if is_open else Channel.CONTENT
+
+    def _encode_messages(self, body: RequestBody) -> list[int]:
         if not self._tokenizer.has_chat_template:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "this model has no chat template: send prompt instead of messages",
                 detail={"parameter": "messages"},
             )
-        plain = [_with_plain_content(message) for message in messages]
+        plain = [plain_message(message) for message in body.messages or ()]
+        extra = dict(body.chat_template_kwargs or {})
+        if body.tools:
+            extra["tools"] = body.tools
         try:
             rendered = self._tokenizer.apply_chat_template(
-                plain, add_generation_prompt=True, tokenize=False
+                plain, add_generation_prompt=True, tokenize=False, **extra
             )
         except Exception as error:
             # A template is the model's program run on the request's data: whatever it raises is
@@ -137,19 +172,6 @@ def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) 
     except Exception as error:
         named = path if path.exists() else folder
         raise BadModelError(f"{named}: the tokenizer cannot be used: {error}") from error
-
-
-def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is text; parts of type `text` are joined, as in OpenAI's form."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(content):
-            return message | {"content": "".join(texts)}
-    if not isinstance(content, str):
-        raise invalid("messages", "content that is text", content)
-    return message
 
 
 def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:

@@ -56,10 +56,10 @@ class OwnedEngine:
         self._check()
         return self._engine.text
 
-    def insert(self, row: Row) -> None:
+    def insert(self, row: Row) -> int:
         """See `Engine.insert`."""
         self._check()
-        self._engine.insert(row)
+        return self._engine.insert(row)
 
     def remove(self, key: RequestKey) -> None:
         """See `Engine.remove`."""
@@ -87,6 +87,11 @@ class OwnedEngine:
             return self._engine.step()
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def give_back(self) -> None:
+        """See `Engine.give_back`."""
+        self._check()
+        self._engine.give_back()
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

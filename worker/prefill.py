@@ -26,6 +26,10 @@ GROWTH = 2.0
 """A chunk is at most this much larger than the last one: small chunks do not show at which size
 the speed falls."""
 
+FIXED_CHUNK = 256
+"""Where answers shall not depend on what was measured: on a GPU the size of a chunk rounds
+differently."""
+
 _EASE = 0.3
 """Weight of a new measurement that is faster than the estimate; a slower one counts at once."""
 
@@ -39,9 +43,13 @@ class PrefillPacer:
     Args:
         decode_stall_target_s: how long a chunk may hold up rows that decode.
         step_timeout_s: the stall limit of a step.
+        is_fixed: whether every chunk has the same size, whatever it takes.
     """
 
-    def __init__(self, *, decode_stall_target_s: float, step_timeout_s: float) -> None:
+    def __init__(
+        self, *, decode_stall_target_s: float, step_timeout_s: float, is_fixed: bool = False
+    ) -> None:
+        self._is_fixed = is_fixed
         ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
         self._busy_target_s = min(decode_stall_target_s, ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, ceiling_s)
@@ -53,6 +61,8 @@ class PrefillPacer:
 
     def chunk(self, *, prefill_rows: int, decode_rows: int) -> int:
         """Prompt tokens of each row to process in the next step: 1 to 2,048."""
+        if self._is_fixed:
+            return FIXED_CHUNK
         rows = max(prefill_rows, 1)
         if self._unit_s is None:
             return max(SMALLEST_CHUNK, FIRST_CHUNK // rows)

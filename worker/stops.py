@@ -18,7 +18,6 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self._is_stopped = False
 
@@ -34,12 +33,12 @@ class StopMatcher:
         if not self._stops:
             return text
         pending = self._held + text
-        cut = self._find(pending)
-        if cut is not None:
+        found = find_first(pending, self._stops)
+        if found is not None:
             self._is_stopped = True
             self._held = ""
-            return pending[:cut]
-        certain = len(pending) - self._undecided(pending)
+            return pending[: found[0]]
+        certain = len(pending) - undecided(pending, self._stops)
         self._held = pending[certain:]
         return pending[:certain]
 
@@ -48,21 +47,25 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _find(self, pending: str) -> int | None:
-        found = [
-            (start + len(stop), start) for stop in self._stops if (start := pending.find(stop)) >= 0
-        ]
-        return min(found)[1] if found else None
 
-    def _undecided(self, pending: str) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
-        window = max(0, len(pending) - self._longest + 1)
-        longest = 0
-        for stop in self._stops:
-            start = pending.find(stop[0], window)
-            while start >= 0:
-                if stop.startswith(pending[start:]):
-                    longest = max(longest, len(pending) - start)
-                    break
-                start = pending.find(stop[0], start + 1)
-        return longest
+def find_first(pending: str, texts: Sequence[str]) -> tuple[int, str] | None:
+    """The one of some texts that is complete first, and where it starts; of several that end
+    together the longest."""
+    found = [
+        (start + len(text), start, text) for text in texts if (start := pending.find(text)) >= 0
+    ]
+    return min(found)[1:] if found else None
+
+
+def undecided(pending: str, texts: Sequence[str]) -> int:
+    """How many characters at the end may be the beginning of one of the texts."""
+    window = max(0, len(pending) - max(map(len, texts), default=0) + 1)
+    longest = 0
+    for text in texts:
+        start = pending.find(text[0], window)
+        while start >= 0:
+            if text.startswith(pending[start:]):
+                longest = max(longest, len(pending) - start)
+                break
+            start = pending.find(text[0], start + 1)
+    return longest

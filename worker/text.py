@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.messages import Resume
 
 from .engine import Prompt, TextCodec
 from .logs import line
@@ -34,12 +35,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenised:
-    """A request that is ready to be inserted; `tokenize_s` counts from its submission."""
+    """A request that is ready to be inserted.
+
+    Attributes:
+        key: whose.
+        body: what was asked; of a resumed request, what its first life made of that.
+        prompt: the ids.
+        tokenize_s: counted from its submission.
+        resume: where the answer stood when an earlier life of the worker ended.
+    """
 
     key: RequestKey
     body: RequestBody
     prompt: Prompt
     tokenize_s: float
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +67,7 @@ class _Job:
     key: RequestKey
     body: bytes
     submitted_at: float
+    resume: Resume | None
 
 
 class TextThread:
@@ -88,12 +99,17 @@ class TextThread:
         """Starts the helper thread."""
         self._thread.start()
 
-    def submit(self, key: RequestKey, body: bytes) -> None:
-        """Asks for a prompt; the answer comes through `take`."""
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
+        """Asks for a prompt; the answer comes through `take`.
+
+        Of a request that goes on with an answer everything is known already: nothing is rendered
+        or tokenised again, which might give another prompt.
+        """
         with self._changed:
             self._arrivals += 1
             rank = self._arrivals + len(body) // BYTES_PER_TURN
-            heapq.heappush(self._jobs, _Job(rank, self._arrivals, key, body, self._clock()))
+            job = _Job(rank, self._arrivals, key, body, self._clock(), resume)
+            heapq.heappush(self._jobs, job)
             self._changed.notify()
 
     def forget(self, key: RequestKey) -> None:
@@ -143,8 +159,11 @@ class TextThread:
 
     def _prepare(self, job: _Job) -> Tokenised | Refused:
         try:
-            body = decode_body(job.body)
-            prompt = self._codec.encode(body)
+            if job.resume is None:
+                body = decode_body(job.body)
+                prompt = self._codec.encode(body)
+            else:
+                body, prompt = _from_acceptance(job.resume)
         except RemoteError as error:
             return Refused(key=job.key, error=error)
         except MemoryError:
@@ -160,5 +179,16 @@ class TextThread:
             message = f"the prompt could not be prepared: {name}: {said}"
             return Refused(key=job.key, error=RemoteError(ErrorCode.INVALID_REQUEST, message))
         return Tokenised(
-            key=job.key, body=body, prompt=prompt, tokenize_s=self._clock() - job.submitted_at
+            key=job.key,
+            body=body,
+            prompt=prompt,
+            tokenize_s=self._clock() - job.submitted_at,
+            resume=job.resume,
         )
+
+
+def _from_acceptance(resume: Resume) -> tuple[RequestBody, Prompt]:
+    acceptance = resume.acceptance
+    tokens = unpack_tokens(acceptance.prompt_tokens)
+    body = RequestBody.accepted(tokens, acceptance.parameters, acceptance.seed)
+    return body, Prompt(tokens=tokens, channel=acceptance.channel)

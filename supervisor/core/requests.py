@@ -45,6 +45,7 @@ class Request:
         sent_tokens: packed ids of what the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token.
+        warnings: sentences for its result.
         wants_notices: whether to tell its client what it waits for.
         told: the latest notice of each kind.
     """
@@ -69,6 +70,7 @@ class Request:
     sent_tokens: bytearray = field(default_factory=bytearray)
     seq: int = 0
     deaths: int = 0
+    warnings: list[str] = field(default_factory=list)
     wants_notices: bool = False
     told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
 

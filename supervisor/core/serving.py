@@ -164,6 +164,8 @@ class Serving:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
                 )
+            if row.warning is not None and row.warning not in request.warnings:
+                request.warnings.append(row.warning)
             if row.finish is not None:
                 finished.append((request, row.finish))
         for connection, pieces in deltas.items():
@@ -188,7 +190,12 @@ class Serving:
             request.cached_tokens = row.cached_tokens
             self._set_deadline(request)
         delta = ClientDelta(
-            id=request.id, seq=request.seq, text=row.text, tokens=row.tokens, channel=row.channel
+            id=request.id,
+            seq=request.seq,
+            text=row.text,
+            tokens=row.tokens,
+            channel=row.channel,
+            logprobs=row.logprobs,
         )
         request.seq += 1
         return delta
@@ -293,6 +300,7 @@ class Serving:
                 usage=request.usage(),
                 timings=request.timings(now),
                 seed=request.acceptance.seed if request.acceptance else None,
+                warnings=request.warnings,
             )
         self._do(SendToClient(connection=request.connection, message=message))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.parameters import sampling_defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,12 @@ class LaunchSettings:
     step_timeout_s: float = 30.0
     decode_stall_target_ms: int = 250
     context_length: int = 0
+    deterministic: bool = False
+    memory_limit_bytes: int | None = None
+    cache_limit_bytes: int | None = None
+    wired_limit_bytes: int | None = 0
+    prefix_cache_bytes: int = 512 * 1024 * 1024
+    sampling: Mapping[str, Any] = field(default_factory=sampling_defaults)
     fake: Mapping[str, Any] = field(default_factory=dict)
 
 

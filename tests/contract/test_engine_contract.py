@@ -1,36 +1,16 @@
 """What every `Engine` must do; the step loop relies on nothing else."""
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
-from mlxsup.worker.fake_engine import FakeEngine
 
 LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""
-
-
-def spec_for(name: str, path: Path) -> LaunchSpec:
-    return LaunchSpec(
-        model="m",
-        generation=1,
-        token="t",
-        endpoint="ipc:///unused",
-        supervisor_pid=os.getpid(),
-        engine=name,
-        path=str(path),
-        max_concurrency=4,
-        step_timeout_s=30.0,
-        decode_stall_target_ms=250,
-        fake={"prefill_tokens_per_step": 64} if name == "fake" else {},
-    )
 
 
 class Loaded:
@@ -95,30 +75,6 @@ class Loaded:
         if not self.is_closed:
             self.is_closed = True
             self.engine.close()
-
-
-@pytest.fixture(scope="module")
-def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.tiny_model import make_tiny_model
-
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_model(folder)
-    return folder
-
-
-@pytest.fixture(params=["fake", pytest.param("mlx", marks=pytest.mark.mlx)])
-def make(request: pytest.FixtureRequest) -> Callable[[], Engine]:
-    """Makes an engine that is not loaded yet."""
-    if request.param == "fake":
-        return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
-    folder = request.getfixturevalue("mlx_folder")
-
-    def make_mlx() -> Engine:
-        from mlxsup.worker.mlx_engine import MlxEngine
-
-        return MlxEngine(spec_for("mlx", folder))
-
-    return make_mlx
 
 
 @pytest.fixture

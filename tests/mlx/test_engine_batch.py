@@ -199,19 +199,19 @@ def test_no_parameter_breaks_a_step_C7(engine: MlxEngine, parameters: dict[str, 
 
 def test_greedy_rows_share_one_sampler() -> None:
     """mlx-lm makes one call for the whole batch only where all samplers are the same object."""
-    assert make_sampler(temperature=0.0, top_p=1.0, seed=1) is greedy
-    assert make_sampler(temperature=0.0, top_p=0.5, seed=2) is greedy
+    assert make_sampler(make_row(1, [1])) is greedy
+    assert make_sampler(make_row(2, [1], top_p=0.5, top_k=3, seed=2)) is greedy
 
 
 def test_draws_follow_the_probabilities_and_top_p() -> None:
     logprobs = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
-    sampler = make_sampler(temperature=1.0, top_p=0.75, seed=5)
+    sampler = make_sampler(make_row(1, [1], temperature=1.0, top_p=0.75, seed=5))
     counts = [0, 0, 0, 0]
     for _ in range(400):
         counts[int(mx.sum(sampler(logprobs)))] += 1
     assert counts[2] == counts[3] == 0, "0.5 + 0.3 reach 0.75"
     assert 200 <= counts[0] <= 300  # 0.625 of 400 expected, 5 deviations away
-    everything = make_sampler(temperature=1.0, top_p=1.0, seed=5)
+    everything = make_sampler(make_row(1, [1], temperature=1.0, top_p=1.0, seed=5))
     assert {int(mx.sum(everything(logprobs))) for _ in range(400)} == {0, 1, 2, 3}
 
 

@@ -399,6 +399,42 @@ def test_wiring_is_off_and_the_limit_comes_back_E3(
     assert limit[-1] == 7
 
 
+@pytest.mark.parametrize(("asked", "wired"), [(300, 300), (5000, 1000), (None, 1000)])
+def test_wiring_takes_what_the_spec_says_within_the_machine_I3(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, wired: int
+) -> None:
+    """None is as much as was loaded, here above what the simulated machine recommends."""
+    limit = [7]
+
+    def set_wired_limit(value: int) -> int:
+        limit.append(value)
+        return limit[-2]
+
+    info = dict(mx.device_info()) | {"max_recommended_working_set_size": 1000}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
+    with loaded_engine(tiny, wired_limit_bytes=asked):
+        assert limit[-1] == wired
+    assert limit[-1] == 7
+
+
+def test_memory_and_cache_limits_hold_for_a_life_and_come_back_E3(tiny: Path) -> None:
+    memory, cache = mx.set_memory_limit(10**10), mx.set_cache_limit(10**9)
+    try:
+        with loaded_engine(tiny, memory_limit_bytes=2 * 10**9, cache_limit_bytes=0) as engine:
+            assert mx.set_memory_limit(2 * 10**9) == 2 * 10**9
+            assert mx.set_cache_limit(0) == 0
+            run_rows(engine, [make_row(1, list(range(100)))])
+            held = engine.bytes_held()
+            assert held.cache == 0
+            assert 0 < held.active <= held.peak
+        assert mx.set_memory_limit(memory) == 10**10
+        assert mx.set_cache_limit(cache) == 10**9
+    finally:
+        mx.set_memory_limit(memory)
+        mx.set_cache_limit(cache)
+
+
 def test_close_is_safe_before_a_load_and_twice_E2(tiny: Path) -> None:
     engine = MlxEngine(make_spec(tiny))
     engine.close()

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.supervisor.config import ConfigError, load_config
 from mlxsup.supervisor.config_folders import config_of_folders, split_model
 from mlxsup.supervisor.config_lines import LineIndex
 from mlxsup.supervisor.config_schema import config_schema
-from mlxsup.supervisor.config_tables import ModelTable, RestartTable, SupervisorTable
+from mlxsup.supervisor.config_tables import (
+    ModelTable,
+    RestartTable,
+    SamplingTable,
+    SupervisorTable,
+)
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
     LaunchSettings,
@@ -73,6 +79,13 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
             step_timeout_s = 8.5
             decode_stall_target_ms = 77
             context_length = 4096
+            deterministic = true
+            memory = "3GiB"
+            cache_limit = 1024
+            wired = "auto"
+            prefix_cache = "1GiB"
+            sampling.temperature = 1
+            sampling.top_k = 40
             restart.max_restarts = 1
             restart.window_s = 2
             restart.stable_s = 3
@@ -100,6 +113,12 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
                 step_timeout_s=8.5,
                 decode_stall_target_ms=77,
                 context_length=4096,
+                deterministic=True,
+                memory_limit_bytes=3 * 2**30,
+                cache_limit_bytes=1024,
+                wired_limit_bytes=None,
+                prefix_cache_bytes=2**30,
+                sampling=sampling_defaults() | {"temperature": 1.0, "top_k": 40},
             ),
             preload=False,
             idle_unload_s=90.0,
@@ -124,12 +143,15 @@ def test_defaults_fill_what_an_entry_leaves_out(tmp_path: Path) -> None:
             path = "shared"
             preload = false
             restart = { max_restarts = 3, window_s = 60 }
+            sampling = { temperature = 0.7, top_k = 9 }
             [models.a]
             [models.b]
             path = "own"
             preload = true
             [models.b.restart]
             window_s = "2m"
+            [models.b.sampling]
+            top_k = 3
             """,
         )
     )
@@ -138,6 +160,8 @@ def test_defaults_fill_what_an_entry_leaves_out(tmp_path: Path) -> None:
     assert (b.launch.path, b.preload) == (str(tmp_path / "own"), True)
     assert (a.restart.max_restarts, a.restart.window_s) == (3, 60.0)
     assert (b.restart.max_restarts, b.restart.window_s) == (3, 120.0)
+    assert (a.launch.sampling["temperature"], a.launch.sampling["top_k"]) == (0.7, 9)
+    assert (b.launch.sampling["temperature"], b.launch.sampling["top_k"]) == (0.7, 3)
 
 
 def test_the_fake_engine_needs_no_path_and_takes_options(tmp_path: Path) -> None:
@@ -301,7 +325,7 @@ def test_the_line_index_is_not_misled_by_quotes_brackets_and_comments() -> None:
 
 
 def _defaults_of(table: type[BaseModel]) -> dict[str, Any]:
-    return table().model_dump(exclude={"restart"})
+    return table().model_dump(exclude={"restart", "sampling"})
 
 
 def _example() -> dict[str, Any]:
@@ -311,15 +335,16 @@ def _example() -> dict[str, Any]:
 def test_the_example_names_every_key_with_its_default() -> None:
     values = _example()
     model = dict(values["models"]["smollm2"])
-    restart = model.pop("restart")
+    restart, sampling = model.pop("restart"), model.pop("sampling")
     for given, table in (
         (values["supervisor"], SupervisorTable),
         (model, ModelTable),
         (restart, RestartTable),
+        (sampling, SamplingTable),
     ):
         defaults = _defaults_of(table)
         assert set(given) == set(defaults)
-        checked = table.model_validate(given).model_dump(exclude={"restart"})
+        checked = table.model_validate(given).model_dump(exclude={"restart", "sampling"})
         checked.pop("path", None)
         defaults.pop("path", None)
         assert checked == defaults
@@ -362,7 +387,7 @@ def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:
             assert re.fullmatch(r"[A-Z\"].*\. Takes .+\.", entry["description"]), key
             if key.endswith("_s"):
                 assert [choice["type"] for choice in entry["anyOf"]] == ["number", "string"]
-            if key not in ("path", "restart", "fake"):
+            if key not in ("path", "restart", "fake", "sampling"):
                 kind = RestartTable if name == "RestartTable" else None
                 kind = kind or (ModelTable if name == "ModelTable" else SupervisorTable)
                 assert entry["default"] == kind.model_fields[key].default

@@ -39,10 +39,12 @@ def first_cells(title: str) -> list[str]:
 def example_tables() -> dict[str, dict[str, Any]]:
     model = dict(next(iter(EXAMPLE["models"].values())))
     restart = model.pop("restart")
+    sampling = model.pop("sampling")
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,
+        "`[models.NAME.sampling]`": sampling,
     }
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlxsup.worker.prefill import (
     FIRST_CHUNK,
+    FIXED_CHUNK,
     LARGEST_CHUNK,
     SMALLEST_CHUNK,
     PrefillPacer,
@@ -142,3 +143,12 @@ def test_chunks_are_always_in_range(steps: list[tuple[int, int, float]]) -> None
             pacer.saw_decode(rows=decode_rows, took_s=took_s)
         assert pacer.predict_chunk_s(prefill_rows=prefill_rows, longest=longest) >= 0
         assert pacer.predict_decode_s(decode_rows) >= 0
+
+
+def test_a_fixed_chunk_depends_on_nothing_measured() -> None:
+    pacer = PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0, is_fixed=True)
+    assert pacer.chunk(prefill_rows=3, decode_rows=0) == FIXED_CHUNK
+    pacer.saw_chunk(prefill_rows=1, longest=8, decode_rows=0, took_s=5.0)
+    assert pacer.chunk(prefill_rows=1, decode_rows=4) == FIXED_CHUNK
+    # The stall limit follows the prediction, so that a slow machine is not taken for stuck.
+    assert pacer.predict_chunk_s(prefill_rows=1, longest=FIXED_CHUNK) > 30

@@ -74,6 +74,12 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
         ("context_length", -1),
         ("log_level", "loud"),
         ("fake", []),
+        ("deterministic", 1),
+        ("memory_limit_bytes", -1),
+        ("cache_limit_bytes", "1GiB"),
+        ("wired_limit_bytes", 0.5),
+        ("sampling", {"temperature": 11}),
+        ("sampling", {"seed": 1}),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:

@@ -11,13 +11,22 @@ from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import Accepted, CancelRow, Dispatch, Exit, Message, Rejected, Step
+from mlxsup.protocol.messages import (
+    Accepted,
+    CancelRow,
+    Dispatch,
+    Exit,
+    Message,
+    Rejected,
+    Resume,
+    Step,
+)
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import Row, StepResult
 from mlxsup.worker.fake_engine import FakeEngine
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.link import LinkBrokenError
-from mlxsup.worker.loop import StepLoop, StuckPreprocessingError
+from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
 from mlxsup.worker.text import Refused, Tokenised
 
 SPEC = LaunchSpec(
@@ -42,9 +51,12 @@ class RecordingEngine(FakeEngine):
         super().__init__(SPEC)
         self.story = story
 
-    def insert(self, row: Row) -> None:
+    def insert(self, row: Row) -> int:
         self.story.append(f"insert {row.key}")
-        super().insert(row)
+        return super().insert(row)
+
+    def give_back(self) -> None:
+        self.story.append("give back")
 
     def remove(self, key: RequestKey) -> None:
         self.story.append(f"remove {key}")
@@ -89,7 +101,7 @@ class ScriptedText:
         self.results: list[Tokenised | Refused] = []
         self.busy_since: float | None = None
 
-    def submit(self, key: RequestKey, body: bytes) -> None:
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         self.pending[key] = body
 
     def forget(self, key: RequestKey) -> None:
@@ -196,6 +208,29 @@ def test_never_more_rows_than_slots_and_first_come_first_in(bench: Bench) -> Non
         pass
     assert bench.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
     assert [s for s in bench.story if s.startswith("insert")][4:] == ["insert 5", "insert 6"]
+
+
+def test_an_engine_without_a_request_gives_back_once_after_a_while(bench: Bench) -> None:
+    """`wait` asks for the exit in this link, so each run is one wait."""
+
+    def run() -> None:
+        bench.loop._is_exit_asked = False
+        bench.loop.run(lambda: False)
+
+    run()
+    bench.now = GIVE_BACK_AFTER_S - 1
+    run()
+    assert "give back" not in bench.story
+    bench.start(1)
+    while bench.loop.turn():
+        pass
+    bench.now = GIVE_BACK_AFTER_S + 1
+    run()
+    assert "give back" not in bench.story, "the time counts from the last request"
+    bench.now = 3 * GIVE_BACK_AFTER_S
+    run()
+    run()
+    assert bench.story.count("give back") == 1
 
 
 def test_no_step_when_idle_C5(bench: Bench) -> None:

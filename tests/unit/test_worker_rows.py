@@ -1,32 +1,43 @@
 """What a request asks of the engine, and the text of its answer."""
 
 import pytest
-from mlxsup.protocol.body import MAX_SEED, RequestBody
+from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.parameters import MAX_SEED, sampling_defaults
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.fake_text import FakeTextCodec, encode_text
-from mlxsup.worker.rows import AnswerText, RunningRow, acceptance, plan_row
+from mlxsup.worker.rows import RunningRow, acceptance, plan_row
 
 FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
 KEY = RequestKey(1)
 
 
 def running(stops: list[str] | None = None) -> RunningRow:
-    answer = AnswerText(FakeTextCodec().detokenizer(), stops or [])
-    return RunningRow(key=KEY, answer=answer, channel=Channel.CONTENT, inserted_at=100.0)
+    answer = AnswerText(FakeTextCodec(), stops or [])
+    return RunningRow(key=KEY, answer=answer, inserted_at=100.0)
 
 
 def advance(row: RunningRow, text: str, finish: FinishReason | None = None):
     """Feeds a text byte by byte; the finish comes with the last."""
     tokens = encode_text(text)
     return [
-        row.advance(
-            RowToken(key=KEY, token=token, finish=finish if i == len(tokens) - 1 else None), 102.5
+        one_delta(
+            row, RowToken(key=KEY, token=token, finish=finish if i == len(tokens) - 1 else None)
         )
         for i, token in enumerate(tokens)
     ]
+
+
+def one_delta(row: RunningRow, token: RowToken):
+    """What one token gives, joined where the end showed more."""
+    first, *rest = row.advance(token, 102.5)
+    for delta in rest:
+        first.text += delta.text
+        first.finish = delta.finish
+    return first
 
 
 def test_an_absent_max_tokens_is_what_fits() -> None:
@@ -66,7 +77,11 @@ def test_acceptance_says_everything_that_a_resume_needs() -> None:
     made = acceptance(plan_row(KEY, body, prompt, FACTS), body, prompt, FACTS)
     assert made.prompt_tokens == pack_tokens([5])
     assert (made.seed, made.fingerprint) == (3, "f")
-    assert made.parameters == {"max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "stop": ["z"]}
+    assert made.parameters == sampling_defaults() | {
+        "max_tokens": 9,
+        "temperature": 1.0,
+        "stop": ["z"],
+    }
 
 
 def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
@@ -77,7 +92,7 @@ def test_a_character_split_over_tokens_is_shown_whole_G7() -> None:
 def test_half_a_character_at_the_end_is_flushed() -> None:
     row = running()
     half = encode_text("🦊")[0]
-    delta = row.advance(RowToken(key=KEY, token=half, finish=FinishReason.LENGTH), 102.5)
+    delta = one_delta(row, RowToken(key=KEY, token=half, finish=FinishReason.LENGTH))
     assert delta.text == "\N{REPLACEMENT CHARACTER}"
 
 
@@ -100,7 +115,7 @@ def test_held_text_is_flushed_with_the_end() -> None:
 
 def test_an_end_without_a_token_shows_none() -> None:
     row = running()
-    delta = row.advance(RowToken(key=KEY, token=None, finish=FinishReason.STOP), 102.5)
+    delta = one_delta(row, RowToken(key=KEY, token=None, finish=FinishReason.STOP))
     assert (delta.text, delta.tokens, delta.finish) == ("", b"", FinishReason.STOP)
     assert delta.prefill_s == 2.5
 

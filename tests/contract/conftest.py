@@ -1,0 +1,63 @@
+"""Both engines, loaded, for every test of the contract."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.worker.engine import Engine
+from mlxsup.worker.fake_engine import FakeEngine
+from support.loop_driver import LoopDriver
+
+MAX_CONCURRENCY = 4
+
+
+def spec_for(name: str, path: Path) -> LaunchSpec:
+    return LaunchSpec(
+        model="m",
+        generation=1,
+        token="t",
+        endpoint="ipc:///unused",
+        supervisor_pid=os.getpid(),
+        engine=name,
+        path=str(path),
+        max_concurrency=MAX_CONCURRENCY,
+        step_timeout_s=30.0,
+        decode_stall_target_ms=250,
+        fake={"prefill_tokens_per_step": 64} if name == "fake" else {},
+    )
+
+
+@pytest.fixture(scope="session")
+def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.tiny_model import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("mlx", marks=pytest.mark.mlx)])
+def make(request: pytest.FixtureRequest) -> Callable[[], Engine]:
+    """Makes an engine that is not loaded yet."""
+    if request.param == "fake":
+        return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
+    folder = request.getfixturevalue("mlx_folder")
+
+    def make_mlx() -> Engine:
+        from mlxsup.worker.mlx_engine import MlxEngine
+
+        return MlxEngine(spec_for("mlx", folder))
+
+    return make_mlx
+
+
+@pytest.fixture(scope="module")
+def worker(make: Callable[[], Engine]) -> Iterator[LoopDriver]:
+    """A step loop over a loaded engine; the tests of a module share it."""
+    engine = make()
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), MAX_CONCURRENCY)
+    yield driver
+    driver.close()
+    engine.close()

@@ -1,0 +1,216 @@
+"""What each sampling parameter does to real logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_sampling import derive_share, make_processors, make_sampler
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_row, make_spec
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+SHARES = [0.4, 0.3, 0.2, 0.1]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def draws(count: int = 300, spared: list[int] | None = None, **parameters: Any) -> list[int]:
+    """How often each of four tokens is drawn."""
+    row = make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters)
+    sampler = make_sampler(row, spared or [])
+    logprobs = mx.log(mx.array([SHARES]))
+    counts = [0] * len(SHARES)
+    for _ in range(count):
+        token: Any = sampler(logprobs).item()
+        counts[token] += 1
+    return counts
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5, 0])
+def test_top_k_keeps_so_many(top_k: int) -> None:
+    counts = draws(top_k=top_k)
+    assert sum(count > 0 for count in counts) == (top_k or 4) - (top_k == 5)
+    assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.0, 4), (0.3, 3), (0.6, 2), (1.0, 1)])
+def test_min_p_is_a_share_of_the_likeliest(min_p: float, kept: int) -> None:
+    assert sum(count > 0 for count in draws(min_p=min_p)) == kept
+
+
+def test_xtc_leaves_out_the_top_choices_so_often() -> None:
+    always = draws(xtc_probability=1.0, xtc_threshold=0.15)
+    assert always[:2] == [0, 0], "0.2 is the least likely of those above the threshold"
+    assert always[2] > 0
+    assert always[3] > 0
+    sometimes = draws(xtc_probability=0.5, xtc_threshold=0.15)
+    assert 60 <= sometimes[0] + sometimes[1] <= 150  # 105 of 300 expected
+    assert draws(xtc_probability=1.0, xtc_threshold=0.45) == draws(), "none is as likely as that"
+
+
+def test_xtc_spares_what_ends_an_answer() -> None:
+    counts = draws(spared=[0], xtc_probability=1.0, xtc_threshold=0.15)
+    assert counts[0] > 0
+    assert counts[1] == 0
+
+
+def test_filters_come_one_after_the_other() -> None:
+    """0.4 and 0.3 remain of top_k; of these two, 0.4 is 0.57, which is enough for top_p 0.5."""
+    assert draws(top_k=2, top_p=0.5)[1:] == [0, 0, 0]
+    assert draws(top_p=0.5)[2:] == [0, 0]
+
+
+def test_shares_of_xtc_are_spread_evenly() -> None:
+    shares = [derive_share(seed, number) for seed in range(20) for number in range(50)]
+    assert all(0 <= share < 1 for share in shares)
+    assert 0.47 < sum(shares) / len(shares) < 0.53
+
+
+def processed(tokens: list[int], **parameters: Any) -> list[float]:
+    logits = mx.array([[2.0, -2.0, 1.0, 0.5]])
+    for processor in make_processors(make_row(1, [1], **parameters)):
+        logits = processor(mx.array(tokens), logits)
+    result: Any = logits[0].tolist()
+    return list(result)
+
+
+def test_penalties_count_the_window_of_prompt_and_answer() -> None:
+    """Of the tokens 0 1 1 3, which may be the prompt's or the answer's."""
+    tokens = [0, 1, 1, 3]
+    assert processed(tokens, repetition_penalty=2.0) == [1.0, -4.0, 1.0, 0.25]
+    assert processed(tokens, presence_penalty=0.5) == [1.5, -2.5, 1.0, 0.0]
+    assert processed(tokens, frequency_penalty=0.5) == [1.5, -3.0, 1.0, 0.0]
+    assert processed(tokens, presence_penalty=0.5, penalty_window=2) == [2.0, -2.5, 1.0, 0.0]
+    assert processed([0] + [3] * 30, presence_penalty=1.0) == [2.0, -2.0, 1.0, -0.5]
+    everything = processed([0] + [3] * 30, presence_penalty=1.0, penalty_window=0)
+    assert everything == [1.0, -2.0, 1.0, -0.5]
+
+
+def test_a_bias_is_added_before_the_penalties() -> None:
+    assert processed([0], logit_bias={0: 2.0, 3: -1.0}) == [4.0, -2.0, 1.0, -0.5]
+    assert processed([0], logit_bias={0: 2.0}, repetition_penalty=2.0)[0] == 2.0
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_processors_keep_the_type_of_the_logits(dtype: mx.Dtype) -> None:
+    """Another type in one row would change the rows beside it."""
+    row = make_row(
+        1,
+        [1],
+        logit_bias={1: 0.3},
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+    )
+    logits = mx.zeros((1, 8), dtype=dtype)
+    for processor in make_processors(row):
+        logits = processor(mx.array([1, 2]), logits)
+    assert logits.dtype == dtype
+
+
+def test_most_rows_have_no_processor() -> None:
+    assert make_processors(make_row(1, [1], penalty_window=5, temperature=0.5)) == []
+
+
+FOX = "🦊"
+
+
+def test_a_bias_forces_and_forbids_tokens(worker: LoopDriver) -> None:
+    free = worker.answer(prompt="hello", max_tokens=12)
+    forbidden = free.tokens[3]
+    other = worker.answer(prompt="hello", max_tokens=12, logit_bias={str(forbidden): -100})
+    assert other.tokens[:3] == free.tokens[:3]
+    assert forbidden not in other.tokens
+    forced = worker.answer(prompt="hello", max_tokens=3, logit_bias={"70": 100})
+    assert forced.tokens == [70, 70, 70]
+
+
+def emoji_bias(worker: LoopDriver) -> dict[str, float]:
+    """Makes the four bytes of a fox, each a token, take turns with letters."""
+    ids = worker.engine.text.encode(body_of(FOX)).tokens
+    assert len(ids) == 4
+    return {str(token): 48.0 for token in ids}
+
+
+def body_of(prompt: str) -> Any:
+    from mlxsup.protocol.body import RequestBody
+
+    return RequestBody(prompt=prompt)
+
+
+def test_half_an_emoji_goes_on_rightly_F10_G7(worker: LoopDriver) -> None:
+    """Bytes of an emoji, whole ones and broken ones, and a stop string behind them."""
+    parameters: dict[str, Any] = {
+        "temperature": 1.0,
+        "seed": 4,
+        "max_tokens": 48,
+        "logit_bias": emoji_bias(worker),
+        "presence_penalty": 0.5,
+    }
+    whole = worker.answer(prompt="animals", **parameters)
+    assert any(not delta.text for delta in whole.deltas), "no character was split over tokens"
+    assert any(ord(character) > 127 for character in whole.text)
+    check_every_resume(worker, whole, at_once=8)
+    middle = len(whole.text) // 2
+    stop = whole.text[middle : middle + 5]
+    stopped = worker.answer(prompt="animals", stop=[stop], **parameters)
+    check_every_resume(worker, stopped, at_once=8)
+
+
+def test_logprobs_are_those_of_the_model(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="hello", max_tokens=6, logprobs=True, top_logprobs=20)
+    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
+    everything = worker.answer(
+        prompt="hello", max_tokens=6, temperature=1.0, seed=1, logprobs=True, top_logprobs=20
+    )
+    first = next(entry for delta in everything.deltas for entry in delta.logprobs or ())
+    assert first.top == entries[0].top, "before the temperature"
+    for entry in entries:
+        assert sum(math.exp(other.logprob) for other in entry.top) <= 1.0001
+        assert len({other.token for other in entry.top}) == 20
+    prompt = worker.engine.text.encode(body_of("hello")).tokens
+    model: Any = worker.engine._model  # type: ignore[attr-defined]
+    stream: Any = worker.engine._stream  # type: ignore[attr-defined]
+    with mx.stream(stream):
+        logits = model(mx.array([prompt]))[0, -1]
+        logprobs = logits - mx.logsumexp(logits)
+        expected: Any = logprobs[mx.argmax(logprobs)].item()
+    assert entries[0].chosen.logprob == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_probability_of_nothing_is_a_number_still(worker: LoopDriver) -> None:
+    """-inf does not travel."""
+    got = worker.answer(
+        prompt="x", max_tokens=1, logit_bias={"7": 100}, logprobs=True, top_logprobs=20
+    )
+    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
+    assert all(-9999.0 <= other.logprob <= 0 for entry in entries for other in entry.top)
+
+
+def test_asking_for_logprobs_changes_no_token(worker: LoopDriver) -> None:
+    plain = [worker.dispatch(prompt=f"p{n}", max_tokens=20, seed=n) for n in range(4)]
+    expected = [answer.tokens for answer in worker.finish(*plain)]
+    asked = [
+        worker.dispatch(prompt=f"p{n}", max_tokens=20, seed=n, logprobs=n % 2 == 0)
+        for n in range(4)
+    ]
+    assert [answer.tokens for answer in worker.finish(*asked)] == expected
+
+
+def test_every_id_of_the_vocabulary_can_be_biased(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="x", max_tokens=2, logit_bias={str(VOCABULARY_SIZE - 1): 100})
+    assert got.tokens == [VOCABULARY_SIZE - 1] * 2

@@ -1,0 +1,207 @@
+"""The step loop over a loaded engine, in one process: what a worker says, without its sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import Decoder, encode, encode_body
+from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.messages import (
+    SUPERVISOR_TO_WORKER,
+    WORKER_TO_SUPERVISOR,
+    Acceptance,
+    Accepted,
+    CancelRow,
+    Dispatch,
+    Message,
+    Rejected,
+    Resume,
+    RowDelta,
+    Step,
+)
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.engine import Engine, EngineFacts
+from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.loop import StepLoop
+from mlxsup.worker.text import TextThread
+
+WAIT_S = 30.0
+MAX_TURNS = 200_000
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the worker said of one request.
+
+    Attributes:
+        deltas: every delta, in order.
+    """
+
+    acceptance: Acceptance | None = None
+    error: dict[str, Any] | None = None
+    deltas: list[RowDelta] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text of the content channel."""
+        return self.text_of(Channel.CONTENT)
+
+    def text_of(self, channel: Channel) -> str:
+        """The text of one channel."""
+        return "".join(delta.text for delta in self.deltas if delta.channel is channel)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Every token id."""
+        return [token for delta in self.deltas for token in unpack_tokens(delta.tokens)]
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How it ended; None while it runs, or where it failed."""
+        return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end has come."""
+        return self.error is not None or self.finish is not None
+
+    def resume_after(self, tokens: int) -> Resume:
+        """What a supervisor sends when the worker died after so many tokens."""
+        assert self.acceptance is not None
+        return Resume(acceptance=self.acceptance, delivered=pack_tokens(self.tokens[:tokens]))
+
+    def until(self, tokens: int) -> list[RowDelta]:
+        """The deltas that had come with so many tokens."""
+        seen, counted = [], 0
+        for delta in self.deltas:
+            if delta.tokens:
+                counted += 1
+            if counted > tokens:
+                break
+            seen.append(delta)
+        return seen
+
+
+class _Link:
+    """Both directions go through the real codec."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+        self._inbox: deque[list[bytes]] = deque()
+        self._incoming = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        self._outgoing = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
+        self.sent: deque[Message] = deque()
+
+    def post(self, message: Message) -> None:
+        self._inbox.append(encode(message))
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def receive(self) -> Message | None:
+        return self._incoming.decode(self._inbox.popleft()) if self._inbox else None
+
+    def send(self, message: Message) -> None:
+        self.sent.append(self._outgoing.decode(encode(message)))
+
+    def flush(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None) -> None:
+        assert self._woken.wait(WAIT_S), "nothing came from the helper thread"
+        self._woken.clear()
+
+
+class LoopDriver:
+    """Dispatches requests and turns the loop.
+
+    Args:
+        engine: loaded, on this thread.
+        facts: of its load.
+    """
+
+    def __init__(self, engine: Engine, facts: EngineFacts, max_concurrency: int = 4) -> None:
+        self.engine = engine
+        self._link = _Link()
+        self._text = TextThread(engine.text, self._link.wake)
+        self._text.start()
+        self.loop = StepLoop(
+            engine=engine,
+            facts=facts,
+            link=self._link,
+            text=self._text,
+            board=Board(),
+            max_concurrency=max_concurrency,
+            step_timeout_s=WAIT_S,
+        )
+        self.answers: dict[int, Answer] = {}
+        self._last_key = 0
+
+    def close(self) -> None:
+        """Ends the helper thread; the engine is its owner's to close."""
+        self._text.close()
+
+    def dispatch(self, resume: Resume | None = None, **parameters: Any) -> int:
+        """Sends a request, or goes on with one, and returns its key."""
+        self._last_key += 1
+        body = b"" if resume is not None else encode_body(RequestBody(**parameters))
+        self._link.post(Dispatch(key=RequestKey(self._last_key), resume=resume, body=body))
+        self.answers[self._last_key] = Answer()
+        return self._last_key
+
+    def cancel(self, key: int) -> None:
+        """Cancels a request."""
+        self._link.post(CancelRow(key=RequestKey(key)))
+
+    def turn(self) -> None:
+        """One turn of the loop, waiting for the helper thread where nothing else is to do."""
+        if not self.loop.turn() and self.loop.open_keys:
+            self._link.wait(None)
+        while self._link.sent:
+            self._note(self._link.sent.popleft())
+
+    def finish(self, *keys: int) -> list[Answer]:
+        """Turns until these are over."""
+        for _ in range(MAX_TURNS):
+            if all(self.answers[key].is_over for key in keys):
+                return [self.answers[key] for key in keys]
+            self.turn()
+        raise AssertionError("no end")
+
+    def answer(self, resume: Resume | None = None, **parameters: Any) -> Answer:
+        """One request, from its dispatch to its end."""
+        return self.finish(self.dispatch(resume, **parameters))[0]
+
+    def _note(self, message: Message) -> None:
+        match message:
+            case Accepted(key=key, acceptance=acceptance):
+                assert self.answers[key].acceptance is None
+                self.answers[key].acceptance = acceptance
+            case Rejected(key=key, error=error):
+                assert not self.answers[key].is_over
+                self.answers[key].error = error
+            case Step(rows=rows):
+                for row in rows:
+                    answer = self.answers[row.key]
+                    assert not answer.is_over, "a delta after the end"
+                    answer.deltas.append(row)
+
+
+def check_every_resume(worker: LoopDriver, whole: Answer, *, at_once: int = 4) -> None:
+    """Resumes an answer after each number of tokens and compares what both parts make."""
+    assert whole.finish is not None
+    count = len(whole.tokens)
+    for first in range(0, count, at_once):
+        points = range(first, min(first + at_once, count))
+        keys = [worker.dispatch(whole.resume_after(point)) for point in points]
+        for point, rest in zip(points, worker.finish(*keys), strict=True):
+            assert rest.acceptance == whole.acceptance
+            assert rest.tokens == whole.tokens[point:], f"other tokens after {point}"
+            assert rest.finish is whole.finish
+            for channel in Channel:
+                before = Answer(deltas=whole.until(point)).text_of(channel)
+                assert before + rest.text_of(channel) == whole.text_of(channel), point

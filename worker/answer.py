@@ -1,0 +1,77 @@
+"""The text of one answer: token ids in, text by channel out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxsup.protocol.messages import Logprobs, TokenLogprob
+from mlxsup.protocol.states import Channel
+
+from .channels import ChannelParser, Piece
+from .engine import RowLogprobs, TextCodec
+from .stops import StopMatcher
+from .tool_calls import ToolCallReader
+
+
+class AnswerText:
+    """Half characters, stop strings and markers of channels are held back until they are decided.
+
+    Stop strings are looked for in all that the model writes, markers included.
+
+    Args:
+        codec: the model's text side.
+        stops: the request's stop strings.
+        channel: that of the first token.
+        calls: reads tool calls.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        stops: Sequence[str],
+        channel: Channel = Channel.CONTENT,
+        calls: ToolCallReader | None = None,
+    ) -> None:
+        self._codec = codec
+        self._detokenizer = codec.detokenizer()
+        self._matcher = StopMatcher(stops)
+        self._channels = ChannelParser(
+            codec.channel_rules, channel, calls or ToolCallReader(None, 0)
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._matcher.is_stopped
+
+    @property
+    def channel(self) -> Channel:
+        """The part of the answer that comes now."""
+        return self._channels.channel
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer has made a tool call."""
+        return self._channels.has_calls
+
+    def add(self, token: int) -> list[Piece]:
+        """The text that became certain with this token."""
+        return self._channels.add(self._matcher.add(self._detokenizer.add(token)))
+
+    def finish(self) -> list[Piece]:
+        """What was still held back, when no more token comes."""
+        text = ""
+        if not self.is_stopped:
+            text = self._matcher.add(self._detokenizer.finish()) + self._matcher.finish()
+        return self._channels.add(text) + self._channels.finish()
+
+    def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
+        """Logprobs as clients see them, with texts."""
+
+        def one(token: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(token=token, logprob=logprob, text=self._codec.token_text(token))
+
+        return Logprobs(
+            chosen=one(token, logprobs.logprob),
+            top=[one(other, logprob) for other, logprob in logprobs.top],
+        )
