@@ -37,6 +37,7 @@ class Generate(Message):
         first_token_timeout_s: until the first token; 0 or None for no limit of its own.
         timeout_s: until the last token; 0 or None for none.
         notices: whether to be told what the request waits for, with `Notice`.
+        resume: whether the answer goes on after its worker has died; it ends there otherwise.
         body: msgpack of `RequestBody.to_wire()`.
         v: the sender's protocol version.
     """
@@ -49,6 +50,7 @@ class Generate(Message):
     first_token_timeout_s: float | None = None
     timeout_s: float | None = None
     notices: bool = False
+    resume: bool = True
     v: int = PROTOCOL_VERSION
     body: bytes = b""
 
@@ -196,7 +198,7 @@ class Notice(Message):
         id: whose.
         kind: which.
         detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`:
-            done and total, in tokens.
+            done and total, in tokens · `interrupted`: cause, tokens_sent · `resumed`: times.
     """
 
     TYPE: ClassVar[str] = "notice"
@@ -323,11 +325,31 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an answer stood when its worker died.
+
+    Attributes:
+        acceptance: what the worker that died had made of the request.
+        delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
+    """
+
+    acceptance: Acceptance
+    delivered: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch(Message):
-    """Supervisor → worker: run this request. The body frame is the client's, unread."""
+    """Supervisor → worker: run this request. The body frame is the client's, unread.
+
+    Attributes:
+        key: the supervisor's name for it.
+        resume: goes on with an answer; the body is then empty.
+        body: what the client sent.
+    """
 
     TYPE: ClassVar[str] = "dispatch"
     key: RequestKey
+    resume: Resume | None = None
     body: bytes = b""
 
 

@@ -222,6 +222,8 @@ class Core:
     def _on_load(self, event: ClientSaid, message: Load) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        if model.life.state is State.FAILED:
+            model.recovery.lift()
         self._models.trigger(model, WantUp(why=Why.USER), event.now)
 
     def _on_unload(self, event: ClientSaid, message: Unload) -> None:
@@ -233,6 +235,7 @@ class Core:
     def _on_restart(self, event: ClientSaid, message: Restart) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        model.recovery.lift()
         drain_s = self._settings.drain_timeout_s
         self._models.trigger(
             model, WantRestart(is_immediate=message.now, drain_s=drain_s), event.now
@@ -361,7 +364,7 @@ class Core:
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
         )
-        self._models.trigger(model, died, event.now)
+        self._models.bury(model, died, event.now)
         model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
 
     def _on_sampled(self, event: Sampled) -> None:
@@ -430,6 +433,8 @@ class Core:
         for entry in event.models:
             known = self._models.by_name.get(entry.name)
             if known is not None:
+                if known.life.settings != entry:
+                    known.recovery.lift()
                 self._models.trigger(
                     known, Reconfigured(settings=entry, drain_s=drain_s), event.now
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from mlxsup.protocol.errors import RemoteError
@@ -14,6 +15,7 @@ from mlxsup.protocol.states import HAS_PROCESS, State, Wanted
 from .actions import Action, LogFault, SendToClient, SendToWorker, SignalWorker, Spawn
 from .deadlines import Deadlines
 from .events import ConnectionId
+from .exits import weigh
 from .life import Life
 from .lifecycle import ImpossibleTransitionError, apply
 from .loading import next_loads
@@ -24,6 +26,7 @@ from .settings import ModelSettings
 from .status import change_map, model_row
 from .triggers import (
     Changed,
+    Died,
     DownWaitersEnd,
     Drained,
     Effect,
@@ -126,6 +129,19 @@ class Models:
         for effect in effects:
             self._carry_out(model, effect, before, now)
 
+    def bury(self, model: Model, died: Died, now: float) -> None:
+        """A process has ended: judges what that says of its requests, and lets the table decide.
+
+        The story and the watchers hear what was decided and why (F10).
+        """
+        evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
+        verdict = model.recovery.judge(evidence, model.held, model.lone, now)
+        if verdict.story:
+            model.story.append(f"{now:.3f} {died.text}: {verdict.story}")
+        self.trigger(model, replace(died, verdict=verdict), now)
+        if verdict.story and model.name in self.by_name:
+            self._announce(change_map(model, model.life.state, verdict.story))
+
     def settle(self, now: float) -> None:
         """What follows from the new state: drains that ended, loads that may start, dispatches."""
         for name in list(self._touched):
@@ -151,6 +167,11 @@ class Models:
         """Raises AssertionError where the models contradict themselves or each other."""
         for model in self:
             model.check_invariants()
+            if model.life.state is State.READY and model.line and model.has_room:
+                first = self._serving.ledger.get(model.line.first())
+                assert first is not None
+                assert model.held, f"{model.name} has room and lets requests wait"
+                assert model.recovery.runs_alone(first.digest)
         placed = [key for model in self for key in (*model.line, *model.running)]
         assert sorted(placed) == sorted(request.key for request in self._serving.ledger)
         loading = [model.life for model in self if model.life.is_loading]
@@ -175,8 +196,8 @@ class Models:
                 self._serving.fail_queue(model, error)
             case RunningEnds(error=error):
                 self._serving.fail_running(model, error)
-            case RunningLost(text=text):
-                self._serving.lose_running(model, text)
+            case RunningLost(text=text, verdict=verdict):
+                self._serving.lose_running(model, text, verdict, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)

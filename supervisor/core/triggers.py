@@ -9,6 +9,7 @@ from mlxsup.protocol.messages import Message
 from mlxsup.protocol.states import LoadPhase, Why
 
 from .actions import WorkerSignal
+from .recovery import NO_VERDICT, Verdict
 from .settings import ModelSettings
 
 
@@ -151,12 +152,14 @@ class Died(Trigger):
         signal_name: empty where it exited.
         said: its last words; empty where it had none.
         is_spawn_error: nothing was started.
+        verdict: what its end means for the requests that it held.
     """
 
     exit_code: int | None
     signal_name: str
     said: str
     is_spawn_error: bool = False
+    verdict: Verdict = NO_VERDICT
 
     @property
     def text(self) -> str:
@@ -213,6 +216,7 @@ class RunningLost(Effect):
     """The process is gone with what ran in it: answer it, or let it wait again."""
 
     text: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,8 @@ class Driver:
         self, id: str = "r1", model: str = "m", connection: ConnectionId = ALICE, **more: Any
     ) -> list[Action]:
         """A client asks for an answer."""
-        message = Generate(id=RequestId(id), model=ModelName(model), body=b"body", **more)
+        more.setdefault("body", b"body")
+        message = Generate(id=RequestId(id), model=ModelName(model), **more)
         return self.say(message, connection)
 
     def cancel(self, id: str = "r1", connection: ConnectionId = ALICE) -> list[Action]:
@@ -235,6 +236,14 @@ class Driver:
                 detail="garbage",
             )
         )
+
+    def serve(self, *ids: str, model: str = "m", **more: Any) -> list[int]:
+        """Asks for answers with a prompt each; returns the keys that were dispatched."""
+        keys: list[int] = []
+        for id in ids:
+            self.ask(id, model, body=id.encode(), **more)
+            keys += self.dispatched()
+        return keys
 
     def exit(
         self,
