@@ -26,6 +26,7 @@ from .core.actions import (
     Announce,
     Finish,
     LogFault,
+    LookAtWorker,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -33,10 +34,10 @@ from .core.actions import (
     WakeAt,
 )
 from .core.core import Core
-from .core.events import Event, Sampled, ShutdownAsked, Started, Tick
+from .core.events import Event, Sampled, ShutdownAsked, Started, Tick, WorkerSeen
 from .end_signals import EndSignals
 from .logs import DaemonLog, ModelLog
-from .monitor import machine_bytes, measure_footprints
+from .monitor import is_process_stopped, machine_bytes, measure_footprints
 from .process import use_best_child_watcher
 from .runtime import RuntimeFolder, RuntimeFolderError, raise_open_file_limit
 from .sweep import WorkerRecord
@@ -49,6 +50,9 @@ FAREWELL_S = 2.0
 
 RESERVED_FILES = 256
 """Open files that are not clients' connections: logs, pipes, the workers' sockets."""
+
+LOOK_DELAY_S = 0.05
+"""From looking at a silent process to telling the core."""
 
 OnChange = Callable[[dict[str, Any]], None]
 OnListening = Callable[[str], None]
@@ -245,6 +249,8 @@ class App:
                 unit = self._workers.get((model, generation))
                 if unit is not None:
                     unit.signal(worker_signal)
+            case LookAtWorker(model=model, generation=generation):
+                self._look_at(model, generation)
             case Announce(change=change):
                 self._announce(change)
             case LogFault(model=model, story=story):
@@ -270,6 +276,20 @@ class App:
             await unit.live()
         finally:
             del self._workers[unit.model, unit.generation]
+
+    def _look_at(self, model: ModelName, generation: Generation) -> None:
+        unit = self._workers.get((model, generation))
+        if unit is None or unit.pid is None:
+            return
+        is_stopped = is_process_stopped(unit.pid)
+
+        def tell() -> None:
+            now = self._clock.now()
+            seen = WorkerSeen(now=now, model=model, generation=generation, is_stopped=is_stopped)
+            self.dispatch(seen)
+
+        # What has arrived meanwhile is read before: a late beat is a sign of life.
+        self._loop.call_later(LOOK_DELAY_S, tell)
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None:

@@ -63,6 +63,7 @@ from .events import (
     Tick,
     WorkerBroke,
     WorkerSaid,
+    WorkerSeen,
 )
 from .life import with_wall_time
 from .model import Caller, Model
@@ -89,6 +90,7 @@ from .triggers import (
     WantRestart,
     WantUp,
 )
+from .watchdog import Watch
 
 MAX_LAST_WORDS = 200
 
@@ -287,6 +289,8 @@ class Core:
             _WORKER_HANDLERS[type(event.message)](self, event, model, event.message)
 
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if model.watch is not None:
+            model.watch.stepped(message.step, event.now)
         if self._serving.step(model, message, event.now):
             self._models.touch(model)
 
@@ -306,6 +310,9 @@ class Core:
 
     def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
         model.heartbeat = message
+        if model.watch is not None:
+            model.watch.beat(message, event.now)
+            self._models.look_after(model, event.now)
 
     def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
         model.dying = message.message
@@ -337,7 +344,14 @@ class Core:
     def _on_spawned(self, event: Spawned) -> None:
         model = self._current(event)
         if model is not None:
+            model.watch = Watch.over(event.now)
             self._models.trigger(model, HasPid(pid=event.pid), event.now)
+
+    def _on_worker_seen(self, event: WorkerSeen) -> None:
+        model = self._current(event)
+        if model is not None and model.watch is not None:
+            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
+            self._models.look_after(model, event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed) -> None:
         model = self._current(event)
@@ -392,8 +406,8 @@ class Core:
                 self._request_due(subject, event.now)
 
     def _model_due(self, model: Model, now: float) -> None:
-        self._models.touch(model)
-        when = model.deadline()
+        self._models.look_after(model, now)
+        when = model.state_deadline()
         if when is None or now < when:
             return
         if isinstance(model.life.phase, ReadyPhase):
@@ -475,7 +489,7 @@ class Core:
         return self._models.find(name)
 
     def _current(
-        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerBroke | Exited
+        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
     ) -> Model | None:
         """The model an event of a process is about; None for an earlier generation (F9)."""
         model = self._models.by_name.get(event.model)
@@ -503,6 +517,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     ClientGone: Core._on_client_gone,
     ClientTooSlow: Core._on_client_too_slow,
     WorkerSaid: Core._on_worker_said,
+    WorkerSeen: Core._on_worker_seen,
     Spawned: Core._on_spawned,
     SpawnFailed: Core._on_spawn_failed,
     WorkerBroke: Core._on_worker_broke,

@@ -86,6 +86,19 @@ class WorkerSaid(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSeen(Event):
+    """A process was looked at, as `LookAtWorker` asked.
+
+    Attributes:
+        is_stopped: whether it is in the process state *stopped*, as after SIGSTOP.
+    """
+
+    model: ModelName
+    generation: Generation
+    is_stopped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBroke(Event):
     """A worker sent what is not a message: it is killed, a crash without evidence.
 

@@ -72,7 +72,7 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
                 return Evidence.ASKED
             case StopCause.STALL:
                 return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
-            case StopCause.BROKEN:
+            case StopCause.BROKEN | StopCause.SUSPENDED:
                 return Evidence.NONE
     if not life.has_been_ready:
         return Evidence.NONE
@@ -110,7 +110,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
         match life.phase.cause:
             case StopCause.ASKED:
                 return ExitReason.ASKED
-            case StopCause.STALL:
+            case StopCause.STALL | StopCause.SUSPENDED:
                 return ExitReason.STALL
             case StopCause.VERSION:
                 return ExitReason.VERSION

@@ -33,6 +33,9 @@ from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker
 
 NEVER_SPAWNED = Generation(0)
 
+DUMP_GRACE_S = 0.5
+"""How long a stalled worker has to print its stacks before it is killed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
@@ -165,11 +168,12 @@ class Life:
             was_ready_s = now - self.phase.since
         elif isinstance(self.phase, Draining):
             was_ready_s = now - self.phase.ready_since
+        grace_s = DUMP_GRACE_S if stage is StopStage.DUMP else self.exit_grace_s
         stopping = Stopping(
             since=now,
             cause=cause,
             stage=stage,
-            escalates_at=None if stage is StopStage.KILL else now + self.exit_grace_s,
+            escalates_at=None if stage is StopStage.KILL else now + grace_s,
             is_restart=is_restart,
             detail=detail,
             was_ready_s=was_ready_s,
@@ -184,6 +188,8 @@ class Life:
         match stage:
             case StopStage.ASK:
                 self.do(TellWorker(message=Exit()))
+            case StopStage.DUMP:
+                self.do(SignalProcess(signal=WorkerSignal.DUMP))
             case StopStage.TERM:
                 self.do(SignalProcess(signal=WorkerSignal.TERM))
             case StopStage.KILL:

@@ -16,6 +16,7 @@ from .life import Life
 from .phases import Ready
 from .recovery import Digest, Recovery
 from .requests import Request, Stage
+from .watchdog import Watch
 
 STORY_LENGTH = 200
 RATE_WINDOW_S = 5.0
@@ -25,6 +26,10 @@ SERVICE_WEIGHT = 0.2
 
 UNKNOWN_FREE_S = 1.0
 SHORTEST_FREE_S = 0.1
+
+
+WATCHED = SERVES | {State.LOADING}
+"""States in which a process has to give signs of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ class Model:
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
         heartbeat: its latest.
+        watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
         footprint_bytes: resident memory of its process.
         steps: engine steps of the process that lives now.
@@ -82,6 +88,7 @@ class Model:
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
     heartbeat: Heartbeat | None = None
+    watch: Watch | None = None
     dying: str = ""
     footprint_bytes: int = 0
     steps: int = 0
@@ -134,7 +141,21 @@ class Model:
         return 0 < limit < max(self.footprint_bytes, reported)
 
     def deadline(self) -> float | None:
-        """When something is due for this model: its state's deadline, or its idle unload."""
+        """When something is due for this model, or its process should be looked after."""
+        when = self.state_deadline()
+        if self.watch is None or self.life.state not in WATCHED:
+            return when
+        watched = self.watch.deadline(self.step_timeout_s)
+        return watched if when is None else min(when, watched)
+
+    @property
+    def step_timeout_s(self) -> float | None:
+        """The limit of a step; None while no step can be under way."""
+        is_serving = self.life.state in SERVES
+        return self.life.settings.launch.step_timeout_s if is_serving else None
+
+    def state_deadline(self) -> float | None:
+        """The deadline of its state, or its idle unload."""
         phase = self.life.phase
         idle_s = self.life.settings.idle_unload_s
         if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
@@ -156,6 +177,7 @@ class Model:
         """The process is gone: drop what was true only of it."""
         self.ready = None
         self.heartbeat = None
+        self.watch = None
         self.dying = ""
         self.footprint_bytes = 0
         self.steps = 0

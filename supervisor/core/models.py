@@ -12,14 +12,22 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.messages import Failed, Message, Reply
 from mlxsup.protocol.states import HAS_PROCESS, State, Wanted
 
-from .actions import Action, LogFault, SendToClient, SendToWorker, SignalWorker, Spawn
+from .actions import (
+    Action,
+    LogFault,
+    LookAtWorker,
+    SendToClient,
+    SendToWorker,
+    SignalWorker,
+    Spawn,
+)
 from .deadlines import Deadlines
 from .events import ConnectionId
 from .exits import weigh
 from .life import Life
 from .lifecycle import ImpossibleTransitionError, apply
 from .loading import next_loads
-from .model import Caller, Model
+from .model import WATCHED, Caller, Model
 from .refusals import unknown_model
 from .serving import Serving
 from .settings import ModelSettings
@@ -37,12 +45,15 @@ from .triggers import (
     RunningEnds,
     RunningLost,
     SignalProcess,
+    Stalled,
     StartProcess,
+    Suspended,
     TellWorker,
     Trigger,
     Turn,
     UpWaitersEnd,
 )
+from .watchdog import Alarm
 
 
 class Models:
@@ -128,6 +139,22 @@ class Models:
         model.story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
         for effect in effects:
             self._carry_out(model, effect, before, now)
+
+    def look_after(self, model: Model, now: float) -> None:
+        """Acts on what a process's signs of life mean."""
+        self.touch(model)
+        life, watch = model.life, model.watch
+        if watch is None or life.state not in WATCHED:
+            return
+        match watch.judge(now, model.step_timeout_s):
+            case Alarm.LOOK:
+                self._do(LookAtWorker(model=model.name, generation=life.generation))
+            case Alarm.STUCK:
+                self.trigger(model, Stalled(detail=watch.describe(now)), now)
+            case Alarm.STOPPED:
+                self.trigger(model, Suspended(), now)
+            case Alarm.NONE:
+                pass
 
     def bury(self, model: Model, died: Died, now: float) -> None:
         """A process has ended: judges what that says of its requests, and lets the table decide.

@@ -127,6 +127,18 @@ class Broke(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Trigger):
+    """A step does not end, or the process runs and gives no sign of life (F5, F6)."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended(Trigger):
+    """The process was stopped from outside (F7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HitBug(Trigger):
     """The table has no rule for what happened: this life ends as FAILED(internal)."""
 
