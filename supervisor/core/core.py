@@ -46,6 +46,7 @@ from .actions import (
     SendToClient,
     WakeAt,
 )
+from .causes import classify
 from .deadlines import Deadlines
 from .events import (
     ClientGone,
@@ -377,6 +378,11 @@ class Core:
             exit_code=event.exit_code,
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
+            cause=classify(
+                event.exit_code,
+                [*event.last_lines, model.dying],
+                is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+            ),
         )
         self._models.bury(model, died, event.now)
         model.life.last_exit = with_wall_time(model.life.last_exit, event.at)

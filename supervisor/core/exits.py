@@ -30,6 +30,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
         signal=trigger.signal_name or None,
         detail=stopping.detail if stopping and stopping.detail else trigger.said,
         at=None,
+        cause=trigger.cause,
     )
     if _was_stable(life, now):
         life.restarts.was_stable()

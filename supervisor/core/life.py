@@ -14,6 +14,7 @@ from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
 
 from .actions import WorkerSignal
+from .causes import Cause
 from .phases import (
     AFTER_EXIT,
     LEAVES_TO,
@@ -39,13 +40,15 @@ DUMP_GRACE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """How the last process ended, as `status` shows it; `at` is wall-clock seconds."""
+    """How the last process ended, as `status` shows it; `at` is wall-clock seconds,
+    `cause` the class of its cause."""
 
     reason: ExitReason
     code: int | None
     signal: str | None
     detail: str
     at: float | None
+    cause: Cause
 
 
 def with_wall_time(last_exit: LastExit | None, at: float) -> LastExit | None:

@@ -9,6 +9,7 @@ from mlxsup.protocol.messages import Message
 from mlxsup.protocol.states import LoadPhase, Why
 
 from .actions import WorkerSignal
+from .causes import Cause
 from .recovery import NO_VERDICT, Verdict
 from .settings import ModelSettings
 
@@ -165,6 +166,7 @@ class Died(Trigger):
         said: its last words; empty where it had none.
         is_spawn_error: nothing was started.
         verdict: what its end means for the requests that it held.
+        cause: the class of its cause.
     """
 
     exit_code: int | None
@@ -172,6 +174,7 @@ class Died(Trigger):
     said: str
     is_spawn_error: bool = False
     verdict: Verdict = NO_VERDICT
+    cause: Cause = Cause.UNKNOWN
 
     @property
     def text(self) -> str:
@@ -179,6 +182,8 @@ class Died(Trigger):
         if self.is_spawn_error:
             return self.said
         ended = self.signal_name or f"exit code {self.exit_code}"
+        if self.cause is not Cause.UNKNOWN:
+            ended += f", {self.cause}"
         return f"{ended}: {self.said}" if self.said else ended
 
 
