@@ -21,6 +21,7 @@ COMMANDS = {
     "load": "models:load",
     "unload": "models:unload",
     "restart": "models:restart",
+    "reload": "reload:reload",
     "generate": "generate:generate",
     "logs": "logs:logs",
     "config": "config:config",

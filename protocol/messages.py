@@ -147,6 +147,17 @@ class Subscribe(Message):
     v: int = PROTOCOL_VERSION
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload(Message):
+    """Client → supervisor: read the configuration file again; answered with the names of the
+    models that were added, changed and removed, or with `invalid_request`, whose detail has
+    `problems`, and nothing has changed then."""
+
+    TYPE: ClassVar[str] = "reload"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
 CLIENT_MESSAGES: tuple[type[Message], ...] = (
     Generate,
     Cancel,
@@ -157,6 +168,7 @@ CLIENT_MESSAGES: tuple[type[Message], ...] = (
     Restart,
     Stop,
     Subscribe,
+    Reload,
 )
 
 # ---------------------------------------------------------------- supervisor → client

@@ -9,7 +9,7 @@ from typing import Any
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.messages import Message
 
-from .events import ConnectionId
+from .events import Caller, ConnectionId
 from .settings import LaunchSettings
 
 
@@ -80,6 +80,17 @@ class Announce(Action):
     """
 
     change: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadConfiguration(Action):
+    """Read the configuration file and check it whole; answered by `Reloaded` or `ReloadRefused`.
+
+    Attributes:
+        caller: who asked, to be handed back.
+    """
+
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from mlxsup.protocol.messages import (
     Ping,
     Ready,
     Rejected,
+    Reload,
     Reply,
     Restart,
     StatusQuery,
@@ -43,12 +44,14 @@ from .actions import (
     Action,
     Announce,
     Finish,
+    ReadConfiguration,
     SendToClient,
     WakeAt,
 )
 from .causes import classify
 from .deadlines import Deadlines
 from .events import (
+    Caller,
     ClientGone,
     ClientSaid,
     ClientTooSlow,
@@ -56,6 +59,7 @@ from .events import (
     Event,
     Exited,
     Reloaded,
+    ReloadRefused,
     Sampled,
     ShutdownAsked,
     Spawned,
@@ -67,10 +71,10 @@ from .events import (
     WorkerSeen,
 )
 from .life import with_wall_time
-from .model import Caller, Model
+from .model import Model
 from .models import Models
 from .phases import Ready as ReadyPhase
-from .refusals import shutting_down, slow_consumer, unknown_model
+from .refusals import bad_configuration, shutting_down, slow_consumer, unknown_model
 from .requests import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -260,6 +264,12 @@ class Core:
     def _on_subscribe(self, event: ClientSaid, message: Subscribe) -> None:
         self._subscriptions[event.connection] = message.id
 
+    def _on_reload(self, event: ClientSaid, message: Reload) -> None:
+        if self._is_shutting_down:
+            raise shutting_down()
+        caller = Caller(connection=event.connection, id=message.id)
+        self._do(ReadConfiguration(caller=caller))
+
     def _on_client_gone(self, event: ClientGone) -> None:
         for request in self._serving.ledger.of_connection(event.connection):
             self._serving.drop(self._touched(request), request)
@@ -441,9 +451,14 @@ class Core:
                 self._models.trigger(model, Hurry(), now)
 
     def _on_reloaded(self, event: Reloaded) -> None:
-        self._settings = self._serving.settings = event.settings
         if self._is_shutting_down:
+            if event.caller is not None:
+                self._fail_caller(event.caller, shutting_down())
             return
+        self._settings = self._serving.settings = event.settings
+        if event.caller is not None:
+            value = {**self._differences(event.models), "later": list(event.later)}
+            self._send(event.caller.connection, Reply(id=event.caller.id, value=value))
         drain_s = self._settings.drain_timeout_s
         names = {entry.name for entry in event.models}
         for model in self._models:
@@ -462,6 +477,22 @@ class Core:
                 added = self._models.add(entry)
                 if entry.preload:
                     self._models.trigger(added, WantUp(why=Why.RELOAD), event.now)
+
+    def _on_reload_refused(self, event: ReloadRefused) -> None:
+        self._fail_caller(event.caller, bad_configuration(event.problems))
+
+    def _differences(self, entries: Sequence[ModelSettings]) -> dict[str, list[str]]:
+        """The names of the models that a reload adds, changes and removes."""
+        old = {m.name: m.life.settings for m in self._models if m.life.wanted is not Wanted.GONE}
+        new = {entry.name: entry for entry in entries}
+        return {
+            "added": [name for name in new if name not in old],
+            "changed": [name for name in new if name in old and new[name] != old[name]],
+            "removed": [name for name in old if name not in new],
+        }
+
+    def _fail_caller(self, caller: Caller, error: RemoteError) -> None:
+        self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
     def _wake_in_time(self) -> None:
         when = self._deadlines.earliest()
@@ -533,6 +564,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     Tick: Core._on_tick,
     ShutdownAsked: Core._on_shutdown_asked,
     Reloaded: Core._on_reloaded,
+    ReloadRefused: Core._on_reload_refused,
 }
 
 _CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] = {
@@ -545,6 +577,7 @@ _CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] =
     Restart: Core._on_restart,
     Stop: Core._on_stop,
     Subscribe: Core._on_subscribe,
+    Reload: Core._on_reload,
 }
 
 _WORKER_HANDLERS: dict[type[Message], Callable[[Core, WorkerSaid, Model, Any], None]] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.messages import Ready as ReadyMessage
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
 
-from .events import ConnectionId
+from .events import Caller
 from .fairness import WaitingLine
 from .life import Life
 from .phases import Ready
@@ -30,14 +30,6 @@ SHORTEST_FREE_S = 0.1
 
 WATCHED = SERVES | {State.LOADING}
 """States in which a process has to give signs of life."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """A client that waits for a command to come true."""
-
-    connection: ConnectionId
-    id: RequestId
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,12 +22,12 @@ from .actions import (
     Spawn,
 )
 from .deadlines import Deadlines
-from .events import ConnectionId
+from .events import Caller, ConnectionId
 from .exits import weigh
 from .life import Life
 from .lifecycle import ImpossibleTransitionError, apply
 from .loading import next_loads
-from .model import WATCHED, Caller, Model
+from .model import WATCHED, Model
 from .refusals import unknown_model
 from .serving import Serving
 from .settings import ModelSettings

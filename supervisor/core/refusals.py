@@ -122,6 +122,16 @@ def overloaded(
     )
 
 
+def bad_configuration(problems: Iterable[str]) -> RemoteError:
+    """A reload that was not carried out."""
+    found = list(problems)
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        "the configuration is wrong, and nothing has changed:" + "".join(f"\n  {p}" for p in found),
+        detail={"problems": found},
+    )
+
+
 def duplicate_id(id: RequestId) -> RemoteError:
     """An id that this connection uses for another open request."""
     return RemoteError(

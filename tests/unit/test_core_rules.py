@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import CancelRow, Dispatch, Exit, Reply, RowDelta, Step
+from mlxsup.protocol.messages import (
+    CancelRow,
+    Dispatch,
+    Exit,
+    Failed,
+    Reload,
+    Reply,
+    RowDelta,
+    Step,
+)
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.actions import Finish, WorkerSignal
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
+from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import BOB, LAUNCH, RESTART, Driver, entry, in_state
 
@@ -545,3 +554,45 @@ def test_a_cancelled_row_holds_its_place_until_it_has_left_D11() -> None:
     assert driver.dispatched() == []
     driver.row_left(1)
     assert driver.dispatched() == [3]
+
+
+def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
+    driver = Driver([entry("a"), entry("b"), entry("c")])
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    models = (entry("a"), entry("b", idle_unload_s=5.0), entry("d"))
+    driver.do(
+        Reloaded(
+            now=driver.now,
+            settings=CoreSettings(),
+            models=models,
+            caller=read.caller,
+            later=("log_dir",),
+        )
+    )
+    [reply] = driver.sent(Reply)
+    assert reply.id == "x"
+    assert reply.value == {
+        "added": ["d"], "changed": ["b"], "removed": ["c"], "later": ["log_dir"],
+    }  # fmt: skip
+
+
+def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    driver.do(ReloadRefused(now=driver.now, problems=("line 3",), caller=read.caller))
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["line 3"]})
+    assert driver.state() is State.READY
+
+
+def test_a_reload_meets_a_shutdown() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    driver.signal()
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=read.caller))
+    assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
+    driver.say(Reload(id="y"))
+    assert driver.errors() == {"y": ErrorCode.SHUTTING_DOWN}

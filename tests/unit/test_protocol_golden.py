@@ -39,6 +39,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             messages.Restart(id=ID, model=MODEL, now=True),
             messages.Stop(id=ID, now=True, timeout_s=2.0),
             messages.Subscribe(id=ID),
+            messages.Reload(id=ID),
         ],
     ),
     "supervisor to client": (
