@@ -238,7 +238,7 @@ class StepLoop:
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
         calls = ToolCallReader(ready.body.tools, row.seed)
         answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
-        running = RunningRow(key=ready.key, answer=answer)
+        running = RunningRow(key=ready.key, answer=answer, grammar=row.grammar)
         end = running.replay(row)
         if end is None:
             self._waiting[ready.key] = (row, running)

@@ -16,6 +16,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
 from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
+from .grammar import Grammar
 from .mlx_load import raise_if_memory
 from .mlx_logprobs import LogprobReader
 from .mlx_prefix_cache import PrefixCache
@@ -68,6 +69,7 @@ class MlxBatch:
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
         self._wanted_logprobs: dict[int, int] = {}
+        self._grammars: dict[int, Grammar] = {}
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
         # The constructor wires as much memory as the machine recommends, each worker for itself;
@@ -114,6 +116,8 @@ class MlxBatch:
         self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
+        if row.grammar is not None:
+            self._grammars[uid] = row.grammar
         return cached
 
     def remove(self, key: RequestKey) -> None:
@@ -124,6 +128,7 @@ class MlxBatch:
         del self._keys[uid]
         prompt = self._prompts.pop(uid, None)
         self._wanted_logprobs.pop(uid, None)
+        self._grammars.pop(uid, None)
         has_computed = prompt is None or prompt.done > prompt.cached
         is_kept = has_computed and key != WARMUP_KEY
         with mx.stream(self._stream):
@@ -185,8 +190,16 @@ class MlxBatch:
         return result
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
+        grammar = self._grammars.get(response.uid)
+        # The grammar has read this token already: the next one's mask is under way.
+        is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
         if response.finish_reason is None:
-            return RowToken(key=self._keys[response.uid], token=response.token, logprobs=logprobs)
+            key = self._keys[response.uid]
+            if is_over:
+                self.remove(key)
+            finish = FinishReason.STOP if is_over else None
+            return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
+        self._grammars.pop(response.uid, None)
         key = self._keys.pop(response.uid)
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
@@ -196,6 +209,8 @@ class MlxBatch:
         finish = _FINISH[response.finish_reason]
         if finish is FinishReason.STOP:
             return RowToken(key=key, token=None, finish=finish)
+        if is_over:
+            finish = FinishReason.STOP
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _take_prompts(
