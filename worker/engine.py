@@ -236,6 +236,9 @@ class Engine(Protocol):
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
 
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 

@@ -267,6 +267,7 @@ class StepLoop:
             predicted_s=self._engine.predict_step_s(),
             requests=self._held_requests(),
             held=self._engine.bytes_held(),
+            prefill_chunk=self._engine.prefill_chunk(),
         )
         result = self._engine.step()
         self._steps += 1
@@ -305,6 +306,7 @@ class StepLoop:
                 step=self._steps,
                 requests=requests,
                 held=self._engine.bytes_held(),
+                prefill_chunk=self._engine.prefill_chunk(),
             )
 
     def _wait_s(self) -> float | None:

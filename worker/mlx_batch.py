@@ -151,12 +151,17 @@ class MlxBatch:
         decoding = len(self._keys) - waiting
         if not waiting:
             return self._pacer.predict_decode_s(decoding)
-        chunk = self._pacer.chunk(prefill_rows=waiting, decode_rows=decoding)
+        chunk = self.prefill_chunk()
         rest = max(prompt.total - prompt.done for prompt in self._prompts.values())
         # Rows whose prompt is done join the decoding ones within the step.
         return self._pacer.predict_decode_s(len(self._keys)) + self._pacer.predict_chunk_s(
             prefill_rows=waiting, longest=min(chunk, rest)
         )
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        waiting = len(self._prompts)
+        return self._pacer.chunk(prefill_rows=waiting, decode_rows=len(self._keys) - waiting)
 
     def step(self) -> StepResult:
         """One `next()`.
@@ -168,9 +173,7 @@ class MlxBatch:
         waiting = len(self._prompts)
         decoding = len(self._keys) - waiting
         if waiting:
-            self._generator.prefill_step_size = self._pacer.chunk(
-                prefill_rows=waiting, decode_rows=decoding
-            )
+            self._generator.prefill_step_size = self.prefill_chunk()
         started = time.perf_counter()
         try:
             prompts, tokens = self._generator.next()

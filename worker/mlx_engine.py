@@ -206,6 +206,10 @@ class MlxEngine:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
         return self._ready().predict_step_s()
 
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        return self._ready().prefill_chunk()
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 
