@@ -41,6 +41,9 @@ class _Prompt:
 class MlxBatch:
     """Rows that prefill and decode together.
 
+    Attributes:
+        logits_width: of the model's output, known after the first token.
+
     Args:
         model: materialised.
         stream: made on this thread.
@@ -72,6 +75,7 @@ class MlxBatch:
         self._grammars: dict[int, Grammar] = {}
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
+        self.logits_width: int | None = None
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
@@ -184,6 +188,8 @@ class MlxBatch:
         result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
+        if self.logits_width is None and tokens:
+            self.logits_width = int(tokens[0].logprobs.shape[-1])
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
         if waiting:
