@@ -110,7 +110,7 @@ class MlxText:
             return from_tokenizer(
                 self._tokenizer._tokenizer,
                 n_vocab=self.vocabulary_size,
-                eos_token=self.stop_tokens or None,
+                eos_token=self.stop_tokens or [self._unused_token()],
             )
         except ValueError as error:
             raise RemoteError(
@@ -118,6 +118,12 @@ class MlxText:
                 f"response_format does not work with this model's tokenizer: {str(error)[:200]}",
                 detail={"parameter": "response_format"},
             ) from None
+
+    def _unused_token(self) -> int:
+        """An id for the end of text where the model has none: llguidance would take 0, which may
+        be a character. The byte 255 is in no text."""
+        token_bytes = self._token_bytes or []
+        return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""

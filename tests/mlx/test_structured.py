@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,6 +247,33 @@ def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
         for one in (waiting, compiled):
             one.accept(text.encode(RequestBody(prompt=digit)).tokens[0])
     assert waiting.is_over
+
+
+def test_a_model_without_an_end_of_text_token_can_write_every_character(
+    worker: LoopDriver,
+) -> None:
+    """Token 0 is the exclamation mark here."""
+    form = {"type": "regex", "regex": "a!{2}b?"}
+    for seed in range(6):
+        got = worker.answer(prompt="x", temperature=1.0, seed=seed, response_format=form)
+        assert re.fullmatch("a!{2}b?", got.text), got.text
+
+
+def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
+    """Where the form allows an end and more, the model decides."""
+    end = 111  # the letter o, which no number holds
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path, eos_token_id=end)))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    form = of_schema({"type": "integer", "minimum": 0})
+    answers = [
+        driver.answer(prompt="x", temperature=2.0, seed=seed, response_format=form, max_tokens=60)
+        for seed in range(4)
+    ]
+    assert all(answer.text.isdigit() for answer in answers)
+    assert {answer.finish for answer in answers} == {FinishReason.STOP}
+    check_every_resume(driver, answers[0])
+    driver.close()
+    engine.close()
 
 
 def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
