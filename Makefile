@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench clean
+.PHONY: help setup demo test unit slow check bench captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,6 +28,9 @@ check: setup ## format, lint and types
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start-up, side by side
 	@.venv/bin/python -m bench
+
+captures: setup models/smollm2/config.json ## the pictures in docs/images
+	@.venv/bin/python tools/captures.py
 
 clean: ## everything that was made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -154,7 +154,9 @@ class RequestBody:
         if stop is None:
             return
         if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-            raise invalid("stop", "a list of strings that are not empty", stop)
+            raise invalid(
+                "stop", "a list of strings that are not empty", shown="one that holds others"
+            )
         if len(stop) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in stop):
             raise invalid(
                 "stop",

@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.version import VERSION
 
+from .allocator import return_large_blocks
 from .clients import Clients
 from .clock import PULSE_S, Clock
 from .config import DaemonConfig
@@ -77,6 +78,7 @@ def run_daemon(
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
     """
     os.umask(0o077)
+    return_large_blocks()
     open_files = raise_open_file_limit()
     use_best_child_watcher()
     folder = RuntimeFolder.claim(config.runtime_dir)
@@ -362,7 +364,7 @@ class App:
             "version": VERSION,
             "pid": os.getpid(),
             "endpoint": f"ipc://{_text(folder.client_socket)}",
-            "config_path": _text(self._config.config_path),
+            "config_path": _text(self._config.config_path) if self._config.config_path else None,
             "log_dir": _text(self._config.log_dir),
         }
 

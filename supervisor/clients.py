@@ -30,7 +30,9 @@ from .core.events import Event as CoreEvent
 from .transport import Context, LoopSocket, Monitor, bound_socket
 
 SEND_HIGH_WATER_MARK = 64
-RECEIVE_HIGH_WATER_MARK = 16
+RECEIVE_HIGH_WATER_MARK = 2
+"""Messages of one connection that libzmq reads ahead: each may be a body of 8 MiB, and none of them
+has been admitted yet."""
 HANDSHAKE_LIMIT_MS = 2000
 PROBE_DELAY_S = 0.02
 """A connection's end is announced a moment before the socket knows it."""
