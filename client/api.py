@@ -59,6 +59,7 @@ class ClientBase(ABC, Generic[StreamType]):
         top_logprobs: int | None = None,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        response_format: dict[str, Any] | None = None,
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
@@ -93,6 +94,8 @@ class ClientBase(ABC, Generic[StreamType]):
             top_logprobs: of how many of the likeliest tokens at each place besides.
             tools: what the model may call, in OpenAI's form.
             chat_template_kwargs: what else the template is given, such as `enable_thinking`.
+            response_format: a JSON schema, any JSON object, or a regular expression that the
+                answer keeps to.
             timeout_s: until the last token; None or 0 for no limit.
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: until the first token; None for the configured limit.
@@ -127,6 +130,7 @@ class ClientBase(ABC, Generic[StreamType]):
             "top_logprobs": top_logprobs,
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
+            "response_format": response_format,
         }
         request_id = self._ids.next()
         frames = encode_generate(

@@ -44,6 +44,7 @@ class GenerateParameters(TypedDict, total=False):
     top_logprobs: int | None
     tools: list[dict[str, Any]] | None
     chat_template_kwargs: dict[str, Any] | None
+    response_format: dict[str, Any] | None
     timeout_s: float | None
     queue_timeout_s: float | None
     first_token_timeout_s: float | None

@@ -34,6 +34,11 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 )
 """What the worker or the library itself says to a template."""
 
+FORMAT_EXPECTED = (
+    'a map of type "json_schema" (with json_schema, which has a schema), "json_object", "regex"'
+    ' (with regex) or "text"'
+)
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 
@@ -68,6 +73,9 @@ class RequestBody:
         top_logprobs: of how many of the likeliest tokens at each place besides.
         tools: what the model may call, in OpenAI's form; given to the template.
         chat_template_kwargs: what else the template is given, by name.
+        response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
+            {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
+            `{"type": "text"}`.
     """
 
     prompt: str | None = None
@@ -91,6 +99,7 @@ class RequestBody:
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in INPUTS if getattr(self, name) is not None]
@@ -137,6 +146,8 @@ class RequestBody:
         self._check_stop()
         self._check_logit_bias()
         self._check_template()
+        if self.response_format is not None and not _is_format(self.response_format):
+            raise invalid("response_format", FORMAT_EXPECTED, self.response_format)
 
     def _check_stop(self) -> None:
         stop = self.stop
@@ -246,6 +257,17 @@ def _describe(value: object) -> str:
         return repr(value)[:40]
     kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
     return kinds.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _is_format(value: object) -> bool:
+    match value:
+        case {"type": "text" | "json_object", **rest}:
+            return not rest
+        case {"type": "regex", "regex": str(regex), **rest}:
+            return bool(regex) and not rest
+        case {"type": "json_schema", "json_schema": {"schema": dict()}, **rest}:
+            return not rest
+    return False
 
 
 def _is_tool(tool: object) -> bool:

@@ -551,6 +551,7 @@ class Heartbeat(Message):
         active_bytes: held by the engine's arrays.
         cache_bytes: kept by the allocator for reuse.
         peak_bytes: the most ever held.
+        prefill_chunk: tokens of each waiting prompt that a step would process now.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -562,6 +563,7 @@ class Heartbeat(Message):
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+    prefill_chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,13 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from .config import MODEL_NAME
-from .config_tables import FileTable, ModelTable, RestartTable, SupervisorTable
-from .config_values import DURATION_PATTERN, SIZE_PATTERN
+from .config_tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
+from .config_values import AUTO, DURATION_PATTERN, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+SIZES = {"memory": (AUTO,), "cache_limit": (AUTO,), "wired": (OFF, AUTO), "prefix_cache": ()}
+"""Keys that take a size without saying so in their name, and the words they take besides."""
 
 
 class _Generate(GenerateJsonSchema):
@@ -29,7 +32,7 @@ def config_schema() -> dict[str, Any]:
     """
     schema = FileTable.model_json_schema(schema_generator=_Generate)
     tables = schema["$defs"]
-    for table in (FileTable, SupervisorTable, ModelTable, RestartTable):
+    for table in (FileTable, SupervisorTable, ModelTable, RestartTable, SamplingTable):
         shape = schema if table is FileTable else tables[table.__name__]
         shape.pop("title", None)
         for name, entry in shape["properties"].items():
@@ -55,10 +58,11 @@ def _readable(
     pattern = None
     if name.endswith("_s"):
         pattern = DURATION_PATTERN
-    elif name.endswith("_bytes"):
-        pattern = SIZE_PATTERN
+    elif name.endswith("_bytes") or name in SIZES:
+        pattern = "|".join([*SIZES.get(name, ()), SIZE_PATTERN])
+        entry["type"] = "integer"
     if pattern is None:
         return entry
     limits = ("type", "minimum", "maximum", "exclusiveMinimum")
     number = {key: entry.pop(key) for key in limits if key in entry}
-    return {"anyOf": [number, {"type": "string", "pattern": f"^{pattern}$"}], **entry}
+    return {"anyOf": [number, {"type": "string", "pattern": f"^({pattern})$"}], **entry}

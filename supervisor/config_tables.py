@@ -65,11 +65,11 @@ def _integer(settings: type, name: str, title: str, low: int, high: int | None =
     return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
 
 
-def _sampling(name: str) -> Any:
+def _sampling(name: str, title: str) -> Any:
     """A parameter of requests, with the range and the default that it has there."""
     number = NUMBERS[name]
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
-    return Field(number.default, description=number.expected, **limits)
+    return Field(number.default, title=title, description=number.expected, **limits)
 
 
 class SupervisorTable(Table):
@@ -143,16 +143,32 @@ class RestartTable(Table):
 class SamplingTable(Table):
     """`[models.NAME.sampling]`: what a request's parameters are where it leaves them out."""
 
-    temperature: Number = _sampling("temperature")
-    top_p: Number = _sampling("top_p")
-    top_k: int = _sampling("top_k")
-    min_p: Number = _sampling("min_p")
-    xtc_probability: Number = _sampling("xtc_probability")
-    xtc_threshold: Number = _sampling("xtc_threshold")
-    repetition_penalty: Number = _sampling("repetition_penalty")
-    presence_penalty: Number = _sampling("presence_penalty")
-    frequency_penalty: Number = _sampling("frequency_penalty")
-    penalty_window: int = _sampling("penalty_window")
+    temperature: Number = _sampling(
+        "temperature", "0 picks the likeliest token; larger spreads further"
+    )
+    top_p: Number = _sampling(
+        "top_p", "sample from the smallest set of tokens whose probabilities reach this sum"
+    )
+    top_k: int = _sampling("top_k", "sample from so many of the likeliest tokens; 0: all")
+    min_p: Number = _sampling("min_p", "none below this share of the likeliest token's probability")
+    xtc_probability: Number = _sampling(
+        "xtc_probability", "how often the likeliest of the likely tokens are left out"
+    )
+    xtc_threshold: Number = _sampling(
+        "xtc_threshold", "from which probability a token counts as likely for that"
+    )
+    repetition_penalty: Number = _sampling(
+        "repetition_penalty", "divides the logits of tokens that were there"
+    )
+    presence_penalty: Number = _sampling(
+        "presence_penalty", "taken off the logits of tokens that were there"
+    )
+    frequency_penalty: Number = _sampling(
+        "frequency_penalty", "the same, once for each time they were there"
+    )
+    penalty_window: int = _sampling(
+        "penalty_window", "how many of the last tokens the penalties look at; 0: all"
+    )
 
 
 class ModelTable(Table):
@@ -202,27 +218,25 @@ class ModelTable(Table):
     )
     deterministic: bool = Field(
         _default(LaunchSettings, "deterministic"),
-        title="prompts in pieces of one size and no prefix cache: the same bits on every run",
+        title="prompts in pieces of a fixed size, and none taken from a cache",
         description="true or false",
     )
     memory: SizeOrAuto = Field(
         AUTO,
-        title="what the engine's arrays may hold; auto: MLX's own limit",
+        title="above this MLX gives back what it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
     )
     cache_limit: SizeOrAuto = Field(
-        AUTO,
-        title="what the allocator may keep for reuse; auto: MLX's own limit",
-        description=f'"auto", or {SIZE_EXPECTED}',
+        AUTO, title="what MLX may keep for reuse", description=f'"auto", or {SIZE_EXPECTED}'
     )
     prefix_cache: Size = Field(
         _default(LaunchSettings, "prefix_cache_bytes"),
-        title="memory for what prompts that begin alike have in common; 0: none",
+        title="what is kept of prompts for later ones that begin alike; 0: nothing",
         description=SIZE_EXPECTED,
     )
     wired: SizeAutoOrOff = Field(
         OFF,
-        title="memory that the system may not page out; auto: the model's own size",
+        title='memory that cannot be paged out; "auto": as much as the weights take',
         description=f'"off", "auto", or {SIZE_EXPECTED}',
     )
     engine: Literal["mlx", "fake"] = Field(

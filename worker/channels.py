@@ -59,6 +59,12 @@ class ChannelParser:
         self._rules = rules
         self._calls = calls
         by_channel = {shown: state for state, shown in _CHANNELS.items()}
+        # Of each state: its markers, where each leads, and the characters that one may begin with.
+        self._edges = {
+            state: (list(targets), targets, {marker[0] for marker in targets})
+            for state, edges in rules.transitions.items()
+            if (targets := dict(edges))
+        }
         self._state = rules.initial or by_channel[channel]
         self._held = ""
         self._call_marker = ""
@@ -78,18 +84,22 @@ class ChannelParser:
 
     def add(self, text: str) -> list[Piece]:
         """What became certain with this text."""
-        if not self._rules.transitions:
-            return self._show(text)
+        if not self._held:
+            beginnings = self._edges[self._state][2] if self._state in self._edges else ()
+            if not any(character in text for character in beginnings):
+                return self._show(text)
         pieces: list[Piece] = []
         pending = self._held + text
-        while (edges := self._rules.transitions.get(self._state)) and (
-            found := find_first(pending, [marker for marker, _ in edges])
-        ):
+        while self._state in self._edges:
+            markers, targets, _ = self._edges[self._state]
+            found = find_first(pending, markers)
+            if found is None:
+                break
             start, marker = found
             pieces += self._show(pending[:start])
-            pieces += self._move(marker, dict(edges)[marker])
+            pieces += self._move(marker, targets[marker])
             pending = pending[start + len(marker) :]
-        markers = [marker for marker, _ in self._rules.transitions.get(self._state, ())]
+        markers = self._edges[self._state][0] if self._state in self._edges else []
         certain = len(pending) - undecided(pending, markers)
         self._held = pending[certain:]
         return pieces + self._show(pending[:certain])

@@ -16,6 +16,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Channel, FinishReason, LoadPhase
 
 from .channels import ChannelRules
+from .grammar import Grammar
 
 ReportProgress = Callable[[LoadPhase, float], None]
 """Called during a load with the phase and the progress over all phases, from 0 to 1."""
@@ -59,10 +60,12 @@ class Prompt:
     Attributes:
         tokens: at least one id.
         channel: the part of the answer that the first generated token belongs to.
+        grammar: what the answer keeps to; None: any text.
     """
 
     tokens: list[int]
     channel: Channel = Channel.CONTENT
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Row:
         logit_bias: by token id, each below the vocabulary's size.
         top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
             nothing of the token itself.
+        grammar: what the answer keeps to, after what was delivered; None: any text.
     """
 
     key: RequestKey
@@ -103,6 +107,7 @@ class Row:
     penalty_window: int = 20
     logit_bias: dict[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +191,13 @@ class TextCodec(Protocol):
                 ids outside the vocabulary, a prompt of no tokens).
         """
 
+    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
+        """What an answer that begins in this channel keeps to; runs on the helper thread.
+
+        Raises:
+            RemoteError: `invalid_request`; no answer can be so.
+        """
+
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""
 
@@ -223,6 +235,9 @@ class Engine(Protocol):
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
 
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.

@@ -184,6 +184,10 @@ class FakeEngine:
         """See `Engine.predict_step_s`."""
         return self._options.step_s if self._options.predicted_s < 0 else self._options.predicted_s
 
+    def prefill_chunk(self) -> int:
+        """See `Engine.prefill_chunk`."""
+        return self._options.prefill_tokens_per_step
+
     def step(self) -> StepResult:
         """See `Engine.step`: a token for each row that decodes, a chunk of one prompt."""
         result = StepResult()

@@ -22,6 +22,7 @@ from mlxsup.protocol.states import Channel
 from .channels import NORMAL, REASONING, TOOL, ChannelRules
 from .engine import Prompt
 from .fake_options import STALLS, FakeOptionError, check_crash, stall
+from .grammar import Grammar
 
 BYTE_OFFSET = 3
 VOCABULARY_SIZE = 256 + BYTE_OFFSET
@@ -219,6 +220,10 @@ class FakeTextCodec:
             },
             parse_tool_call=lambda text, tools: json.loads(text),
         )
+
+    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
+        """See `TextCodec.grammar`; its answers keep to none."""
+        return None
 
     def detokenizer(self) -> ByteDetokenizer:
         """See `TextCodec.detokenizer`."""

@@ -36,6 +36,7 @@ class Published:
         predicted_s: how long that step should take at most; 0 when none is under way.
         requests: how many the worker holds.
         held: memory.
+        prefill_chunk: tokens of each waiting prompt that a step would process.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Published:
     predicted_s: float = 0.0
     requests: int = 0
     held: EngineBytes = field(default_factory=EngineBytes)
+    prefill_chunk: int = 0
 
 
 class Board:
@@ -66,15 +68,19 @@ class Board:
         predicted_s: float = 0.0,
         requests: int = 0,
         held: EngineBytes | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
-        """Says what the owner thread does from now on; memory stays as it was unless given."""
+        """Says what the owner thread does from now on; memory and chunk stay as they were unless
+        given."""
+        before = self._current
         self._current = Published(
             step=step,
             phase=phase,
             since=self._clock(),
             predicted_s=predicted_s,
             requests=requests,
-            held=self._current.held if held is None else held,
+            held=before.held if held is None else held,
+            prefill_chunk=before.prefill_chunk if prefill_chunk is None else prefill_chunk,
         )
 
     def beat(self) -> Heartbeat:
@@ -89,6 +95,7 @@ class Board:
             active_bytes=current.held.active,
             cache_bytes=current.held.cache,
             peak_bytes=current.held.peak,
+            prefill_chunk=current.prefill_chunk,
         )
 
 

@@ -238,7 +238,7 @@ class StepLoop:
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
         calls = ToolCallReader(ready.body.tools, row.seed)
         answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
-        running = RunningRow(key=ready.key, answer=answer)
+        running = RunningRow(key=ready.key, answer=answer, grammar=row.grammar)
         end = running.replay(row)
         if end is None:
             self._waiting[ready.key] = (row, running)
@@ -267,6 +267,7 @@ class StepLoop:
             predicted_s=self._engine.predict_step_s(),
             requests=self._held_requests(),
             held=self._engine.bytes_held(),
+            prefill_chunk=self._engine.prefill_chunk(),
         )
         result = self._engine.step()
         self._steps += 1
@@ -305,6 +306,7 @@ class StepLoop:
                 step=self._steps,
                 requests=requests,
                 held=self._engine.bytes_held(),
+                prefill_chunk=self._engine.prefill_chunk(),
             )
 
     def _wait_s(self) -> float | None:

@@ -16,6 +16,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
 from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
+from .grammar import Grammar
 from .mlx_load import raise_if_memory
 from .mlx_logprobs import LogprobReader
 from .mlx_prefix_cache import PrefixCache
@@ -39,6 +40,9 @@ class _Prompt:
 
 class MlxBatch:
     """Rows that prefill and decode together.
+
+    Attributes:
+        logits_width: of the model's output, known after the first token.
 
     Args:
         model: materialised.
@@ -68,8 +72,10 @@ class MlxBatch:
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
         self._wanted_logprobs: dict[int, int] = {}
+        self._grammars: dict[int, Grammar] = {}
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
+        self.logits_width: int | None = None
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
@@ -114,6 +120,8 @@ class MlxBatch:
         self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
+        if row.grammar is not None:
+            self._grammars[uid] = row.grammar
         return cached
 
     def remove(self, key: RequestKey) -> None:
@@ -124,6 +132,7 @@ class MlxBatch:
         del self._keys[uid]
         prompt = self._prompts.pop(uid, None)
         self._wanted_logprobs.pop(uid, None)
+        self._grammars.pop(uid, None)
         has_computed = prompt is None or prompt.done > prompt.cached
         is_kept = has_computed and key != WARMUP_KEY
         with mx.stream(self._stream):
@@ -146,12 +155,17 @@ class MlxBatch:
         decoding = len(self._keys) - waiting
         if not waiting:
             return self._pacer.predict_decode_s(decoding)
-        chunk = self._pacer.chunk(prefill_rows=waiting, decode_rows=decoding)
+        chunk = self.prefill_chunk()
         rest = max(prompt.total - prompt.done for prompt in self._prompts.values())
         # Rows whose prompt is done join the decoding ones within the step.
         return self._pacer.predict_decode_s(len(self._keys)) + self._pacer.predict_chunk_s(
             prefill_rows=waiting, longest=min(chunk, rest)
         )
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        waiting = len(self._prompts)
+        return self._pacer.chunk(prefill_rows=waiting, decode_rows=len(self._keys) - waiting)
 
     def step(self) -> StepResult:
         """One `next()`.
@@ -163,9 +177,7 @@ class MlxBatch:
         waiting = len(self._prompts)
         decoding = len(self._keys) - waiting
         if waiting:
-            self._generator.prefill_step_size = self._pacer.chunk(
-                prefill_rows=waiting, decode_rows=decoding
-            )
+            self._generator.prefill_step_size = self.prefill_chunk()
         started = time.perf_counter()
         try:
             prompts, tokens = self._generator.next()
@@ -176,6 +188,8 @@ class MlxBatch:
         result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
+        if self.logits_width is None and tokens:
+            self.logits_width = int(tokens[0].logprobs.shape[-1])
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
         if waiting:
@@ -185,8 +199,16 @@ class MlxBatch:
         return result
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
+        grammar = self._grammars.get(response.uid)
+        # The grammar has read this token already: the next one's mask is under way.
+        is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
         if response.finish_reason is None:
-            return RowToken(key=self._keys[response.uid], token=response.token, logprobs=logprobs)
+            key = self._keys[response.uid]
+            if is_over:
+                self.remove(key)
+            finish = FinishReason.STOP if is_over else None
+            return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
+        self._grammars.pop(response.uid, None)
         key = self._keys.pop(response.uid)
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
@@ -196,6 +218,8 @@ class MlxBatch:
         finish = _FINISH[response.finish_reason]
         if finish is FinishReason.STOP:
             return RowToken(key=key, token=None, finish=finish)
+        if is_over:
+            finish = FinishReason.STOP
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _take_prompts(

@@ -7,6 +7,7 @@ without MLX is an answer, not a traceback.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,7 +182,17 @@ class MlxEngine:
             raise BadModelError(f"{self._spec.path}: the model cannot run: {error}") from error
         finally:
             batch.remove(WARMUP_KEY)
+        self._narrow_vocabulary(batch.logits_width)
         report(LoadPhase.WARMUP, 1.0)
+
+    def _narrow_vocabulary(self, logits_width: int | None) -> None:
+        """A tokenizer may know ids that the model has no output for; a bias or a penalty for one
+        of them would write beyond the logits."""
+        assert self._facts is not None
+        assert self._text is not None
+        if logits_width is not None and logits_width < self._facts.vocabulary_size:
+            self._text.vocabulary_size = logits_width
+            self._facts = replace(self._facts, vocabulary_size=logits_width)
 
     @property
     def text(self) -> TextCodec:
@@ -205,6 +216,10 @@ class MlxEngine:
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
         return self._ready().predict_step_s()
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        return self._ready().prefill_chunk()
 
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.

@@ -19,6 +19,7 @@ from mlx_lm.sample_utils import (
 )
 
 from .engine import Row
+from .mlx_grammar import GrammarProcessor
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]
@@ -138,6 +139,8 @@ def make_processors(row: Row) -> list[Processor]:
         processors.append(make_presence_penalty(row.presence_penalty, window))
     if row.frequency_penalty:
         processors.append(make_frequency_penalty(row.frequency_penalty, window))
+    if row.grammar is not None:
+        processors.append(GrammarProcessor(row.grammar))
     return [_keep_type(processor) for processor in processors]
 
 

@@ -16,6 +16,7 @@ from mlxsup.protocol.states import Channel
 from .channels import ChannelRules
 from .detokenizer import ByteDetokenizer, WindowDetokenizer
 from .engine import BadModelError, Detokenizer, Prompt
+from .grammar import Grammar, GrammarCompiler
 from .mlx_channels import channel_rules, plain_message
 
 BYTE_LEVEL = "ByteLevel"
@@ -46,6 +47,7 @@ class MlxText:
             self._token_bytes = _sentencepiece_tokens(tokenizer)
             self._strips_first_space = strips
         self._channel_rules = channel_rules(tokenizer)
+        self._grammars = GrammarCompiler(self._grammar_tokenizer)
         self._decoding_tokenizer: Any = tokenizer
         if self._token_bytes is None:
             # The owner thread decodes while the helper thread encodes, and one tokenizer object
@@ -89,6 +91,39 @@ class MlxText:
                 max(tokens),
             )
         return Prompt(tokens=tokens, channel=self._channel_after(tokens))
+
+    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
+        """What an answer keeps to; where it begins with reasoning, from the end of that on.
+
+        Raises:
+            RemoteError: `invalid_request`; no answer can be so.
+        """
+        begins_after: tuple[int, ...] = ()
+        if channel is Channel.REASONING:
+            begins_after = tuple(self._tokenizer.think_end_tokens or ())
+        return self._grammars.compile(body.response_format, begins_after)
+
+    def _grammar_tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(
+                self._tokenizer._tokenizer,
+                n_vocab=self.vocabulary_size,
+                eos_token=self.stop_tokens or [self._unused_token()],
+            )
+        except ValueError as error:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                f"response_format does not work with this model's tokenizer: {str(error)[:200]}",
+                detail={"parameter": "response_format"},
+            ) from None
+
+    def _unused_token(self) -> int:
+        """An id for the end of text where the model has none: llguidance would take 0, which may
+        be a character. The byte 255 is in no text."""
+        token_bytes = self._token_bytes or []
+        return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""

@@ -76,6 +76,11 @@ class OwnedEngine:
         self._check()
         return self._engine.predict_step_s()
 
+    def prefill_chunk(self) -> int:
+        """See `Engine.prefill_chunk`."""
+        self._check()
+        return self._engine.prefill_chunk()
+
     def step(self) -> StepResult:
         """See `Engine.step`."""
         self._check()

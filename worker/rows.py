@@ -17,6 +17,7 @@ from mlxsup.protocol.states import FinishReason
 from .answer import AnswerText
 from .channels import Piece
 from .engine import EngineFacts, Prompt, Row, RowToken
+from .grammar import Grammar
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4
@@ -82,6 +83,7 @@ def plan_row(
         delivered=list(delivered),
         logit_bias=bias,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=prompt.grammar,
         **(effective | asked),
     )
 
@@ -105,6 +107,7 @@ class RunningRow:
     Attributes:
         key: whose.
         answer: the text so far.
+        grammar: what the answer keeps to.
         inserted_at: monotonic seconds; 0 until then.
         cached_tokens: of the prompt, that needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
@@ -112,6 +115,7 @@ class RunningRow:
 
     key: RequestKey
     answer: AnswerText
+    grammar: Grammar | None = None
     inserted_at: float = 0.0
     cached_tokens: int = 0
     has_token: bool = False
@@ -127,8 +131,12 @@ class RunningRow:
         """
         for token in row.delivered:
             self.answer.add(token)
+            if row.grammar is not None:
+                row.grammar.accept(token)
         if self.answer.is_stopped:
             return self._deltas([], finish=self._stop())
+        if row.grammar is not None and row.grammar.is_over:
+            return self._deltas(self.answer.finish(), finish=self._stop())
         if len(row.delivered) < row.max_tokens:
             return None
         return self._deltas(self.answer.finish(), finish=FinishReason.LENGTH)
@@ -174,4 +182,6 @@ class RunningRow:
             for piece in pieces
         ] or [RowDelta(key=self.key, channel=self.answer.channel)]
         deltas[-1].finish = finish
+        if finish is not None and self.grammar is not None and self.grammar.warning:
+            deltas[-1].warning = self.grammar.warning
         return deltas

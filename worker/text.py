@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
@@ -164,6 +164,9 @@ class TextThread:
                 prompt = self._codec.encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
+            if body.response_format is not None:
+                grammar = self._codec.grammar(body, prompt.channel)
+                prompt = replace(prompt, grammar=grammar)
         except RemoteError as error:
             return Refused(key=job.key, error=error)
         except MemoryError:

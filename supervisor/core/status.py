@@ -74,6 +74,9 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "held_by_worker": beat.requests if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
+        "peak_bytes": beat.peak_bytes if beat else 0,
+        "prefill_chunk": beat.prefill_chunk if beat else None,
+        "decode_stall_target_ms": life.settings.launch.decode_stall_target_ms,
         "context_length": model.ready.context_length if model.ready else None,
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from mlxsup.client import Channel, FinishReason, RequestError
-from support.daemon import Daemon, fake
+from support.daemon import Daemon, fake, row
+from support.eventually import eventually
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
@@ -31,6 +32,17 @@ def test_reasoning_calls_logprobs_and_warnings_arrive() -> None:
         assert result.usage.completion_tokens == len(result.token_ids)
         plain = client.complete("m", prompt="x", max_tokens=3)
         assert (plain.logprobs, plain.warnings, plain.tool_calls) == (None, [], [])
+
+
+def test_the_status_tells_of_memory_and_of_the_chunk_of_a_prompt() -> None:
+    options = {"active_bytes": 123, "prefill_tokens_per_step": 77}
+    model = fake(fake=options, decode_stall_target_ms=90)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        client.complete("m", prompt="x", max_tokens=3)
+        eventually(lambda: row(client, "m")["prefill_chunk"] == 77, timeout_s=30)
+        found = row(client, "m")
+        assert found["decode_stall_target_ms"] == 90
+        assert (found["active_bytes"], found["peak_bytes"]) == (123, 123)
 
 
 def test_what_only_the_worker_can_refuse_is_refused_by_name_C7() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.states import Channel
+from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.channels import ChannelRules
+from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_text import MlxText, load_text
 from mlxsup.worker.tool_calls import ToolCallReader
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_spec
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -139,3 +142,34 @@ def test_a_plain_model_has_no_rules(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path)
     plain = load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
     assert plain.channel_rules == ChannelRules()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path, temperature: float) -> None:
+    """A grammar makes the tiny model write one, with reasoning before it and text behind it."""
+    pytest.importorskip("llguidance")
+    folder = make_tiny_model(tmp_path)
+    mark(folder)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    # llguidance would take a whole marker for its token, and grammars hold no special tokens: so
+    # the marker's first character is a choice, and a bias makes it.
+    regex = (
+        r'M<think>[a-z]{4}M</think>ok M<tool_call>\{"name":"f","arguments":\{"x":[0-9]{2}\}\}'
+        "M</tool_call> [a-z]{5}"
+    ).replace("M<", "(<|#)")
+    whole = driver.answer(
+        prompt="call",
+        temperature=temperature,
+        seed=6,
+        presence_penalty=0.5,
+        logit_bias={"60": 100, "35": -100},
+        response_format={"type": "regex", "regex": regex},
+    )
+    assert whole.finish is FinishReason.TOOL_CALLS
+    assert len(whole.text_of(Channel.REASONING)) == 4
+    call = json.loads(whole.text_of(Channel.TOOL_CALL))
+    assert 0 <= json.loads(call["function"]["arguments"])["x"] <= 99
+    check_every_resume(driver, whole, at_once=8)
+    driver.close()
+    engine.close()

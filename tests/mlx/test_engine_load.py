@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker import mlx_batch, mlx_load
@@ -378,6 +380,19 @@ def test_memory_that_runs_out_in_a_load_is_not_the_models_fault(
     monkeypatch.setattr(mlx_load, "load_model", load_model)
     with pytest.raises(MemoryError, match="99 bytes"):
         load(tiny)
+
+
+def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(tmp_path: Path) -> None:
+    """Here the configuration's own number says too much; a tokenizer may as well."""
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path)))
+    engine.load(lambda phase, progress: None)
+    engine._narrow_vocabulary(VOCABULARY_SIZE - 5)
+    with pytest.raises(RemoteError, match=f"vocabulary of {VOCABULARY_SIZE - 5}"):
+        engine.text.encode(RequestBody(prompt_tokens=[VOCABULARY_SIZE - 5]))
+    batch = engine._batch
+    assert batch is not None
+    assert batch.logits_width == VOCABULARY_SIZE
+    engine.close()
 
 
 def test_wiring_is_off_and_the_limit_comes_back_E3(

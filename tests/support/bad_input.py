@@ -344,6 +344,8 @@ BODIES = (
     _input("`tools` of another type", {"prompt": "hello", "tools": ["x"]}, "tools takes a list"),
     _input("`chat_template_kwargs` of another type",
            {"prompt": "hello", "chat_template_kwargs": ["x"]}, "a map with names as keys"),
+    _input("`response_format` of another type",
+           {"prompt": "hello", "response_format": {"type": "poem"}}, "response_format takes"),
     _input("`stop` of another type", {"prompt": "hello", "stop": "end"}, "a list of strings"),
     _input("`stop` with an empty text", {"prompt": "hello", "stop": [""]}, "that are not empty"),
     _input("`stop` with 17 texts", {"prompt": "hello", "stop": ["a"] * 17}, "at most 16 strings"),

@@ -38,8 +38,7 @@ def first_cells(title: str) -> list[str]:
 
 def example_tables() -> dict[str, dict[str, Any]]:
     model = dict(next(iter(EXAMPLE["models"].values())))
-    restart = model.pop("restart")
-    sampling = model.pop("sampling")
+    restart, sampling = model.pop("restart"), model.pop("sampling")
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
         "`[models.NAME]`": model,

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.fake_engine import FakeEngine
 from support.loop_driver import LoopDriver, check_every_resume
 
 CALL = '{"name": "weather", "arguments": {"city": "Köln 🦊"}}'
 SAID = f"<think>hm, \U0001f98a</think>Sure: <tool_call>{CALL}</tool_call> wait"
 
 
-@pytest.fixture
-def fake(worker: LoopDriver) -> LoopDriver:
-    if type(worker.engine).__name__ != "FakeEngine":
-        pytest.skip("only the fake engine says what it is told to; see tests/mlx/test_channels.py")
-    return worker
+SPEC = LaunchSpec(
+    model=ModelName("m"),
+    generation=Generation(1),
+    token="t",
+    endpoint="ipc:///x",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+)
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[LoopDriver]:
+    """The fake engine says what it is told to; tests/mlx/test_channels.py has real tokens."""
+    engine = FakeEngine(SPEC)
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    yield driver
+    driver.close()
+    engine.close()
 
 
 def test_the_parts_of_an_answer_have_their_channels(fake: LoopDriver) -> None:

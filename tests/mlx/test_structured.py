@@ -1,0 +1,340 @@
+"""Answers that keep to a JSON schema or a regular expression, in the batch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.grammar import MAX_KEPT, Grammar, GrammarCompiler
+from mlxsup.worker.mlx_engine import MlxEngine
+from support.demo_model import demo_model_folder
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_spec
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+pytest.importorskip("llguidance")
+
+
+def of_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "flat": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "is_member": {"type": "boolean"},
+        },
+        "required": ["name", "age", "is_member"],
+        "additionalProperties": False,
+    },
+    "nested": {
+        "type": "object",
+        "properties": {
+            "tags": {
+                "type": "array",
+                "items": {"enum": ["red", "green", "blau🦊"]},
+                "minItems": 1,
+                "maxItems": 3,
+            },
+            "at": {
+                "type": "object",
+                "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["tags", "at"],
+        "additionalProperties": False,
+    },
+    "choice": {"enum": ["yes", "no", None, 3]},
+}
+
+
+def check(name: str, text: str) -> None:
+    """Whether a text is of a schema, without another library: these three are simple."""
+    value = json.loads(text)
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
+    assert not re.search(r"\s", outside), "optional whitespace"
+    if name == "flat":
+        assert set(value) == {"name", "age", "is_member"}
+        assert isinstance(value["name"], str)
+        assert len(value["name"]) <= 8
+        assert type(value["age"]) is int
+        assert 0 <= value["age"] <= 120
+        assert isinstance(value["is_member"], bool)
+    elif name == "nested":
+        assert set(value) == {"tags", "at"}
+        assert 1 <= len(value["tags"]) <= 3
+        assert set(value["tags"]) <= {"red", "green", "blau🦊"}
+        assert -9 <= value["at"]["x"] <= 9
+    else:
+        assert value in ("yes", "no", None, 3)
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
+    keys = [
+        worker.dispatch(
+            prompt="data",
+            temperature=1.5,
+            seed=seed,
+            max_tokens=200,
+            response_format=of_schema(SCHEMAS[name]),
+        )
+        for seed in range(12)
+    ]
+    answers = worker.finish(*keys)
+    for answer in answers:
+        assert answer.finish is FinishReason.STOP
+        check(name, answer.text)
+    assert name == "choice" or len({answer.text for answer in answers}) > 1
+    assert not worker.engine.has_rows()
+
+
+def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
+    free = [
+        {"prompt": f"tell {n}", "max_tokens": 40, "temperature": n % 2, "seed": n} for n in range(4)
+    ]
+    alone = [worker.answer(**one).tokens for one in free]
+    keys = [worker.dispatch(**one) for one in free]
+    bound = [
+        worker.dispatch(prompt="d", seed=n, response_format=of_schema(SCHEMAS["flat"]))
+        for n in range(3)
+    ]
+    assert [answer.tokens for answer in worker.finish(*keys)] == alone
+    for answer in worker.finish(*bound):
+        check("flat", answer.text)
+
+
+def test_half_a_json_value_goes_on_rightly_F10(worker: LoopDriver) -> None:
+    for name in ("flat", "nested"):
+        whole = worker.answer(
+            prompt="data",
+            temperature=1.0,
+            seed=8,
+            max_tokens=200,
+            presence_penalty=0.5,
+            response_format=of_schema(SCHEMAS[name]),
+        )
+        check(name, whole.text)
+        check_every_resume(worker, whole, at_once=8)
+
+
+def test_a_regex_is_matched_as_a_whole(worker: LoopDriver) -> None:
+    pattern = r"[a-f]{3}-(tide|moor) 🦊?[0-9]{2}"
+    for seed in range(6):
+        got = worker.answer(
+            prompt="x",
+            temperature=1.0,
+            seed=seed,
+            response_format={"type": "regex", "regex": pattern},
+        )
+        assert re.fullmatch(pattern, got.text), got.text
+
+
+def test_any_object_and_any_text(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="x", max_tokens=30, response_format={"type": "json_object"})
+    assert got.text.startswith("{")
+    free = worker.answer(prompt="x", max_tokens=9)
+    same = worker.answer(prompt="x", max_tokens=9, response_format={"type": "text"})
+    assert same.tokens == free.tokens
+
+
+def test_the_budget_ends_an_answer_that_is_not_complete(worker: LoopDriver) -> None:
+    got = worker.answer(prompt="x", max_tokens=5, response_format=of_schema(SCHEMAS["flat"]))
+    assert got.finish is FinishReason.LENGTH
+    assert len(got.tokens) == 5
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    of_schema({"type": "nonsense"}),
+    of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
+    of_schema({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    of_schema({"enum": []}),
+    of_schema({"$ref": "#/missing"}),
+    {"type": "regex", "regex": "(("},
+    {"type": "regex", "regex": "()"},
+]
+
+
+@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=str)
+def test_an_impossible_form_is_the_requests_own_error_C7(
+    worker: LoopDriver, response_format: dict[str, Any]
+) -> None:
+    good = worker.dispatch(prompt="fine", max_tokens=4)
+    bad = worker.dispatch(prompt="x", response_format=response_format)
+    answers = worker.finish(good, bad)
+    assert len(answers[0].tokens) == 4
+    assert answers[1].error is not None
+    assert answers[1].error["code"] == "invalid_request"
+    assert answers[1].error["detail"]["parameter"] == "response_format"
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {},
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": 5}},
+        {"type": "regex"},
+        {"type": "json_object", "more": 1},
+    ],
+)
+def test_a_form_of_another_form_is_refused_before_it_travels_C7(
+    response_format: dict[str, Any],
+) -> None:
+    with pytest.raises(RemoteError, match="response_format takes a map of type"):
+        RequestBody(prompt="x", response_format=response_format)
+
+
+def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) -> None:
+    got = worker.answer(
+        prompt="x",
+        temperature=2.0,
+        top_k=3,
+        min_p=0.2,
+        xtc_probability=1.0,
+        xtc_threshold=0.0,
+        repetition_penalty=1.5,
+        frequency_penalty=2.0,
+        logit_bias={str(token): -100 for token in range(0, VOCABULARY_SIZE, 3)[:1000]},
+        seed=3,
+        logprobs=True,
+        top_logprobs=20,
+        response_format=of_schema(SCHEMAS["nested"]),
+    )
+    check("nested", got.text)
+    entries = [entry for delta in got.deltas for entry in delta.logprobs or ()]
+    assert len(entries) == len(got.tokens)
+    assert min(other.logprob for entry in entries for other in entry.top) == -9999.0
+
+
+def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
+    text: Any = worker.engine.text
+    body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "[0-9]{2}"})
+    compiled = text.grammar(body, Channel.CONTENT)
+    assert compiled.mask() is not None
+    end = text.encode(RequestBody(prompt="tide moor")).tokens
+    waiting = text._grammars.compile(body.response_format, end)
+    for token in [*end[:1], *end]:
+        assert waiting.mask() is None
+        assert not waiting.is_over
+        waiting.accept(token)
+    for digit in "42":
+        assert waiting.mask() == compiled.mask()
+        for one in (waiting, compiled):
+            one.accept(text.encode(RequestBody(prompt=digit)).tokens[0])
+    assert waiting.is_over
+
+
+def test_a_model_without_an_end_of_text_token_can_write_every_character(
+    worker: LoopDriver,
+) -> None:
+    """Token 0 is the exclamation mark here."""
+    form = {"type": "regex", "regex": "a!{2}b?"}
+    for seed in range(6):
+        got = worker.answer(prompt="x", temperature=1.0, seed=seed, response_format=form)
+        assert re.fullmatch("a!{2}b?", got.text), got.text
+
+
+def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
+    """Where the form allows an end and more, the model decides."""
+    end = 111  # the letter o, which no number holds
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path, eos_token_id=end)))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    form = of_schema({"type": "integer", "minimum": 0})
+    answers = [
+        driver.answer(prompt="x", temperature=2.0, seed=seed, response_format=form, max_tokens=60)
+        for seed in range(4)
+    ]
+    assert all(answer.text.isdigit() for answer in answers)
+    assert {answer.finish for answer in answers} == {FinishReason.STOP}
+    check_every_resume(driver, answers[0])
+    driver.close()
+    engine.close()
+
+
+def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
+    """Processors run once more after the last token."""
+    text: Any = worker.engine.text
+    body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "ab"})
+    grammar: Grammar = text.grammar(body, Channel.CONTENT)
+    for token in (5, 2047, 10**9, 5):
+        grammar.accept(token)
+        grammar.mask()
+    assert grammar.is_over
+    assert grammar.warning
+
+
+def test_compiled_grammars_are_kept_and_bounded(worker: LoopDriver) -> None:
+    made: list[int] = []
+    text: Any = worker.engine.text
+
+    def make() -> Any:
+        made.append(1)
+        return text._grammar_tokenizer()
+
+    compiler = GrammarCompiler(make)
+    for number in range(MAX_KEPT + 5):
+        assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+    assert len(made) == 1
+    assert len(compiler._matchers) == MAX_KEPT
+
+
+def test_without_llguidance_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RemoteError, match=r"mlxsup\[structured\]"):
+        GrammarCompiler(lambda: None).compile({"type": "json_object"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_100_of_100_on_the_demo_model(name: str) -> None:
+    """At temperature 1, beside free neighbours whose answers stay what they are alone."""
+    engine = MlxEngine(make_spec(demo_model_folder(), prefix_cache_bytes=2**28))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    try:
+        free = {"prompt": "The sea is", "max_tokens": 30, "seed": 5, "temperature": 1.0}
+        alone = driver.answer(**free).tokens
+        beside = driver.dispatch(**free)
+        keys = [
+            driver.dispatch(
+                messages=[{"role": "user", "content": "Tell me of a person, as JSON."}],
+                temperature=1.0,
+                seed=seed,
+                max_tokens=200,
+                response_format=of_schema(SCHEMAS[name]),
+            )
+            for seed in range(100)
+        ]
+        for answer in driver.finish(*keys):
+            check(name, answer.text)
+        assert driver.finish(beside)[0].tokens == alone
+    finally:
+        driver.close()
+        engine.close()

@@ -1,0 +1,145 @@
+"""Answers that keep to a JSON schema or a regular expression, through llguidance. No MLX here.
+
+llguidance comes with the extra `structured`; it is imported when a request first asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlxsup.protocol.body import invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+
+MAX_KEPT = 32
+"""Compiled grammars that are kept; a large one takes a second to compile."""
+
+NO_WHITESPACE = {"whitespace_flexible": False}
+
+
+class Grammar:
+    """The state of one answer; every method is safe whatever the model has written.
+
+    Args:
+        matcher: of llguidance, at its beginning.
+        end_tokens: ids that it allows where the answer may end.
+        begins_after: ids after which the grammar holds, the end of the reasoning; empty: at once.
+    """
+
+    def __init__(
+        self, matcher: Any, end_tokens: Sequence[int], begins_after: Sequence[int] = ()
+    ) -> None:
+        self._matcher = matcher
+        self._end_bits = sum(1 << token for token in set(end_tokens))
+        self._begins_after = list(begins_after)
+        self._latest: list[int] = []
+        self._can_only_end = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete: nothing more can follow."""
+        return not self._begins_after and (self._can_only_end or bool(self._matcher.is_stopped()))
+
+    @property
+    def error(self) -> str:
+        """Why the matcher gave up; empty where it did not."""
+        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence for people where the grammar was given up."""
+        if not self.error:
+            return None
+        return "the answer ends early: its response_format became too complex to follow"
+
+    def accept(self, token: int) -> None:
+        """Takes the next token of the answer."""
+        if not self._begins_after:
+            if not self.is_over:
+                self._matcher.consume_token(token)
+            return
+        self._latest = [*self._latest, token][-len(self._begins_after) :]
+        if self._latest == self._begins_after:
+            self._begins_after = []
+
+    def mask(self) -> bytes | None:
+        """The tokens that may follow, one bit each, the lowest first; None for any."""
+        if self._begins_after or self.is_over:
+            return None
+        mask = bytes(self._matcher.compute_bitmask())
+        # Not every tokenizer has an end-of-text token that could be drawn instead.
+        self._can_only_end = not int.from_bytes(mask, "little") & ~self._end_bits
+        return None if self._can_only_end else mask
+
+
+class GrammarCompiler:
+    """Compiles what requests ask for, and keeps what it compiled; lives on the helper thread.
+
+    Args:
+        make_tokenizer: llguidance's view of the model's vocabulary, which takes a second to make.
+    """
+
+    def __init__(self, make_tokenizer: Callable[[], Any]) -> None:
+        self._make_tokenizer = make_tokenizer
+        self._tokenizer: Any = None
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+
+    def compile(
+        self, response_format: dict[str, Any] | None, begins_after: Sequence[int] = ()
+    ) -> Grammar | None:
+        """The grammar of one answer; None where any text will do.
+
+        Raises:
+            RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
+                installed.
+        """
+        if response_format is None or response_format["type"] == "text":
+            return None
+        key = json.dumps(response_format, sort_keys=True)
+        matcher = self._matchers.pop(key, None)
+        if matcher is None:
+            matcher = self._compile(response_format)
+        self._matchers[key] = matcher
+        while len(self._matchers) > MAX_KEPT:
+            self._matchers.popitem(last=False)
+        return Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens, begins_after)
+
+    def _compile(self, response_format: dict[str, Any]) -> Any:
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "response_format needs llguidance: install mlxsup[structured]",
+                detail={"parameter": "response_format"},
+            ) from None
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        try:
+            matcher = LLMatcher(self._tokenizer, _grammar_text(response_format), log_level=0)
+        except ValueError as error:
+            raise _impossible(str(error)) from None
+        if matcher.is_error():
+            raise _impossible(matcher.get_error())
+        probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
+        if probe.mask() is None:
+            raise _impossible(probe.error or "it allows the empty answer alone")
+        return matcher
+
+
+def _grammar_text(response_format: dict[str, Any]) -> str:
+    from llguidance import LLMatcher
+
+    if response_format["type"] == "regex":
+        return str(LLMatcher.grammar_from_regex(response_format["regex"]))
+    schema: Any = {"type": "object"}
+    if response_format["type"] == "json_schema":
+        schema = response_format["json_schema"]["schema"]
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=NO_WHITESPACE))  # type: ignore[arg-type]
+
+
+def _impossible(why: str) -> RemoteError:
+    why = " ".join(why.split())[:300]
+    return invalid("response_format", "a format that an answer can have", shown=f"this: {why}")
