@@ -27,6 +27,7 @@ from mlxsup.protocol.messages import (
 
 from .core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from .core.events import Event as CoreEvent
+from .core.refusals import slow_consumer
 from .transport import Context, LoopSocket, Monitor, bound_socket
 
 SEND_HIGH_WATER_MARK = 64
@@ -121,7 +122,7 @@ class _Connection:
         kept, self.outbox, self.outbox_bytes = self.outbox, deque(), 0
         for message, size_bytes in kept:
             if isinstance(message, Done):
-                message = Failed(id=message.id, error=_slow_consumer().to_wire())
+                message = Failed(id=message.id, error=slow_consumer().to_wire())
             if isinstance(message, Failed | Reply):
                 self.outbox.append((message, size_bytes))
                 self.outbox_bytes += size_bytes
@@ -297,7 +298,7 @@ class Clients:
         connection.keep_only_ends()
         connection.progressed_at = self._now()
         if connection.subscription is not None:
-            failed = Failed(id=connection.subscription, error=_slow_consumer().to_wire())
+            failed = Failed(id=connection.subscription, error=slow_consumer().to_wire())
             connection.keep(failed, MESSAGE_OVERHEAD_BYTES)
             connection.subscription = None
         self._post(ClientTooSlow(now=self._now(), connection=connection.id))
@@ -342,9 +343,3 @@ class Clients:
             if not connection.outbox:
                 self._try_send(connection, frames)
         self._flush()
-
-
-def _slow_consumer() -> RemoteError:
-    return RemoteError(
-        ErrorCode.SLOW_CONSUMER, "the client did not read what waited for it; the rest was dropped"
-    )
