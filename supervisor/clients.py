@@ -163,6 +163,7 @@ class Clients:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_sent = asyncio.Event()
+        self._all_sent.set()
         self._connected = 0
         self._max_connected = max_connected
         options = {
@@ -189,6 +190,9 @@ class Clients:
             return
         self._send(connection, message)
         self._forget_if_idle(connection)
+        if not self._all_sent.is_set():
+            # Sending may have swallowed the news that another one has room again.
+            self._socket.drain_soon()
 
     def pulse(self) -> None:
         """Each second: signs of life, connections that ended unseen, clients that do not read."""
@@ -202,7 +206,6 @@ class Clients:
 
     async def finish(self, limit_s: float) -> None:
         """Lets what is unsent go to those who read, for at most this long."""
-        self._all_sent.clear()
         self._flush()
         try:
             async with asyncio.timeout(limit_s):
@@ -262,6 +265,7 @@ class Clients:
         if not connection.outbox:
             connection.progressed_at = self._now()
         connection.keep(message, sum(map(len, frames)))
+        self._all_sent.clear()
         if connection.outbox_bytes > MAX_UNSENT_BYTES:
             self._give_up(connection)
 
@@ -322,10 +326,12 @@ class Clients:
             if self._connected == self._max_connected:
                 # The last resort: it ends all connections (libzmq 4.3.5), but no worker.
                 self._socket.socket.unbind(self.endpoint)
+                self._socket.drain_soon()
         elif event == zmq.EVENT_CLOSED:
             # Only now: a listener that goes removes the file of the one that has come.
             self._connected = 0
             self._socket.socket.bind(self.endpoint)
+            self._socket.drain_soon()
             self._probe_soon()
         else:
             self._connected = max(0, self._connected - 1)

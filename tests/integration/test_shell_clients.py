@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import socket as sockets
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,28 @@ def test_what_a_client_says_in_its_last_moment_is_heard() -> None:
         }
         bench.clients.pulse()
         await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 100)
+
+    run(body)
+
+
+def test_a_message_that_arrives_beside_a_send_in_vain_is_heard() -> None:
+    async def body(bench: Bench) -> None:
+        peer, gone = bench.peer(), bench.peer()
+        gone.say(generate("a"))
+        (heard,) = await bench.said(1)
+        peer.say(Ping(id=RequestId("p")))
+        await bench.said(2)
+        gone.close()
+        await eventually_async(lambda: bench.of_kind(ClientGone))
+        socket = bench.clients._socket
+        for number in range(20):
+            peer.say(Ping(id=RequestId(str(number))))
+            # Without a round of the loop between: the message is there when the send fails.
+            assert select.select([socket.socket.getsockopt(zmq.FD)], [], [], 10)[0]
+            time.sleep(0.01)  # libzmq looks for news at most every few milliseconds in a send
+            with pytest.raises(zmq.ZMQError):
+                socket.send([heard.connection, b"x"])
+            await bench.said(3 + number)
 
     run(body)
 
