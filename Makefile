@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench clean
+.PHONY: help setup demo test unit slow check bench simulate clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,6 +28,13 @@ check: setup ## format, lint and types
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start-up, side by side
 	@.venv/bin/python -m bench
+
+SEEDS ?= 10000
+FIRST ?= 1
+
+simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
+	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
+	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
 
 clean: ## everything that was made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
