@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,6 +35,14 @@ FIRST ?= 1
 simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
 	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
+
+fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
+	@PYTHONPATH=tests .venv/bin/python -m fuzz
+
+REQUESTS ?= 100000
+
+chaos: setup ## requests on real processes (fake engine) under a seeded mix of faults; minutes
+	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
 
 clean: ## everything that was made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
