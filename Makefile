@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -38,6 +38,9 @@ simulate: setup ## the core against 10,000 seeds of faults in virtual time, then
 
 fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz
+
+promises: setup ## every proof run in one go, with its figures
+	@.venv/bin/python tools/promises.py
 
 REQUESTS ?= 100000
 

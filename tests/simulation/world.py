@@ -252,7 +252,9 @@ class World:
         return life.wanted is not Wanted.UP or is_restart or is_asked
 
     def poisoned(self, prompt: Prompt, model: ModelName) -> None:
-        """A poison has killed its engine."""
+        """A poison kills its engine; a death that was asked for anyhow accuses nobody."""
+        if self.told_to_end(model):
+            return
         self._crashes[model, prompt.body] += 1
         if not self.plan.has_stray_accusations and self.now < 3000.0:
             count = self._crashes[model, prompt.body]
