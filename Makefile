@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -46,6 +46,9 @@ REQUESTS ?= 100000
 
 chaos: setup ## requests on real processes (fake engine) under a seeded mix of faults; minutes
 	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
+
+captures: setup models/smollm2/config.json ## the pictures in docs/images
+	@.venv/bin/python tools/captures.py
 
 clean: ## everything that was made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`python -m bench [--repeats N] [--model FOLDER]`: every benchmark in one run."""
+"""`python -m bench [NAME …] [--repeats N]`: the named benchmarks, or all of them, in one run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
+NAMES = ("throughput", "footprint", "control", "two_models", "burst")
+
 
 def main() -> None:
     """Runs them one after the other and prints one report."""
     from support.tiny_model import make_tiny_model
 
-    from . import footprint, throughput
+    from . import burst, control, footprint, throughput, two_models
     from .report import machine_lines
 
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
+    for name in set(arguments.names).difference(NAMES):
+        parser.error(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
     print("\n".join(machine_lines()) + "\n", flush=True)
+    repeats = arguments.repeats
+    few = min(repeats, 3)
+    smollm2 = ROOT / "models" / "smollm2"
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
-        throughput.run(tiny, arguments.repeats)
-        footprint.run(ROOT / "models" / "smollm2", max(3, arguments.repeats // 2))
+        runs = {
+            "throughput": lambda: throughput.run(tiny, repeats),
+            "footprint": lambda: footprint.run(smollm2, max(3, repeats // 2)),
+            "control": lambda: control.run(tiny, smollm2, few),
+            "two_models": lambda: two_models.run(tiny, smollm2, few),
+            "burst": lambda: burst.run(tiny, repeats),
+        }
+        for name in arguments.names or NAMES:
+            runs[name]()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import psutil
+from mlxsup.protocol.version import VERSION
 
 
 def machine_lines() -> list[str]:
     """The machine and the versions, for the head of a report."""
     memory_gib = psutil.virtual_memory().total / 2**30
-    packages = ", ".join(f"{name} {version(name)}" for name in ("mlxsup", "mlx", "mlx-lm", "pyzmq"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "pyzmq"))
     return [
         f"machine: {platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, "
         f"{memory_gib:.0f} GiB, Python {platform.python_version()}",
-        f"versions: {packages}",
+        f"versions: mlxsup {VERSION}, {packages}",
     ]
 
 

@@ -96,9 +96,9 @@ def change_line(change: Mapping[str, Any]) -> str:
     if change.get("pid"):
         facts.append(f"generation {change.get('generation')}, pid {change['pid']}")
     progress = progress_text(change.get("progress"))
-    if before == after and progress:
-        facts.append(progress)
     note = str(change.get("note") or "")
+    if before == after and progress and not note:
+        facts.append(progress)
     if note:
         facts.append(note)
     return f"{at} {change.get('model')}: {states}" + (f" ({', '.join(facts)})" if facts else "")

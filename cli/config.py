@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -32,3 +33,19 @@ def check(file: Path, output: Output) -> None:
         output.object({"path": str(file), "valid": True})
     else:
         output.data(f"{file} is valid")
+
+
+@config.command(short_help="Print the JSON Schema of the file, for editors.")
+@output_options
+def schema(output: Output) -> None:
+    """Example: mlxsup config schema > mlxsup.schema.json
+
+    Prints the JSON Schema of the configuration. An editor checks and completes a file whose first
+    line is `#:schema mlxsup.schema.json`.
+    """
+    from mlxsup.supervisor.config_schema import config_schema
+
+    if output.is_json:
+        output.object({"schema": config_schema()})
+    else:
+        output.data(json.dumps(config_schema(), indent=2, ensure_ascii=False))

@@ -45,9 +45,15 @@ class Target:
         try:
             if self.endpoint is None and self.config is not None:
                 table = read_supervisor_table(self.config)
-                if "runtime_dir" in table:
-                    return endpoint_in(resolve(table["runtime_dir"], self.config))
-                return endpoint_in("~/.mlxsup/run")
+                runtime_dir = table.get("runtime_dir", "~/.mlxsup/run")
+                if isinstance(runtime_dir, str):
+                    return endpoint_in(resolve(runtime_dir, self.config))
+                raise CliError(
+                    f"{self.config}: supervisor.runtime_dir takes text",
+                    code="bad_configuration",
+                    hint=f"mlxsup config check {self.config}",
+                    status=ExitStatus.BAD_CONFIGURATION,
+                )
             return find_endpoint(self.endpoint)
         except ValueError as error:
             raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None

@@ -1,27 +1,21 @@
-"""`mlxsup start` and `stop`. The one file of the command line that knows the supervisor."""
+"""`mlxsup start`. With config.py, the one file of the command line that knows the supervisor."""
 
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from .connection import Target, connect, daemon_options, output_options
+from .connection import output_options
 from .exit_status import CliError, ExitStatus
+from .model_names import CONFIG_VARIABLE, DEFAULT_CONFIG
 from .output import Output
-from .quantities import format_duration
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config import DaemonConfig
-
-CONFIG_VARIABLE = "MLXSUP_CONFIG"
-DEFAULT_CONFIG = "~/.mlxsup/config.toml"
-DEFAULT_DRAIN_S = 30.0
-EXTRA_S = 15.0
-"""What ending the processes may take after the drain: asking, SIGTERM, SIGKILL, reaping."""
 
 
 @click.command(short_help="Run the daemon.")
@@ -32,13 +26,40 @@ EXTRA_S = 15.0
     type=click.Path(path_type=Path),
     help=f"The configuration; else that of {CONFIG_VARIABLE}, else {DEFAULT_CONFIG}.",
 )
+@click.option(
+    "--model",
+    "models",
+    metavar="[NAME=]FOLDER",
+    multiple=True,
+    help="Do without a file: serve the model in this folder; may be repeated.",
+)
+@click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @output_options
-def start(config_path: Path | None, output: Output) -> int:
+def start(
+    config_path: Path | None, models: tuple[str, ...], is_detached: bool, output: Output
+) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
-    Runs the daemon in the foreground, and prints a line for each change of a model.
+    Runs the daemon in the foreground, and prints a line for each change of a model. Without a file:
+    mlxsup start --model models/smollm2
     """
-    configuration = read_configuration(_find_configuration(config_path))
+    if models and config_path is not None:
+        message = "--model and --config exclude each other"
+        raise CliError(message, code="usage", hint="see `mlxsup start -h`", status=ExitStatus.USAGE)
+    if models:
+        configuration = _configure(models, output, is_shown=not is_detached)
+        arguments = [argument for model in models for argument in ("--model", model)]
+    else:
+        path = _find_configuration(config_path)
+        configuration = read_configuration(path)
+        arguments = ["--config", str(path.expanduser().resolve())]
+    if is_detached:
+        _start_detached(configuration, arguments, output)
+        return ExitStatus.OK
+    return _run(configuration, output)
+
+
+def _run(configuration: DaemonConfig, output: Output) -> int:
     from mlxsup.supervisor.app import run_daemon
     from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolderError
 
@@ -65,6 +86,54 @@ def start(config_path: Path | None, output: Output) -> int:
         printer.close()
 
 
+def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], output: Output) -> None:
+    from mlxsup.client.endpoint import endpoint_in
+
+    from .detach import start_detached
+
+    started = start_detached(
+        endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments
+    )
+    if output.is_json:
+        output.object(
+            {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
+        )
+    else:
+        output.data(f"listening at {started.endpoint} (pid {started.pid})")
+        output.note(f"its output goes to {started.output}; end it with `mlxsup stop`")
+
+
+def _configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
+    """The configuration of `--model` options, which is shown so that it can be kept.
+
+    Raises:
+        CliError: a name is none, or stands twice.
+    """
+    from mlxsup.supervisor.config import ConfigError
+    from mlxsup.supervisor.config_folders import config_of_folders, split_model
+
+    folders: dict[str, Path] = {}
+    for given in models:
+        name, folder = split_model(given)
+        if name in folders:
+            message = f"two models are called {name}"
+            hint = f"name one of them: --model NAME={folder}"
+            raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+        folders[name] = folder
+    try:
+        configuration, text = config_of_folders(folders)
+    except ConfigError as error:
+        # Each begins with a place in a file that nobody wrote.
+        message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
+        hint = "name it: --model NAME=FOLDER"
+        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
+    if is_shown and output.is_json:
+        output.object({"configuration": text})
+    elif is_shown:
+        output.data(text)
+    return configuration
+
+
 def read_configuration(path: Path) -> DaemonConfig:
     """A checked configuration.
 
@@ -76,7 +145,8 @@ def read_configuration(path: Path) -> DaemonConfig:
         raise CliError(
             f"there is no configuration file {path}",
             code="bad_configuration",
-            hint="name one with `mlxsup start --config FILE`",
+            hint="name one with `mlxsup start --config FILE`, or do without: "
+            "`mlxsup start --model FOLDER`",
             status=ExitStatus.BAD_CONFIGURATION,
         )
     from mlxsup.supervisor.config import ConfigError, load_config
@@ -95,51 +165,3 @@ def read_configuration(path: Path) -> DaemonConfig:
 
 def _find_configuration(given: Path | None) -> Path:
     return given or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
-
-
-@click.command(short_help="End the daemon and every process.")
-@click.option("--now", is_flag=True, help="Do not let running requests finish first.")
-@click.option("--timeout", "timeout_s", metavar="S", type=float, help="Seconds that they may take.")
-@daemon_options
-def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> None:
-    """Example: mlxsup stop
-
-    Lets running requests finish, ends every process, and returns once all are gone.
-    """
-    from .processes import Watched
-
-    with connect(target) as client:
-        value = client.stop(now=now, timeout_s=timeout_s)
-    watched = Watched([*value["pids"], value["supervisor_pid"]])
-    start_s = time.monotonic()
-
-    def say(waited_s: float, left: list[int]) -> None:
-        output.note(f"waiting for {_processes(left)} ({format_duration(waited_s)} so far)")
-
-    left = watched.wait(_limit_s(value, now=now, timeout_s=timeout_s), say)
-    took_s = time.monotonic() - start_s
-    if left:
-        raise CliError(
-            f"{_processes(left)} did not end within {format_duration(took_s)}",
-            code="still_running",
-            hint="end them with `mlxsup stop --now`",
-        )
-    if output.is_json:
-        output.object({"stopped": True, **value, "took_s": round(took_s, 3)})
-    else:
-        count = len(value["pids"])
-        workers = f"{count} worker{'' if count == 1 else 's'}"
-        output.data(f"stopped the daemon (pid {value['supervisor_pid']}) and {workers}")
-
-
-def _limit_s(value: dict[str, Any], *, now: bool, timeout_s: float | None) -> float:
-    if now:
-        return EXTRA_S
-    if timeout_s is not None:
-        return timeout_s + EXTRA_S
-    configured = value.get("drain_timeout_s")
-    return (configured if isinstance(configured, int | float) else DEFAULT_DRAIN_S) + EXTRA_S
-
-
-def _processes(pids: list[int]) -> str:
-    return f"process{'' if len(pids) == 1 else 'es'} {', '.join(map(str, pids))}"

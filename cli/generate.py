@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .connection import Target, connect, daemon_options
+from .duration import duration
 from .exit_status import CliError, ExitStatus
+from .live_line import LiveLine
+from .model_names import model_argument
+from .notices import notice_teller
 from .output import Output
 
 if TYPE_CHECKING:
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Have a model answer.")
-@click.argument("model")
+@model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", metavar="N", type=int, help="Tokens to generate at most.")
 @click.option(
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
 @click.option("--top-p", metavar="P", type=float, default=1.0, help="Sample from this share.")
 @click.option("--stop", metavar="TEXT", multiple=True, help="Ends the answer; may be repeated.")
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
-@click.option("--timeout", "timeout_s", metavar="S", type=float, help="Seconds until it must end.")
+@click.option(
+    "--timeout", "timeout_s", metavar="S", type=duration, help="When it must have ended: 90s, 5m."
+)
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast it was.")
 @daemon_options
 def generate(
@@ -43,13 +49,19 @@ def generate(
     Has MODEL go on with PROMPT and prints the text as it comes; `-` reads PROMPT from stdin.
     """
     text = _read_stdin() if prompt == "-" else prompt
-    with connect(target) as client:
-        stream = client.generate(model, prompt=text, stop=list(stop) or None, **parameters)
+    with connect(target) as client, LiveLine(output) as line:
+        stream = client.generate(
+            model,
+            prompt=text,
+            stop=list(stop) or None,
+            on_notice=notice_teller(line),
+            **parameters,
+        )
         # Leaving the block cancels, also on Ctrl-C or when nobody reads the output any more.
         with stream:
-            result = _read(stream, output)
+            result = read_answer(stream, line, output)
     if output.is_json:
-        output.object(_to_map(model, stream.request_id, result))
+        output.object(result_map(model, stream.request_id, result))
     for warning in result.warnings:
         output.note(f"warning: {warning}")
     if is_verbose:
@@ -64,21 +76,31 @@ def _read_stdin() -> str:
         raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
 
 
-def _read(stream: Stream, output: Output) -> Result:
+def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
+    """Prints the text of a stream as it comes, and gives its result.
+
+    Args:
+        stream: read to its end.
+        line: cleared before the first text.
+        output: how to speak.
+    """
     last = ""
     try:
         for delta in stream:
             if not output.is_json and delta.text:
+                line.clear()
                 output.data(delta.text, newline=False)
                 last = delta.text
     finally:
+        line.clear()
         # A prompt or an error line of the shell would otherwise stand behind the text.
         if last and not last.endswith("\n") and sys.stdout.isatty():
             output.data("")
     return stream.result
 
 
-def _to_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
+def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
+    """A result as `--json` prints it."""
     from dataclasses import asdict
 
     return {"model": model, "request_id": request_id, **asdict(result)}

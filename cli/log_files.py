@@ -14,8 +14,14 @@ BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
 """A line that grows beyond this is shown in parts."""
 
+MAX_ROTATED = 9
+"""Rotated files are looked for up to this number; the supervisor keeps fewer."""
+
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_]|)|[\x00-\x08\x0b-\x1f\x7f]")
 """What could move a reader's cursor; a worker's libraries may well write such."""
+
+ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
+"""Lines that are written in every life of a worker, and the end of a fault handler's report."""
 
 
 def log_path(log_dir: Path, model: str) -> Path:
@@ -24,9 +30,10 @@ def log_path(log_dir: Path, model: str) -> Path:
 
 
 def last_line(path: Path) -> str:
-    """The last line that holds anything, or nothing."""
-    lines = tail(path, 5)
-    return next((line for line in reversed(lines) if line.strip()), "")
+    """The last line that says anything about a failure, else the last that holds anything."""
+    lines = [line for line in tail(path, 20) if line.strip()]
+    telling = [line for line in lines if not ROUTINE.match(line)]
+    return (telling or lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:
@@ -52,6 +59,27 @@ def tail(path: Path, count: int, end: int | None = None) -> list[str]:
         if len(lines) >= count:
             break
     return list(lines)
+
+
+def all_lines(path: Path) -> list[str]:
+    """Every line that is still kept, oldest first; rotation bounds them."""
+    lines: list[str] = []
+    for number in range(MAX_ROTATED, -1, -1):
+        file_path = path if number == 0 else path.with_name(f"{path.name}.{number}")
+        try:
+            data = file_path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        lines += [clean(line) for line in data.removesuffix(b"\n").split(b"\n") if data]
+    return lines
+
+
+def written_at(path: Path) -> float:
+    """When a log was last written to; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return 0.0
 
 
 def _tail_of(file: BinaryIO, count: int, end: int | None) -> list[str]:

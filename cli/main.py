@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -12,23 +13,29 @@ import click
 from mlxsup.protocol.version import VERSION
 
 from .exit_status import CliError, ExitStatus
-from .output import Output
+from .output import Output, discard_stdout
 
 COMMANDS = {
     "start": "daemon:start",
-    "stop": "daemon:stop",
+    "stop": "stop:stop",
     "status": "status:status",
+    "events": "events:events",
     "load": "models:load",
     "unload": "models:unload",
     "restart": "models:restart",
     "reload": "reload:reload",
     "generate": "generate:generate",
+    "chat": "chat:chat",
     "logs": "logs:logs",
     "config": "config:config",
+    "completion": "completion:completion",
 }
 """Where each command is; a module is imported when its command is used."""
 
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
+PROGRAM = "mlxsup"
+COMPLETE_VARIABLE = "_MLXSUP_COMPLETE"
+"""Set by a shell that asks for completions, as click's scripts do."""
 
 
 class LazyGroup(click.Group):
@@ -49,7 +56,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="mlxsup", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name=PROGRAM, message="%(prog)s %(version)s")
 def root() -> None:
     """Example: mlxsup start --config mlxsup.toml
 
@@ -62,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output.from_arguments(given)
     _replace_closed_streams()
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        sys.exit(_complete(instruction))
     if hasattr(sys.stdout, "reconfigure"):
         # An answer may hold what a terminal's encoding does not.
         sys.stdout.reconfigure(errors="replace")
@@ -70,31 +79,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         status = ExitStatus.BROKEN_PIPE
-        _discard_stdout()
+        discard_stdout()
     except OSError as error:
         status = ExitStatus.FAILED
-        _discard_stdout()
-        message = f"the output cannot be written: {error.strerror or error}"
+        discard_stdout()
+        what = error.filename or "the output cannot be written"
+        message = f"{what}: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)
 
 
+def _complete(instruction: str) -> int:
+    """Answers a shell: what could stand at the cursor."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(root, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+
+
 def _replace_closed_streams() -> None:
     """Gives what was closed before the start (`>&-`) somewhere to write to."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
-
-
-def _discard_stdout() -> None:
-    """What is still buffered has nowhere to go, and the interpreter would complain about it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as we run
 
 
 def _run(arguments: list[str], output: Output) -> int:
     try:
         # Not `root.main`: that has its own way with interrupts and broken pipes.
-        with root.make_context("mlxsup", arguments) as context:
+        with root.make_context(PROGRAM, arguments) as context:
             result = root.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -123,8 +135,13 @@ def _usage_error(error: click.ClickException) -> CliError:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.message, err=True)
         return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
-    message = error.format_message()
-    return CliError(message, code="usage", hint=f"see `{command} -h`")
+    hint = f"see `{command} -h`"
+    # Not asked for by its class, which click has from 8.4 on.
+    name = getattr(error, "command_name", None)
+    if name is not None and command == PROGRAM:
+        close = difflib.get_close_matches(str(name), COMMANDS, n=1)
+        hint = f"did you mean `{PROGRAM} {close[0]}`?" if close else hint
+    return CliError(error.format_message(), code="usage", hint=hint)
 
 
 def _internal_error(error: Exception) -> CliError:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .connection import Target, connect, daemon_options
+from .model_names import model_argument
 from .output import Output
 from .status import show_models
+from .waiting import progress_shown
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
 
 @click.command(short_help="Load a model.")
-@click.argument("model")
+@model_argument
 @daemon_options
 def load(model: str, target: Target, output: Output) -> None:
     """Example: mlxsup load smollm2
@@ -23,12 +25,13 @@ def load(model: str, target: Target, output: Output) -> None:
     Loads MODEL, and returns once it is READY.
     """
     with connect(target) as client:
-        client.load(model)
+        with progress_shown(client, model, output):
+            client.load(model)
         _show_changed(client, model, output)
 
 
 @click.command(short_help="End a model's process.")
-@click.argument("model")
+@model_argument
 @daemon_options
 def unload(model: str, target: Target, output: Output) -> None:
     """Example: mlxsup unload smollm2
@@ -36,12 +39,13 @@ def unload(model: str, target: Target, output: Output) -> None:
     Lets the running requests of MODEL finish, ends its process, and returns once it is gone.
     """
     with connect(target) as client:
-        client.unload(model)
+        with progress_shown(client, model, output):
+            client.unload(model)
         _show_changed(client, model, output)
 
 
 @click.command(short_help="Give a model a new process.")
-@click.argument("model")
+@model_argument
 @click.option("--now", is_flag=True, help="Do not let running requests finish first.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_options
@@ -51,7 +55,8 @@ def restart(model: str, now: bool, no_wait: bool, target: Target, output: Output
     Gives MODEL a new process, clears its crash history, and returns once it is READY.
     """
     with connect(target) as client:
-        client.restart(model, now=now, wait=not no_wait)
+        with progress_shown(client, model, output):
+            client.restart(model, now=now, wait=not no_wait)
         _show_changed(client, model, output)
 
 

@@ -41,12 +41,22 @@ class Output:
 
     def object(self, value: Mapping[str, Any]) -> None:
         """Writes one object, on one line."""
-        self.data(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False))
+        self.data(self.object_line(value))
+
+    @staticmethod
+    def object_line(value: Mapping[str, Any]) -> str:
+        """One object as the line that programs read."""
+        return json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
 
     def note(self, text: str) -> None:
         """Writes what only a person wants to know."""
         if not self.is_json:
             click.echo(text, err=True)
+
+    def end_line(self) -> None:
+        """Begins a new line after the ^C that a terminal has shown."""
+        if sys.stderr.isatty():
+            self.note("")
 
     def error(self, error: CliError) -> None:
         """Says what went wrong, and what helps."""
@@ -64,6 +74,10 @@ class Output:
             return False
         return stream.isatty()
 
+    def can_redraw(self, stream: TextIO) -> bool:
+        """Whether what was written there can be written over."""
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+
     def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
         """The text with colour, where the stream takes it."""
         return click.style(text, **attributes) if self.has_colour(stream) else text
@@ -72,3 +86,8 @@ class Output:
 def width_of(stream: TextIO) -> int | None:
     """The columns of a terminal; None for anything else, where nothing is cut."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def discard_stdout() -> None:
+    """What is still buffered has nowhere to go, and the interpreter would complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,6 +15,7 @@ from .log_files import last_line, log_path
 from .model_row import row_of
 from .output import Output, width_of
 from .table import render
+from .watch import watch
 
 STATE_COLOURS: dict[str, dict[str, Any]] = {
     "READY": {"fg": "green"},
@@ -31,29 +32,46 @@ STATE_COLOURS: dict[str, dict[str, Any]] = {
 
 
 @click.command(short_help="Show every model.")
+@click.option("--watch", "is_watching", is_flag=True, help="Go on, until it is interrupted.")
+@click.option("--debug", "is_debug", is_flag=True, help="Add the latest events of each model.")
 @daemon_options
-def status(target: Target, output: Output) -> None:
-    """Example: mlxsup status --json
+def status(is_watching: bool, is_debug: bool, target: Target, output: Output) -> None:
+    """Example: mlxsup status --watch
 
     Shows every model: its state, its process, what it does and why it last ended.
     """
     with connect(target) as client:
-        value = client.status()
-    if output.is_json:
-        output.object(value)
-        return
-    show_models(output, value, value["models"])
-    if not value["models"]:
-        output.note("no model is configured")
+
+        def draw() -> list[str]:
+            value = client.status(debug=True) if is_debug else client.status()
+            if output.is_json:
+                return [output.object_line(value)]
+            if not value["models"]:
+                output.note("no model is configured")
+            return [*table_lines(output, value, value["models"]), *_story_lines(output, value)]
+
+        if is_watching:
+            watch(client, draw, output)
+            return
+        lines = draw()
+    output.data("\n".join(lines))
 
 
 def show_models(
     output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Prints these models as rows of the table.
+    """Prints these models as rows of the table."""
+    for line in table_lines(output, value, models):
+        output.data(line)
+
+
+def table_lines(
+    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The table with these models.
 
     Args:
-        output: where to.
+        output: how to speak.
         value: what the daemon said about itself.
         models: entries of its `models`.
     """
@@ -73,5 +91,12 @@ def show_models(
     def style(text: str, what: str) -> str:
         return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
 
-    for line in render(rows, width_of(sys.stdout), style):
-        output.data(line)
+    return render(rows, width_of(sys.stdout), style)
+
+
+def _story_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for name, story in (value.get("stories") or {}).items():
+        lines += ["", output.style(f"the latest events of {name}:", sys.stdout, bold=True)]
+        lines += [f"  {entry}" for entry in story] or ["  none"]
+    return lines

@@ -56,16 +56,20 @@ def render(rows: Sequence[Row], width: int | None, style: Style) -> list[str]:
         for i, header in enumerate(headers)
     ]
     gap = 2
-    if width is not None and sum(widths) + gap * len(widths) + MIN_NOTE_WIDTH > width:
-        gap = 1
-        excess = sum(widths) + gap * (len(widths) - 1) - width
-        widths[0] = max(MIN_MODEL_WIDTH, widths[0] - max(0, excess))
+    longest_note = max((len(row.note) for row in rows), default=0)
+    if width is not None and sum(widths) + gap * len(widths) + longest_note > width:
+        # Closer together, if that gives the longest note its place, or is needed for any.
+        room = width - sum(widths) - len(widths)
+        if room >= longest_note or sum(widths) + gap * len(widths) + MIN_NOTE_WIDTH > width:
+            gap = 1
+            excess = sum(widths) + gap * (len(widths) - 1) - width
+            widths[0] = min(widths[0], max(MIN_MODEL_WIDTH, widths[0] - max(0, excess)))
     taken = sum(widths) + gap * len(widths)
-    room = None if width is None else width - taken
-    has_note = room is None or room >= len("NOTE")
+    note_room = None if width is None else width - taken
+    has_note = note_room is None or note_room >= len("NOTE")
     lines = [style(_join([*headers, "NOTE" if has_note else ""], widths, gap), "header")]
     for row in rows:
-        lines += _row_lines(row, widths, gap, room, width, style)
+        lines += _row_lines(row, widths, gap, note_room, width, style)
     return lines
 
 

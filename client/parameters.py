@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypedDict
 
 from mlxsup.protocol.body import RequestBody, invalid
@@ -125,6 +124,6 @@ def _check_limit(parameter: str, value: float | None) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or math.isnan(value) or not 0 <= value <= MAX_LIMIT_S:
+    if not is_number or not 0 <= value <= MAX_LIMIT_S:
         raise invalid(parameter, "seconds, from 0 up", value)
     return float(value)

@@ -34,6 +34,11 @@ class StreamBase:
         self._on_notice = on_notice
         self._end: Result | Exception | None = None
 
+    def __del__(self) -> None:
+        # Nobody can read it any more: a request that goes on for nobody holds a row of the batch.
+        if getattr(self, "_end", self) is None:
+            self._cancel(self._request_id)
+
     @property
     def request_id(self) -> str:
         """The request's name in logs, in `status` and in errors."""

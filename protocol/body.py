@@ -6,7 +6,6 @@ with the same code, so both name the same parameter and the same range.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -86,7 +85,9 @@ class RequestBody:
         if self.stop is not None:
             stop = self.stop
             if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-                raise invalid("stop", "a list of strings that are not empty", stop)
+                raise invalid(
+                    "stop", "a list of strings that are not empty", shown="one that holds others"
+                )
             if len(stop) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in stop):
                 raise invalid(
                     "stop",
@@ -151,7 +152,7 @@ def _check_number(
     expected = (
         f"a number {'above' if open_low else 'from'} {low:g} {'up ' if open_low else ''}to {high:g}"
     )
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(name, expected, value)
     if not low <= value <= high or (open_low and value == low):
         raise invalid(name, expected, value)

@@ -59,6 +59,7 @@ class Decoder:
 
     def __init__(self, classes: Iterable[type[Message]], *, is_strict: bool) -> None:
         self._classes = {cls.TYPE: cls for cls in classes}
+        self._is_strict = is_strict
         self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
         # msgpack derives the remaining limits from the length of the frame.
         self._limits: dict[str, Any] = {"strict_map_key": True, "max_ext_len": 0}
@@ -90,6 +91,10 @@ class Decoder:
             known = ", ".join(sorted(self._classes))
             raise _invalid(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
+            if not self._is_strict:
+                # A newer peer of ours may say more than this side knows.
+                fields_known = {*_field_names(typing.cast(Any, cls)), "body"}
+                header = {name: value for name, value in header.items() if name in fields_known}
             return self._build(cls, header, frames[1] if len(frames) == 2 else None)
         except DecodeError as error:
             error.id = request_id
@@ -177,6 +182,11 @@ def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
 
 def _invalid(message: str, request_id: str = "") -> DecodeError:
     return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
+
+
+@functools.cache
+def _field_names(cls: Any) -> frozenset[str]:
+    return frozenset(f.name for f in fields(cls))
 
 
 # ---------------------------------------------------------------- dataclasses to maps

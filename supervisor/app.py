@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.version import VERSION
 
+from .allocator import return_large_blocks
 from .clients import Clients
 from .clock import PULSE_S, Clock
 from .config import ConfigError, DaemonConfig, load_config
@@ -95,6 +96,7 @@ def run_daemon(
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
     """
     os.umask(0o077)
+    return_large_blocks()
     open_files = raise_open_file_limit()
     use_best_child_watcher()
     folder = RuntimeFolder.claim(config.runtime_dir)
@@ -370,6 +372,8 @@ class App:
         """Reads the file again and checks it whole; where it is wrong nothing changes (P20)."""
         now, old = self._clock.now(), self._config
         try:
+            if old.config_path is None:
+                raise ConfigError(["the daemon was started without a configuration file"])
             config = load_config(old.config_path)
         except ConfigError as error:
             self._log.write("error", "reload refused", problems=len(error.problems))
@@ -418,7 +422,7 @@ class App:
             "version": VERSION,
             "pid": os.getpid(),
             "endpoint": f"ipc://{_text(folder.client_socket)}",
-            "config_path": _text(self._config.config_path),
+            "config_path": _text(self._config.config_path) if self._config.config_path else None,
             "log_dir": _text(self._config.log_dir),
         }
 

@@ -30,7 +30,9 @@ from .core.events import Event as CoreEvent
 from .transport import Context, LoopSocket, Monitor, bound_socket
 
 SEND_HIGH_WATER_MARK = 64
-RECEIVE_HIGH_WATER_MARK = 16
+RECEIVE_HIGH_WATER_MARK = 2
+"""Messages of one connection that libzmq reads ahead: each may be a body of 8 MiB, and none of them
+has been admitted yet."""
 HANDSHAKE_LIMIT_MS = 2000
 PROBE_DELAY_S = 0.02
 """A connection's end is announced a moment before the socket knows it."""
@@ -158,6 +160,7 @@ class Clients:
         # Bounded by MAX_CONNECTIONS.
         self._connections: dict[ConnectionId, _Connection] = {}
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._all_sent = asyncio.Event()
         self._connected = 0
         self._max_connected = max_connected
@@ -188,6 +191,8 @@ class Clients:
 
     def pulse(self) -> None:
         """Each second: signs of life, connections that ended unseen, clients that do not read."""
+        if self._is_closed:
+            return  # asked for in the loop's last round
         self._probe()
         now = self._now()
         for connection in list(self._connections.values()):
@@ -206,6 +211,7 @@ class Clients:
 
     def close(self, linger_s: float) -> None:
         """Closes the socket and removes its file; what was sent has so long to leave."""
+        self._is_closed = True
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         self._monitor.close()

@@ -50,7 +50,7 @@ class DaemonConfig:
     """What a daemon runs with; every path is absolute.
 
     Attributes:
-        config_path: the file.
+        config_path: the file; None where the command line named the models.
         runtime_dir: where the sockets and the lock are.
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
@@ -58,7 +58,7 @@ class DaemonConfig:
         models: the entries, in the order of the file.
     """
 
-    config_path: Path
+    config_path: Path | None
     runtime_dir: Path
     log_dir: Path
     log_level: str
@@ -72,16 +72,31 @@ def load_config(path: Path) -> DaemonConfig:
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
-    text, values = _read(path)
+    text = _read(path)
+    return parse_config(text, path=path, config_path=path.resolve(), folder=path.resolve().parent)
+
+
+def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Path) -> DaemonConfig:
+    """Checks the text of a configuration and makes the settings of it.
+
+    Args:
+        text: in TOML.
+        path: names the text in errors.
+        config_path: the file, where there is one.
+        folder: what relative paths are relative to.
+
+    Raises:
+        ConfigError: anything in it is wrong.
+    """
+    values = _parse_toml(text, path)
     check = _Check(path=path, lines=LineIndex(text), values=values)
     table = check.tables()
     effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
     for name, entry in effective.items():
         check.effective(name, entry)
     check.raise_if_wrong()
-    folder = path.resolve().parent
     return DaemonConfig(
-        config_path=path.resolve(),
+        config_path=config_path,
         runtime_dir=_absolute(table.supervisor.runtime_dir, folder),
         log_dir=_absolute(table.supervisor.log_dir, folder),
         log_level=table.supervisor.log_level,
@@ -90,15 +105,20 @@ def load_config(path: Path) -> DaemonConfig:
     )
 
 
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not UTF-8 text (byte {error.start})"]) from None
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     try:
-        return text, tomllib.loads(text)
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError([f"{path}: is nested too deeply to be a configuration"]) from None
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = _SYNTAX_PLACE.search(message)

@@ -1,7 +1,7 @@
 """The tables of the configuration file: their keys, what each takes, and the defaults.
 
 The defaults are those of `core/settings.py` where the core knows the key. The description of a
-field is what an error says was expected.
+field is what an error says was expected; its title says what the key does, for editors.
 """
 
 from __future__ import annotations
@@ -37,72 +37,162 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def _duration(settings: type, name: str, *, is_zero_allowed: bool = True) -> Any:
+def _duration(settings: type, name: str, title: str, *, is_zero_allowed: bool = True) -> Any:
     limit: dict[str, Any] = {"ge": 0} if is_zero_allowed else {"gt": 0}
     least = "" if is_zero_allowed else ", above 0"
-    return Field(_default(settings, name), description=DURATION_EXPECTED + least, **limit)
+    description = DURATION_EXPECTED + least
+    return Field(_default(settings, name), title=title, description=description, **limit)
 
 
-def _integer(settings: type, name: str, low: int, high: int | None = None) -> Any:
+def _integer(settings: type, name: str, title: str, low: int, high: int | None = None) -> Any:
     top = "" if high is None else f" to {high}"
-    return Field(
-        _default(settings, name), ge=low, le=high, description=f"an integer from {low}{top}"
-    )
+    description = f"an integer from {low}{top}"
+    return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
 
 
 class SupervisorTable(Table):
     """`[supervisor]`."""
 
-    runtime_dir: str = Field(DEFAULT_RUNTIME_DIR, min_length=1, description="a folder")
-    log_dir: str = Field(DEFAULT_LOG_DIR, min_length=1, description="a folder")
-    max_queue: int = _integer(CoreSettings, "max_queue", 1)
-    max_queue_per_client: int = _integer(CoreSettings, "max_queue_per_client", 1)
-    max_queue_bytes: Size = Field(
-        _default(CoreSettings, "max_queue_bytes"), ge=1, description=SIZE_EXPECTED
+    runtime_dir: str = Field(
+        DEFAULT_RUNTIME_DIR,
+        min_length=1,
+        title="created with mode 0700; holds the sockets and the lock",
+        description="a folder",
     )
-    log_level: LogLevel = Field("info", description='"debug", "info", "warning" or "error"')
-    drain_timeout_s: Duration = _duration(CoreSettings, "drain_timeout_s")
-    queue_timeout_s: Duration = _duration(CoreSettings, "queue_timeout_s")
-    first_token_timeout_s: Duration = _duration(CoreSettings, "first_token_timeout_s")
+    log_dir: str = Field(
+        DEFAULT_LOG_DIR,
+        min_length=1,
+        title="one log for each model, and the daemon's own",
+        description="a folder",
+    )
+    max_queue: int = _integer(CoreSettings, "max_queue", "requests that wait, over all models", 1)
+    max_queue_per_client: int = _integer(
+        CoreSettings, "max_queue_per_client", "requests that wait, of one client", 1
+    )
+    max_queue_bytes: Size = Field(
+        _default(CoreSettings, "max_queue_bytes"),
+        ge=1,
+        title="bodies of all open requests",
+        description=SIZE_EXPECTED,
+    )
+    log_level: LogLevel = Field(
+        "info",
+        title="the least important lines that the logs hold",
+        description='"debug", "info", "warning" or "error"',
+    )
+    drain_timeout_s: Duration = _duration(
+        CoreSettings,
+        "drain_timeout_s",
+        "how long running requests may finish when a model shall go",
+    )
+    queue_timeout_s: Duration = _duration(
+        CoreSettings, "queue_timeout_s", "how long a request may wait; a request may say otherwise"
+    )
+    first_token_timeout_s: Duration = _duration(
+        CoreSettings,
+        "first_token_timeout_s",
+        "until the first token, 0: none; a request may say otherwise",
+    )
 
 
 class RestartTable(Table):
     """`[models.NAME.restart]`."""
 
-    max_restarts: int = _integer(RestartSettings, "max_restarts", 0)
-    window_s: Duration = _duration(RestartSettings, "window_s", is_zero_allowed=False)
-    stable_s: Duration = _duration(RestartSettings, "stable_s")
-    backoff_initial_s: Duration = _duration(RestartSettings, "backoff_initial_s")
-    backoff_max_s: Duration = _duration(RestartSettings, "backoff_max_s")
+    max_restarts: int = _integer(
+        RestartSettings,
+        "max_restarts",
+        "restarts after crashes within window_s; one more crash makes it FAILED",
+        0,
+    )
+    window_s: Duration = _duration(
+        RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
+    )
+    stable_s: Duration = _duration(
+        RestartSettings, "stable_s", "READY for this long: the delay starts afresh"
+    )
+    backoff_initial_s: Duration = _duration(
+        RestartSettings, "backoff_initial_s", "the delay after the first, immediate restart"
+    )
+    backoff_max_s: Duration = _duration(
+        RestartSettings, "backoff_max_s", "what the delay doubles up to"
+    )
 
 
 class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
-    path: str | None = Field(None, min_length=1, description="a folder")
-    preload: bool = Field(_default(ModelSettings, "preload"), description="true or false")
-    max_concurrency: int = _integer(LaunchSettings, "max_concurrency", 1, MAX_CONCURRENCY)
-    idle_unload_s: Duration = _duration(ModelSettings, "idle_unload_s")
-    load_stall_timeout_s: Duration = _duration(
-        ModelSettings, "load_stall_timeout_s", is_zero_allowed=False
+    path: str | None = Field(
+        None, min_length=1, title="a folder in the format of mlx-lm", description="a folder"
     )
-    step_timeout_s: Duration = _duration(LaunchSettings, "step_timeout_s", is_zero_allowed=False)
-    decode_stall_target_ms: int = _integer(LaunchSettings, "decode_stall_target_ms", 1)
-    context_length: int = _integer(LaunchSettings, "context_length", 0)
+    preload: bool = Field(
+        _default(ModelSettings, "preload"),
+        title="load at the start; else on the first request",
+        description="true or false",
+    )
+    max_concurrency: int = _integer(
+        LaunchSettings,
+        "max_concurrency",
+        "requests that run at the same time, as rows of one batch",
+        1,
+        MAX_CONCURRENCY,
+    )
+    idle_unload_s: Duration = _duration(
+        ModelSettings, "idle_unload_s", "unload after this long without a request; 0: never"
+    )
+    load_stall_timeout_s: Duration = _duration(
+        ModelSettings,
+        "load_stall_timeout_s",
+        "a load without progress for this long is ended",
+        is_zero_allowed=False,
+    )
+    step_timeout_s: Duration = _duration(
+        LaunchSettings,
+        "step_timeout_s",
+        "the limit of one step; a piece of a prompt takes a tenth at most",
+        is_zero_allowed=False,
+    )
+    decode_stall_target_ms: int = _integer(
+        LaunchSettings,
+        "decode_stall_target_ms",
+        "how long a piece of a new prompt may hold up running answers",
+        1,
+    )
+    context_length: int = _integer(
+        LaunchSettings,
+        "context_length",
+        "tokens of prompt and answer together; 0: the model's own limit",
+        0,
+    )
     engine: Literal["mlx", "fake"] = Field(
-        _default(LaunchSettings, "engine"), description='"mlx" or "fake"'
+        _default(LaunchSettings, "engine"),
+        title='what answers: a model, or "fake", which does without, for tests',
+        description='"mlx" or "fake"',
     )
     fake: dict[str, Any] = Field(
-        default_factory=dict, description="a table of the fake engine's options"
+        default_factory=dict,
+        title='options of the fake engine; only with engine = "fake"',
+        description="a table of the fake engine's options",
     )
-    restart: RestartTable = Field(default_factory=RestartTable, description="a table")
+    restart: RestartTable = Field(
+        default_factory=RestartTable,
+        title="how often and how soon a crashed worker is started again",
+        description="a table",
+    )
 
 
 class FileTable(Table):
     """The whole file; the entries of `models` are checked one by one beside it."""
 
-    supervisor: SupervisorTable = Field(default_factory=SupervisorTable, description="a table")
-    defaults: ModelTable = Field(default_factory=ModelTable, description="a table")
+    supervisor: SupervisorTable = Field(
+        default_factory=SupervisorTable, title="the daemon itself", description="a table"
+    )
+    defaults: ModelTable = Field(
+        default_factory=ModelTable,
+        title="any key of [models.*], for the models that leave it out",
+        description="a table",
+    )
     models: dict[str, ModelTable] = Field(
-        default_factory=dict, description="a table for each model, [models.NAME]"
+        default_factory=dict,
+        title="the models that are served, by name",
+        description="a table for each model, [models.NAME]",
     )

@@ -82,7 +82,14 @@ class RuntimeFolder:
         folder = cls(path, _take_lock(path))
         for pattern in ("*.sock", "*.sock" + BEAT_SUFFIX):
             for stale in path.glob(pattern):
-                stale.unlink(missing_ok=True)
+                try:
+                    stale.unlink(missing_ok=True)
+                except OSError as error:
+                    folder.release()
+                    raise RuntimeFolderError(
+                        f"{stale} is in the way and cannot be removed: {error.strerror}",
+                        hint="remove it, or set another runtime_dir",
+                    ) from None
         return folder
 
     @property

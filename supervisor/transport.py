@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 import zmq
@@ -16,7 +17,8 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 
 TURN_MESSAGES = 128
-"""Messages taken from one socket before others have their turn."""
+TURN_BYTES = 1024 * 1024
+"""What is taken from one socket before others have their turn."""
 
 
 class LoopSocket:
@@ -93,13 +95,17 @@ class LoopSocket:
 
     def _receive_turn(self) -> bool:
         """Takes some messages; returns whether there may be more."""
+        left_bytes = TURN_BYTES
         for _ in range(TURN_MESSAGES):
             if self._is_closed:
                 return False
+            if left_bytes <= 0:
+                return True
             try:
                 frames = self.socket.recv_multipart(_NOBLOCK)
             except zmq.Again:
                 return False
+            left_bytes -= len(frames[-1])
             self._take(frames)
         return True
 
@@ -137,9 +143,19 @@ def bound_socket(
     socket = context.socket(kind)
     try:
         for option, value in options.items():
-            socket.setsockopt(option, value)
+            _set_option(socket, option, value)
         socket.bind(endpoint)
     except zmq.ZMQError:
         socket.close(0)
         raise
     return socket
+
+
+def _set_option(socket: Socket, option: zmq.SocketOption, value: int) -> None:
+    try:
+        socket.setsockopt(option, value)
+    except zmq.ZMQError as error:
+        # libzmq has this one only where it was built with a way to ask who the peer is; the mode
+        # of the runtime folder keeps other users out in any case.
+        if option is not zmq.IPC_FILTER_UID or error.errno != errno.EINVAL:
+            raise

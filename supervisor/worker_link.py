@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,8 @@ MAX_OUTBOX_MESSAGES = 8192
 
 class WorkerLink:
     """Messages from and to one incarnation of a worker.
+
+    Whoever else finds the socket is passed over: only the peer whose HELLO had the token counts.
 
     Attributes:
         pid: of its process, once it is known.
@@ -72,17 +75,19 @@ class WorkerLink:
         self._now = now
         self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
         self._beat_decoder = Decoder((Heartbeat,), is_strict=False)
-        self._has_greeted = False
+        self._peer: bytes | None = None
+        self._connected = 0
         self._is_broken = False
         self._is_closed = False
         self._outbox: deque[list[bytes]] = deque()
         common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES, zmq.HANDSHAKE_IVL: 2000}
         socket = bound_socket(
             context,
-            zmq.DEALER,
+            zmq.ROUTER,
             self.endpoint,
             common
             | {
+                zmq.ROUTER_MANDATORY: 1,
                 zmq.RCVHWM: RECEIVE_HIGH_WATER_MARK,
                 zmq.SNDHWM: SEND_HIGH_WATER_MARK + 4 * max_concurrency,
             },
@@ -135,48 +140,65 @@ class WorkerLink:
             path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        while self._outbox and self._socket.send(self._outbox[0]):
-            self._outbox.popleft()
+        if self._peer is None:
+            return  # before HELLO nobody is there to be told anything
+        try:
+            while self._outbox and self._socket.send([self._peer, *self._outbox[0]]):
+                self._outbox.popleft()
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            self._outbox.clear()  # its exit is about to be seen
 
     def _on_connection_event(self, event: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self.has_peer = True
+            self._connected += 1
+            self.disconnected.clear()
         else:
-            self.disconnected.set()
+            self._connected -= 1
+            if not self._connected:
+                self.disconnected.set()
 
     def _take(self, frames: list[bytes]) -> None:
-        if self._is_broken:
+        sender = frames[0]
+        if self._is_broken or self._peer not in (None, sender):
             return
         try:
-            message = self._decoder.decode(frames)
+            message = self._decoder.decode(frames[1:])
         except DecodeError as error:
             is_other = error.code is ErrorCode.UNSUPPORTED_VERSION
-            self._break(f"sent no message: {error.message}", is_other_version=is_other)
+            if self._peer is not None or is_other:
+                self._break(f"sent no message: {error.message}", is_other_version=is_other)
             return
-        if not self._has_greeted:
+        if self._peer is None:
+            if not self._has_token(message):
+                return
             problem = self._check_greeting(message)
             if problem:
                 self._break(problem)
                 return
-            self._has_greeted = True
+            self._peer = sender
         self._say(message)
+        self._flush()
 
     def _take_beat(self, frames: list[bytes]) -> None:
-        if self._is_broken or not self._has_greeted:
+        if self._is_broken or self._peer is None:
             return
         try:
-            message = self._beat_decoder.decode(frames)
-        except DecodeError as error:
-            self._break(f"sent no heartbeat: {error.message}")
-            return
-        self._say(message)
+            self._say(self._beat_decoder.decode(frames))
+        except DecodeError:
+            pass  # a stranger's: beats carry no token, and those of the worker itself still come
+
+    def _has_token(self, message: Message) -> bool:
+        """Whether this is the HELLO of the process that was given the token."""
+        return isinstance(message, Hello) and hmac.compare_digest(
+            message.token.encode(), self._token.encode()
+        )
 
     def _check_greeting(self, message: Message) -> str:
-        """What is wrong with the first message; empty where it is the HELLO of this worker."""
-        if not isinstance(message, Hello):
-            return f"began with {message.TYPE} and not with hello"
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
-            return "said HELLO with a wrong token"
+        """What is wrong with a HELLO that carries the token; empty where nothing is."""
+        assert isinstance(message, Hello)
         if (message.model, message.generation) != (self._model, self._generation):
             return f"said HELLO as {message.model} generation {message.generation}"
         if self.pid is not None and message.pid != self.pid:

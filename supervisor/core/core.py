@@ -542,9 +542,13 @@ class Core:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    """The last line of a worker's output that may be a cause: not one of its own routine logs."""
+    """The line of a worker's output that may be a cause: what a fault handler called it, or the
+    last that is neither one of its routine logs nor the end of such a report."""
     for line in reversed(lines):
-        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) ", line):
+        if line.startswith("Fatal Python error:"):
+            return line.strip()[:MAX_LAST_WORDS]
+    for line in reversed(lines):
+        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) |Extension modules:", line):
             return line.strip()[:MAX_LAST_WORDS]
     return ""
 

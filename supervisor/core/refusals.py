@@ -14,7 +14,8 @@ from mlxsup.protocol.states import Why
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
     """A name that the configuration does not have (H10)."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=3)
+    by_lower_case = {known_name.lower(): known_name for known_name in names}
+    close = [by_lower_case[m] for m in get_close_matches(name.lower(), by_lower_case, n=3)]
     message = f"no model is called {name!r}; configured: {', '.join(names) or 'none'}"
     return RemoteError(ErrorCode.UNKNOWN_MODEL, message, detail={"known": names, "close": close})
 

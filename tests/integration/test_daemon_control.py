@@ -149,24 +149,24 @@ def test_a_client_that_dies_is_a_cancel_of_all_it_asked_D12(pair: Daemon) -> Non
 
 def test_every_kind_of_input_passes_one_gate_H2() -> None:
     limits = {"max_queue": 1, "max_queue_per_client": 1}
-    with Daemon({"m": fake(fake=SLOW, max_concurrency=1)}, limits) as daemon:
-        with daemon.client() as client:
-            running = Reader(client, "m", "runs", max_tokens=3000).started()
-            queued = Reader(client, "m", "waits", max_tokens=1)
-            eventually(lambda: row(client, "m")["queued"] == 1)
-            inputs = (
-                {"prompt": "x"},
-                {"prompt_tokens": [300, 301]},
-                {"messages": [{"role": "user", "content": "x"}]},
-            )
-            for given in inputs:
-                with pytest.raises(RequestError) as caught:
-                    client.complete("m", max_tokens=1, **given)
-                assert caught.value.code == "overloaded"
-                assert caught.value.detail["running"] == [running.stream.request_id]
-            running.stream.cancel()
-            running.finished()
-            queued.finished()
+    daemon = Daemon({"m": fake(fake=SLOW, max_concurrency=1)}, limits)
+    with daemon, daemon.client() as client:
+        running = Reader(client, "m", "runs", max_tokens=3000).started()
+        queued = Reader(client, "m", "waits", max_tokens=1)
+        eventually(lambda: row(client, "m")["queued"] == 1)
+        inputs = (
+            {"prompt": "x"},
+            {"prompt_tokens": [300, 301]},
+            {"messages": [{"role": "user", "content": "x"}]},
+        )
+        for given in inputs:
+            with pytest.raises(RequestError) as caught:
+                client.complete("m", max_tokens=1, **given)
+            assert caught.value.code == "overloaded"
+            assert caught.value.detail["running"] == [running.stream.request_id]
+        running.stream.cancel()
+        running.finished()
+        queued.finished()
 
 
 def test_one_bad_request_fails_alone_C7(pair: Daemon) -> None:
@@ -221,15 +221,15 @@ def test_sigterm_answers_everyone_within_the_grace_E1() -> None:
 
 
 def test_a_second_interrupt_ends_at_once() -> None:
-    with Daemon({"m": fake(fake=SLOW)}, {"drain_timeout_s": 300.0}) as daemon:
-        with daemon.client() as client:
-            running = Reader(client, "m", "runs", max_tokens=4000).started()
-            processes = daemon.processes()
-            os.kill(processes[0].pid, signal.SIGINT)
-            wait_for_state(client, "m", "DRAINING")
-            os.kill(processes[0].pid, signal.SIGINT)
-            assert running.failed().code == "shutting_down"
-            gone_within(processes, 30.0)
+    daemon = Daemon({"m": fake(fake=SLOW)}, {"drain_timeout_s": 300.0})
+    with daemon, daemon.client() as client:
+        running = Reader(client, "m", "runs", max_tokens=4000).started()
+        processes = daemon.processes()
+        os.kill(processes[0].pid, signal.SIGINT)
+        wait_for_state(client, "m", "DRAINING")
+        os.kill(processes[0].pid, signal.SIGINT)
+        assert running.failed().code == "shutting_down"
+        gone_within(processes, 30.0)
 
 
 def test_a_supervisor_that_dies_gives_connection_lost() -> None:

@@ -87,7 +87,8 @@ def test_unload_and_load_a_real_engine_many_times_I1(folders: dict[str, Path]) -
 def test_only_workers_import_mlx_A3(module: str) -> None:
     code = (
         f"import sys, mlxsup.{module}\n"
-        "found = {'mlx', 'mlx_lm', 'transformers', 'numpy'} & {m.split('.')[0] for m in sys.modules}\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "found = {'mlx', 'mlx_lm', 'transformers', 'numpy'} & loaded\n"
         "sys.exit(str(found) if found else 0)"
     )
     finished = subprocess.run(

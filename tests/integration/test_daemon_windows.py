@@ -435,3 +435,35 @@ def test_a_stream_of_bytes_split_anywhere_shows_whole_characters_G7(daemon: Daem
         pieces = [delta.text for delta in stream]
         assert "".join(pieces) == stream.result.text == text
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+# ---------------------------------------------------------------- streams that nobody reads
+
+
+def test_a_stream_that_is_dropped_is_cancelled_D12(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        for _ in range(8):
+            for _ in client.generate("m", prompt="dropped"):
+                break  # without max_tokens it would fill the context
+        result = client.complete("m", prompt="next", max_tokens=2, queue_timeout_s=30.0)
+        assert result.finish_reason == "length"
+        eventually(lambda: is_quiet(client))
+
+
+def test_a_task_that_is_cancelled_cancels_its_stream_D12(daemon: Daemon) -> None:
+    async def run() -> None:
+        async with AsyncClient(daemon.endpoint) as client:
+
+            async def read() -> None:
+                async for _ in client.generate("m", prompt="dropped"):
+                    pass
+
+            for _ in range(4):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(read(), 0.2)
+            result = await client.complete("m", prompt="x", max_tokens=2, queue_timeout_s=30.0)
+            assert result.finish_reason == "length"
+
+    asyncio.run(run())
+    with daemon.client() as client:
+        eventually(lambda: is_quiet(client))

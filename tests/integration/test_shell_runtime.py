@@ -203,3 +203,13 @@ def test_a_worker_whose_exit_was_seen_is_not_in_the_record(
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "workers.json").write_text("{ half")
     assert WorkerRecord(tmp_path).sweep() == []
+
+
+def test_a_folder_in_the_place_of_a_socket_is_named(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "client.sock").mkdir()
+    with pytest.raises(RuntimeFolderError, match=r"client\.sock is in the way") as caught:
+        RuntimeFolder.claim(folder)
+    assert "remove it" in caught.value.hint
+    (folder / "client.sock").rmdir()
+    RuntimeFolder.claim(folder).release()

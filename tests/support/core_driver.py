@@ -277,6 +277,7 @@ class Driver:
         code: int | None = None,
         signal: str = "SIGKILL",
         generation: int | None = None,
+        last_lines: tuple[str, ...] = ("last words",),
     ) -> list[Action]:
         """The worker's process is gone: by `signal`, or with `code`."""
         current = self.generation(model) if generation is None else Generation(generation)
@@ -288,7 +289,7 @@ class Driver:
                 exit_code=code,
                 signal=None if code is not None else 9,
                 signal_name="" if code is not None else signal,
-                last_lines=("last words",),
+                last_lines=last_lines,
                 at=1.0,
             )
         )

@@ -8,8 +8,10 @@ import pytest
 from mlxsup.cli.change_printer import change_line
 from mlxsup.cli.connection import unknown_model
 from mlxsup.cli.model_row import cause_of, note_of, row_of
+from mlxsup.cli.notices import notice_text
 from mlxsup.cli.quantities import format_bytes, format_duration
 from mlxsup.cli.table import Row, render
+from mlxsup.client import Notice, NoticeKind
 
 NOW = 1_000_000.0
 KILLED = {
@@ -158,6 +160,46 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
     assert error.message == "no model is called 'smolm2'; configured: qwen, smollm2"
     assert error.hint == "did you mean smollm2?"
     assert "did you mean" not in unknown_model("zzz", ["smollm2"]).hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "text"),
+    [
+        (NoticeKind.QUEUED, {"position": 3}, "queued, position 3"),
+        (NoticeKind.LOADING, {"phase": "weights", "fraction": 0.4}, "loading, weights 40%"),
+        (NoticeKind.LOADING, {"state": "BACKOFF"}, "loading, backoff"),
+        (
+            NoticeKind.PREFILLING,
+            {"done": 5, "total": 9},
+            "reading the prompt, 5 of 9 tokens",
+        ),
+    ],
+)
+def test_notices(kind: NoticeKind, detail: dict[str, Any], text: str) -> None:
+    assert notice_text(Notice(kind=kind, detail=detail)) == text
+
+
+def test_table_moves_together_where_that_gives_the_longest_note_its_place() -> None:
+    rows = [row_of(model(last_exit=KILLED), NOW)]
+    wide = max(map(len, render(rows, None, plain)))
+    assert len(render(rows, wide, plain)) == 2
+    assert len(render(rows, wide - 9, plain)) == 2
+    assert len(render(rows, wide - 10, plain)) == 3
+
+
+def test_change_line_says_the_progress_once() -> None:
+    change = {
+        "at": NOW,
+        "model": "m",
+        "from": "LOADING",
+        "to": "LOADING",
+        "generation": 2,
+        "pid": 9,
+    }
+    progress = {"phase": "weights", "fraction": 0.2}
+    line = change_line(change | {"note": "weights 20%", "progress": progress})
+    assert line.endswith(" m: LOADING (generation 2, pid 9, weights 20%)")
+    assert change_line(change | {"progress": progress}) == line
 
 
 def test_change_line() -> None:

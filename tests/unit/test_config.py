@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.config import ConfigError, load_config
+from mlxsup.supervisor.config_folders import config_of_folders, split_model
 from mlxsup.supervisor.config_lines import LineIndex
+from mlxsup.supervisor.config_schema import config_schema
 from mlxsup.supervisor.config_tables import ModelTable, RestartTable, SupervisorTable
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
@@ -327,3 +330,72 @@ def test_the_example_has_two_models_and_a_comment_for_each_key() -> None:
     for line in EXAMPLE.read_text().splitlines()[:-1]:
         if re.match(r"\w+ = ", line):
             assert re.search(r"\s# \S", line), f"no comment: {line}"
+
+
+# ---------------------------------------------------------------- the schema for editors
+
+
+SCHEMA = EXAMPLE.parent / "docs" / "config.schema.json"
+
+
+def test_the_schema_in_docs_is_that_of_the_code_and_the_example_names_it() -> None:
+    # Made with: mlxsup config schema > docs/config.schema.json
+    assert json.loads(SCHEMA.read_text()) == config_schema()
+    first = EXAMPLE.read_text().splitlines()[0]
+    assert first == "#:schema docs/config.schema.json"
+
+
+def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:
+    schema = config_schema()
+    tables = schema["$defs"]
+    values = _example()
+    model = values["models"]["smollm2"]
+    for given, name in (
+        (values["supervisor"], "SupervisorTable"),
+        (model, "ModelTable"),
+        (model["restart"], "RestartTable"),
+    ):
+        properties = tables[name]["properties"]
+        assert set(properties) == set(given)
+        assert tables[name]["additionalProperties"] is False
+        for key, entry in properties.items():
+            assert re.fullmatch(r"[A-Z\"].*\. Takes .+\.", entry["description"]), key
+            if key.endswith("_s"):
+                assert [choice["type"] for choice in entry["anyOf"]] == ["number", "string"]
+            if key not in ("path", "restart", "fake"):
+                kind = RestartTable if name == "RestartTable" else None
+                kind = kind or (ModelTable if name == "ModelTable" else SupervisorTable)
+                assert entry["default"] == kind.model_fields[key].default
+    assert "null" not in json.dumps(schema)
+
+
+# ---------------------------------------------------------------- without a file
+
+
+def test_folders_amount_to_a_configuration_that_can_be_kept(tmp_path: Path) -> None:
+    folders = {"a": tmp_path / "a", "b.c": tmp_path / 'with "quotes"\tand é'}
+    config, text = config_of_folders(folders)
+    assert [str(m.name) for m in config.models] == ["a", "b.c"]
+    assert [Path(m.launch.path) for m in config.models] == list(folders.values())
+    assert config.config_path is None
+    assert load_config(write(tmp_path, text)).models == config.models
+
+
+def test_a_folder_gives_its_name_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert split_model("models/smollm2/") == ("smollm2", tmp_path / "models" / "smollm2")
+    assert split_model("small=models/smollm2") == ("small", tmp_path / "models" / "smollm2")
+    assert split_model("./a=b") == ("a=b", tmp_path / "a=b")
+    assert split_model(".")[0] == tmp_path.name
+    with pytest.raises(ConfigError, match="a model's name takes"):
+        config_of_folders({"a=b": tmp_path / "a=b"})
+
+
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 100_000)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert "nested too deeply" in caught.value.problems[0]

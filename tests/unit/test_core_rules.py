@@ -293,6 +293,13 @@ def test_an_unknown_model_is_answered_with_the_names_there_are_H10() -> None:
     assert failed.error["detail"] == {"known": ["smollm2"], "close": ["smollm2"]}
 
 
+def test_a_name_in_other_letters_is_close_too() -> None:
+    driver = Driver([entry("smollm2")])
+    driver.ask(model="SmolLM2")
+    [failed] = driver.terminals[b"alice", "r1"]
+    assert failed.error["detail"]["close"] == ["smollm2"]
+
+
 # ---------------------------------------------------------------- after the exit
 
 
@@ -596,3 +603,17 @@ def test_a_reload_meets_a_shutdown() -> None:
     assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
     driver.say(Reload(id="y"))
     assert driver.errors() == {"y": ErrorCode.SHUTTING_DOWN}
+
+
+def test_the_cause_is_what_the_fault_handler_called_it_not_its_last_line() -> None:
+    driver = in_state(State.READY)
+    lines = ("2026-01-01T00:00:00Z INFO started", "Fatal Python error: Segmentation fault", "")
+    more = ("Current thread 0x1 (most recent call first):", "Extension modules: zmq (total: 1)")
+    driver.exit(signal="SIGSEGV", last_lines=(*lines, *more))
+    assert driver.row()["last_exit"]["detail"] == "Fatal Python error: Segmentation fault"
+
+
+def test_routine_logs_are_no_cause() -> None:
+    driver = in_state(State.READY)
+    driver.exit(last_lines=("2026-01-01T00:00:00.1Z INFO model ready model=m",))
+    assert driver.row()["last_exit"]["detail"] == ""

@@ -1,0 +1,81 @@
+"""Llamas of a real size with random weights, for machines that no model hub reaches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+
+WRITE = """
+import sys
+from pathlib import Path
+import mlx.core as mx
+
+folder, layers, hidden, intermediate, key_values, vocabulary, seed = sys.argv[1:]
+layers, hidden, intermediate, key_values, vocabulary = map(
+    int, (layers, hidden, intermediate, key_values, vocabulary)
+)
+mx.random.seed(int(seed))
+
+def normal(rows, columns):
+    return (mx.random.normal((rows, columns)) * columns**-0.5).astype(mx.bfloat16)
+
+for layer in range(layers):
+    prefix = f"model.layers.{layer}."
+    weights = {
+        prefix + "self_attn.q_proj.weight": normal(hidden, hidden),
+        prefix + "self_attn.k_proj.weight": normal(key_values, hidden),
+        prefix + "self_attn.v_proj.weight": normal(key_values, hidden),
+        prefix + "self_attn.o_proj.weight": normal(hidden, hidden),
+        prefix + "mlp.gate_proj.weight": normal(intermediate, hidden),
+        prefix + "mlp.up_proj.weight": normal(intermediate, hidden),
+        prefix + "mlp.down_proj.weight": normal(hidden, intermediate),
+        prefix + "input_layernorm.weight": mx.ones(hidden, mx.bfloat16),
+        prefix + "post_attention_layernorm.weight": mx.ones(hidden, mx.bfloat16),
+    }
+    if layer == 0:
+        weights["model.embed_tokens.weight"] = normal(vocabulary, hidden)
+        weights["lm_head.weight"] = normal(vocabulary, hidden)
+        weights["model.norm.weight"] = mx.ones(hidden, mx.bfloat16)
+    mx.save_safetensors(str(Path(folder) / f"model-{layer:03}.safetensors"), weights)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a llama."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_value_heads: int
+
+
+SEVEN_B = Shape(layers=32, hidden=4096, intermediate=11008, heads=32, key_value_heads=32)
+SMALL = Shape(layers=16, hidden=1024, intermediate=4096, heads=16, key_value_heads=8)
+
+
+def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: int) -> Path:
+    """Writes a bf16 model of that shape, with the tiny model's vocabulary, that ends no answer."""
+    make_tiny_model(
+        folder,
+        config={
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.key_value_heads,
+            "max_position_embeddings": context_length,
+            "torch_dtype": "bfloat16",
+        },
+    )
+    (folder / "model.safetensors").unlink()
+    key_values = shape.hidden // shape.heads * shape.key_value_heads
+    numbers = (shape.layers, shape.hidden, shape.intermediate, key_values, VOCABULARY_SIZE, seed)
+    # In a process of its own: the benchmark itself never touches MLX.
+    subprocess.run([sys.executable, "-c", WRITE, str(folder), *map(str, numbers)], check=True)
+    return folder

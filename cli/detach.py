@@ -1,0 +1,145 @@
+"""A daemon in the background: started, and waited for until it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .exit_status import CliError, ExitStatus
+
+OUTPUT_NAME = "daemon.out"
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""What an earlier daemon wrote is put aside when it is longer."""
+
+ANSWER_LIMIT_S = 60.0
+LOOK_INTERVAL_S = 0.05
+"""A process that is not there yet can tell of nothing, so it is looked for this often."""
+
+END_LIMIT_S = 30.0
+CODES = {
+    ExitStatus.USAGE: "usage",
+    ExitStatus.RUNTIME_FOLDER: "runtime_folder",
+    ExitStatus.ALREADY_RUNNING: "already_running",
+    ExitStatus.BAD_CONFIGURATION: "bad_configuration",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A daemon that answers.
+
+    Attributes:
+        endpoint: where.
+        pid: of the daemon.
+        output: the file that gets what it prints.
+    """
+
+    endpoint: str
+    pid: int
+    output: Path
+
+
+def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> Started:
+    """Starts `mlxsup start` with these arguments in a session of its own.
+
+    Args:
+        endpoint: where it will listen.
+        log_dir: gets the file with its output.
+        arguments: of `start`, relative paths as seen from here.
+
+    Raises:
+        CliError: it did not come up; the message and the status are its own.
+    """
+    path = log_dir / OUTPUT_NAME
+    output = _open_output(path)
+    try:
+        begin = os.fstat(output).st_size
+        process = subprocess.Popen(
+            # -P: a folder that happens to be the current one must not be imported from.
+            [sys.executable, "-P", "-m", "mlxsup.cli", "start", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+    try:
+        _wait(process, endpoint, path, begin)
+    except BaseException:
+        # Given up, or interrupted: nobody would know of it.
+        _end(process)
+        raise
+    return Started(endpoint=endpoint, pid=process.pid, output=path)
+
+
+def _open_output(path: Path) -> int:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = os.open(path, flags, 0o600)
+        if os.fstat(descriptor).st_size > MAX_OUTPUT_BYTES:
+            os.close(descriptor)
+            path.replace(path.with_name(f"{path.name}.1"))
+            descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise CliError(
+            f"the log folder {path.parent} cannot be written to: {error.strerror}",
+            code="runtime_folder",
+            hint="set a log_dir that you may write to",
+            status=ExitStatus.RUNTIME_FOLDER,
+        ) from None
+    return descriptor
+
+
+def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
+    socket = Path(endpoint.removeprefix("ipc://"))
+    give_up_at = time.monotonic() + ANSWER_LIMIT_S
+    while time.monotonic() < give_up_at:
+        try:
+            process.wait(LOOK_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            # Another daemon may answer there, while ours finds out that it is one too many.
+            if socket.exists() and _pid_at(endpoint) == process.pid:
+                return
+            continue
+        raise _failure(process.returncode, output, begin)
+    raise CliError(f"the daemon did not answer within {ANSWER_LIMIT_S:g} s", hint=f"see {output}")
+
+
+def _pid_at(endpoint: str) -> int | None:
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+    try:
+        with Client(endpoint) as client:
+            return int(client.status()["pid"])
+    except (ConnectionLost, RequestError):
+        return None
+
+
+def _failure(code: int, output: Path, begin: int) -> CliError:
+    """What the daemon said before it ended, as if it had been said here."""
+    with output.open("rb") as file:
+        file.seek(begin)
+        text = file.read().decode("utf-8", "replace").strip()
+    status = ExitStatus(code) if code in list(ExitStatus) else ExitStatus.FAILED
+    _, marker, said = text.rpartition("error: ")
+    message, _, hint = said.partition("\nhint: ")
+    if not marker:
+        message, hint = f"the daemon ended with exit code {code}", f"see {output}"
+    return CliError(message, code=CODES.get(status, "failed"), hint=hint, status=status)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

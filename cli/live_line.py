@@ -1,0 +1,53 @@
+"""One line of a terminal that is written again and again, and is gone at the end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import TracebackType
+from typing import Self
+
+import click
+
+from .output import Output
+
+CLEAR_LINE = "\r\x1b[K"
+
+
+class LiveLine:
+    """Says on standard error what is being waited for; nothing where that is no terminal.
+
+    Args:
+        output: how the command speaks.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._is_shown = False
+        self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
+
+    def show(self, text: str) -> None:
+        """Writes the line in place of what it held."""
+        if self.is_possible:
+            # A line that wraps could not be cleared.
+            text = text[: shutil.get_terminal_size().columns - 1]
+            styled = self._output.style(text, sys.stderr, dim=True)
+            click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
+            self._is_shown = True
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._is_shown:
+            click.echo(CLEAR_LINE, nl=False, err=True)
+            self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()

@@ -1,0 +1,57 @@
+"""Which lines of a log are meant: those since a time, or those of the generation before."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Sequence
+
+RULE = re.compile(r"--- generation (\d+) pid \d+ ")
+"""Drawn by the supervisor where a new process begins to write."""
+
+_STAMP = re.compile(r"(?:--- generation \d+ pid \d+ )?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
+
+
+def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
+    """The lines from a time on.
+
+    A line without a time of its own was written between its neighbours; in doubt it is shown, for
+    what a process says at its death has no time.
+
+    Args:
+        lines: oldest first.
+        cutoff: seconds since the epoch.
+        written_at: when the last line was written, at the latest.
+    """
+    for place in range(len(lines) - 1, -1, -1):
+        stamp = _stamp_of(lines[place])
+        if stamp is not None and stamp < cutoff:
+            rest = list(lines[place + 1 :])
+            break
+    else:
+        rest = list(lines)
+    is_any_young = written_at >= cutoff or any(_stamp_of(line) is not None for line in rest)
+    return rest if is_any_young else []
+
+
+def previous_generation(lines: Sequence[str]) -> list[str] | None:
+    """What the process before the current one wrote, with its rule; None if there was none."""
+    rules = [place for place, line in enumerate(lines) if RULE.match(line)]
+    if not rules:
+        return None
+    if len(rules) == 1:
+        # The rule of the one before may have gone with the oldest file.
+        return list(lines[: rules[0]]) or None
+    return list(lines[rules[-2] : rules[-1]])
+
+
+def _stamp_of(line: str) -> float | None:
+    match = _STAMP.match(line)
+    if match is None:
+        return None
+    try:
+        whole = calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+    return whole + float(match.group(2) or 0)

@@ -1,0 +1,88 @@
+"""The argument MODEL, whose names a shell can complete."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .connection import Target, read_toml, unknown_model
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+ANSWER_LIMIT_S = 0.5
+"""Whoever presses Tab waits no longer than this for a daemon."""
+
+CONFIG_VARIABLE = "MLXSUP_CONFIG"
+DEFAULT_CONFIG = "~/.mlxsup/config.toml"
+
+
+def complete_model(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The names that begin so, each with the model's state where a daemon answers."""
+    from click.shell_completion import CompletionItem
+
+    config = context.params.get("config")
+    target = Target(
+        endpoint=context.params.get("endpoint"), config=Path(config) if config else None
+    )
+    names = _ask_daemon(target) or _read_configuration(target)
+    return [
+        CompletionItem(name, help=state)
+        for name, state in names.items()
+        if name.startswith(incomplete)
+    ]
+
+
+model_argument = click.argument("model", shell_complete=complete_model)
+
+
+def check_known(status: Mapping[str, Any], model: str) -> None:
+    """Refuses a name that the daemon does not know, before anything is asked of it.
+
+    Raises:
+        CliError: with close matches and the configured names.
+    """
+    names = [row["name"] for row in status["models"]]
+    if model not in names:
+        raise unknown_model(model, names)
+
+
+def _ask_daemon(target: Target) -> dict[str, str]:
+    # Filled by the thread at most once, and read after it ended or is given up.
+    answers: list[dict[str, str]] = []
+
+    def ask() -> None:
+        from mlxsup.client import Client, ConnectionLost, RequestError
+
+        from .exit_status import CliError
+
+        try:
+            with Client(target.find_endpoint()) as client:
+                rows = client.status()["models"]
+            answers.append({row["name"]: str(row["state"]) for row in rows})
+        except (CliError, ConnectionLost, RequestError):
+            # A shell has no place for errors: the configuration is asked instead.
+            return
+
+    thread = threading.Thread(target=ask, name="mlxsup-completion", daemon=True)
+    thread.start()
+    thread.join(ANSWER_LIMIT_S)
+    return answers[0] if answers else {}
+
+
+def _read_configuration(target: Target) -> dict[str, str]:
+    from .exit_status import CliError
+
+    path = target.config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
+    try:
+        models = read_toml(path).get("models", {})
+    except CliError:
+        return {}
+    return dict.fromkeys(models, "") if isinstance(models, dict) else {}

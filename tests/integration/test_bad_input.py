@@ -1,0 +1,366 @@
+"""Every kind of bad input gets its typed error, and a stream beside it does not change.
+
+The cases are data, in tests/support/bad_*.py; docs/bad-input.md is printed from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import random
+import socket as sockets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from mlxsup.client import Client, RequestError
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Subscribe
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.fake_text import answer_tokens, encode_text
+from support.bad_commands import COMMANDS, BadCommand
+from support.bad_input import (
+    BODIES,
+    CLIENT_ONLY,
+    HELLO_BODY,
+    MODEL,
+    RAW,
+    SMALL,
+    SMALL_CONTEXT,
+    BadBody,
+    BadInput,
+    Frames,
+    generate,
+    header,
+    pack,
+)
+from support.daemon import Daemon, fake, row
+from support.eventually import eventually
+from support.raw_client import RawClient
+from support.streams import Reader
+
+ROOT = Path(__file__).parents[2]
+LIVE_PROMPT = "the stream that must not change"
+ENDS = ("done", "failed", "reply")
+GARBAGE_MESSAGES = 2000
+GARBAGE_SEED = 20261121
+WINDOW = 32
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    models = {
+        MODEL: fake(fake={"step_s": 0.004, "context_length": 10_000_000}),
+        SMALL: fake(context_length=SMALL_CONTEXT),
+    }
+    with Daemon(models) as running:
+        with running.client() as client:
+            client.load(MODEL)
+            client.load(SMALL)
+        yield running
+
+
+@pytest.fixture
+def live(daemon: Daemon) -> Iterator[Reader]:
+    """A stream that runs all through a test, and is compared with the undisturbed answer."""
+    with daemon.client() as client:
+        before = facts(client)
+        reader = Reader(client, MODEL, LIVE_PROMPT).started()
+        yield reader
+        seen = len(reader.tokens)
+        eventually(lambda: len(reader.tokens) > seen or reader.error, what="the stream goes on")
+        assert reader.error is None
+        reader.stream.cancel()
+        result = reader.finished()
+        assert result.finish_reason is FinishReason.CANCELLED
+        expected = answer_tokens(encode_text(LIVE_PROMPT), len(reader.tokens))
+        assert reader.tokens == expected, "the stream beside it changed"
+        eventually(lambda: facts(client) == before, what="nothing is left, nothing was restarted")
+
+
+def facts(client: Client) -> dict[str, Any]:
+    """What no bad input may change: the models, their processes, what is open."""
+    status = client.status()
+    kept = ("name", "state", "wanted", "generation", "pid", "restarts", "running", "queued")
+    rows = [{key: model[key] for key in kept} for model in status["models"]]
+    return {"pid": status["pid"], "queue": status["queue"], "models": rows}
+
+
+RAW_CASES = [
+    pytest.param(case, id=f"{title}: {case.name}") for title, cases in RAW.items() for case in cases
+]
+
+
+@pytest.mark.parametrize("case", RAW_CASES)
+def test_what_is_wrong_gets_its_error_C7_D7_G6_H10(
+    daemon: Daemon, live: Reader, case: BadInput
+) -> None:
+    with RawClient(daemon.endpoint) as raw:
+        for frames in case.sends:
+            raw.say(frames)
+        answer = raw.hear_error()
+        error = answer["error"]
+        assert (answer["id"], error["code"], error["retryable"]) == (case.id, case.code, False)
+        assert case.words in error["message"]
+        # The same connection is as good as before, and nothing else is on its way.
+        raw.say([header("ping", id="after")])
+        reply = raw.hear()
+        assert (reply["type"], reply["id"]) == ("reply", "after")
+
+
+CLIENT_PARAMETERS = set(inspect.signature(Client.generate).parameters)
+
+CLIENT_CASES = [
+    pytest.param(case, id=case.name)
+    for case in (*BODIES, *CLIENT_ONLY)
+    if isinstance(case.body, dict) and case.body.keys() <= CLIENT_PARAMETERS - {"model"}
+]
+
+
+@pytest.mark.parametrize("case", CLIENT_CASES)
+def test_the_python_client_raises_the_same_C7(daemon: Daemon, live: Reader, case: BadBody) -> None:
+    def read_all(client: Client) -> None:
+        assert isinstance(case.body, dict)
+        stream = client.generate(case.model, **case.body)
+        assert not case.is_known_to_client, "it was sent"
+        for _ in stream:
+            pass
+
+    with daemon.client() as client:
+        with pytest.raises(RequestError) as caught:
+            read_all(client)
+        assert client.status()["queue"]["waiting"] == 0, "the client goes on"
+    assert caught.value.code == case.code
+    assert case.words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=ascii(" ".join(case.arguments)[:60])) for case in COMMANDS]
+)
+def test_the_command_line_says_one_sentence(daemon: Daemon, live: Reader, case: BadCommand) -> None:
+    target = ("--endpoint", daemon.endpoint) if len(case.arguments) > 1 else ()
+
+    def say(*more: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            Daemon.command(*case.arguments, *target, *more),
+            input=case.standard_input,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+
+    said = say()
+    assert (said.returncode, said.stdout) == (case.status, b""), said.stderr
+    assert case.words in said.stderr.decode()
+    assert b"Traceback" not in said.stderr
+    if target:
+        as_json = say("--json")
+        assert (as_json.returncode, as_json.stderr) == (case.status, b"")
+        error = json.loads(as_json.stdout)["error"]
+        assert case.words in f"{error['message']} {error['hint']}"
+
+
+def test_over_context_is_refused_before_a_row_or_a_step_I6(daemon: Daemon, live: Reader) -> None:
+    with daemon.client() as client:
+        steps = row(client, SMALL)["steps"]
+        for body in (
+            {"prompt": "y" * SMALL_CONTEXT},
+            {"prompt": "y" * 1_000_000},
+            {"prompt": "y", "max_tokens": SMALL_CONTEXT},
+        ):
+            with pytest.raises(RequestError) as caught:
+                client.complete(SMALL, **body)
+            assert caught.value.code == "context_length_exceeded"
+            assert caught.value.detail["context_length"] == SMALL_CONTEXT
+        assert row(client, SMALL)["steps"] == steps, "nothing reached the engine"
+
+
+def test_a_frame_over_16_MiB_ends_the_connection_and_no_other(daemon: Daemon, live: Reader) -> None:
+    with RawClient(daemon.endpoint) as raw:
+        raw.say([header("ping", id="first")])
+        assert raw.hear()["id"] == "first"
+        raw.say(generate(bytes(MAX_FRAME_BYTES + 1)))
+        assert raw.monitor.poll(30_000), "the connection was not closed"
+
+
+def raw_bytes(daemon: Daemon, sent: bytes, *, is_ended: bool) -> bytes:
+    """Sends bytes below ZeroMQ; returns what comes back until the daemon closes."""
+    received = b""
+    with sockets.socket(sockets.AF_UNIX) as raw:
+        raw.settimeout(60)
+        raw.connect(daemon.endpoint.removeprefix("ipc://"))
+        try:
+            raw.sendall(sent)
+            if is_ended:
+                raw.shutdown(sockets.SHUT_WR)
+            while piece := raw.recv(4096):
+                received += piece
+        except ConnectionError:
+            pass  # it was closed before everything was sent
+    return received
+
+
+def test_bytes_that_are_not_zeromq_are_no_messages(daemon: Daemon, live: Reader) -> None:
+    draw = random.Random(GARBAGE_SEED)
+    for sent in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", *(draw.randbytes(200) for _ in range(20))):
+        # The first protocol of ZeroMQ had no greeting, so a part of this may be read as frames.
+        received = raw_bytes(daemon, sent, is_ended=True)
+        assert not any(kind in received for kind in (b"reply", b"done", b"deltas", b"event"))
+
+
+def test_a_connection_that_never_greets_is_closed(daemon: Daemon, live: Reader) -> None:
+    assert b"type" not in raw_bytes(daemon, b"", is_ended=False)
+
+
+# ---------------------------------------------------------------- 2,000 garbage messages
+
+_SEEDS: tuple[Frames, ...] = (
+    generate(HELLO_BODY, id="g", client="garbage"),
+    generate(HELLO_BODY, id="g", model="nobody", timeout_s=5.0),
+    [header("cancel", id="c")],
+    [header("ping", id="p")],
+    [header("status", id="s")],
+    [header("load", id="l", model="nobody")],
+    [header("restart", id="r", model="nobody", now=True)],
+)
+"""What is mutated: nothing that a few changed bits could turn into harm that was asked for."""
+
+
+def _value(draw: random.Random, depth: int = 0) -> Any:
+    kinds: list[Any] = [
+        None, True, -1, 2**63, 1.5, float("nan"), float("-inf"), "", "k", "x" * 200, b"\x00", "é\0",
+    ]  # fmt: skip
+    pick = draw.randrange(len(kinds) + (2 if depth < 4 else 0))
+    if pick < len(kinds):
+        return kinds[pick]
+    items = [_value(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return items if pick == len(kinds) else {f"k{n}": item for n, item in enumerate(items)}
+
+
+def _mutated(draw: random.Random) -> Frames:
+    frames = [bytearray(frame) for frame in draw.choice(_SEEDS)]
+    for _ in range(draw.randrange(1, 4)):
+        frame = draw.choice(frames)
+        match draw.randrange(5):
+            case 0 if frame:
+                frame[draw.randrange(len(frame))] ^= 1 << draw.randrange(8)
+            case 1:
+                del frame[draw.randrange(len(frame) + 1) :]
+            case 2:
+                frame += draw.randbytes(draw.randrange(1, 20))
+            case 3:
+                position = draw.randrange(len(frame) + 1)
+                frame[position:position] = draw.randbytes(draw.randrange(1, 4))
+            case _:
+                frames.append(bytearray(draw.randbytes(draw.randrange(8))))
+    return [bytes(frame) for frame in frames]
+
+
+def _with_wrong_values(draw: random.Random) -> Frames:
+    frames = list(draw.choice(_SEEDS))
+    values = msgpack.unpackb(frames[0])
+    name = draw.choice([*values, "v", "timeout_s", "body", "path", "colour"])
+    values[name] = _value(draw)
+    frames[0] = pack(values)
+    return frames
+
+
+def _with_wrong_body(draw: random.Random) -> Frames:
+    names = [*RequestBody.__dataclass_fields__, "path", "colour"]
+    body = {draw.choice(names): _value(draw) for _ in range(draw.randrange(1, 4))}
+    # Long enough to be wrong in every way, short enough to be done where it is right.
+    if body.get("max_tokens") is None:
+        body["max_tokens"] = 1
+    return generate(pack(body), id=f"b{draw.randrange(10**9)}")
+
+
+def garbage(draw: random.Random) -> Frames:
+    """One message: random bytes, a mutated one, or one with values that do not belong."""
+    match draw.randrange(4):
+        case 0:
+            return [draw.randbytes(draw.randrange(120)) for _ in range(draw.randrange(1, 5))]
+        case 1:
+            return _mutated(draw)
+        case 2:
+            return _with_wrong_values(draw)
+        case _:
+            return _with_wrong_body(draw)
+
+
+def test_2000_garbage_messages_get_one_answer_each_beside_a_live_stream(
+    daemon: Daemon, live: Reader
+) -> None:
+    draw = random.Random(GARBAGE_SEED)
+    decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+    owed = answered = 0
+    codes: dict[str, int] = {}
+
+    def take(raw: RawClient) -> int:
+        message = raw.hear()
+        assert message["type"] in (*ENDS, "notice", "event"), message
+        if message["type"] == "failed":
+            code = message["error"]["code"]
+            codes[code] = codes.get(code, 0) + 1
+        return int(message["type"] in ENDS)
+
+    with RawClient(daemon.endpoint) as raw:
+        for _ in range(GARBAGE_MESSAGES):
+            frames = garbage(draw)
+            try:
+                message = decoder.decode(frames)
+                owed += not isinstance(message, Cancel | Subscribe)
+            except DecodeError:
+                owed += 1
+            raw.say(frames)
+            while owed - answered >= WINDOW:
+                answered += take(raw)
+        # What runs by now ends by itself or with this; each gets its one end in either case.
+        raw.say([header("status", id="last")])
+        owed += 1
+        while answered < owed:
+            answered += take(raw)
+        raw.say([header("ping", id="end")])
+        assert raw.hear()["id"] == "end", "an answer too many"
+    assert owed > GARBAGE_MESSAGES * 0.9
+    assert codes["invalid_request"] > GARBAGE_MESSAGES * 0.6
+    assert "internal" not in codes
+    assert "worker_crashed" not in codes
+
+
+def test_a_frame_of_every_kind_was_decoded_as_the_client_does() -> None:
+    """The seeds of the mutations are messages: else they would prove nothing."""
+    decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+    for frames in _SEEDS:
+        encode(decoder.decode(frames))
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_every_parameter_and_every_field_has_a_case() -> None:
+    names = " ".join(case.name for case in BODIES)
+    for parameter in RequestBody.__dataclass_fields__:
+        assert f"`{parameter}`" in names, f"no bad body for {parameter}"
+    names = " ".join(case.name for case in RAW["Headers"])
+    for cls in CLIENT_MESSAGES:
+        for field in (f.name for f in dataclasses.fields(cls)):
+            assert field in ("id", "v", "body") or f"`{cls.TYPE}` with `{field}`" in names
+
+
+def test_the_document_is_printed_from_these_cases() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "bad_input_table.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (ROOT / "docs" / "bad-input.md").read_text() == printed.stdout, (
+        "run: python tools/bad_input_table.py > docs/bad-input.md"
+    )

@@ -1,0 +1,180 @@
+"""`mlxsup chat`, typed and piped, on a daemon that runs."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlxsup.protocol.messages import Generate, Message, StatusQuery
+from support.cli import ESCAPE, Terminal, run_cli
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.scripted_supervisor import Peer, answer, fail, finish, scripted_supervisor, send_pieces
+
+ENDLESS = {"step_s": 0.02, "answer_tokens": 100_000}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    models = {
+        "alpha": fake(),
+        "slow": fake(fake=ENDLESS),
+        "cold": fake(preload=False, fake={"load_s": 1.5, "load_steps": 10}),
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        wait_for_state(client, "alpha", "READY")
+        wait_for_state(client, "slow", "READY")
+        yield daemon
+
+
+def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(tmp_path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        if isinstance(message, StatusQuery):
+            answer(peer, message, models=[{"name": "m"}])
+        elif isinstance(message, Generate):
+            send_pieces(peer, message.id, ["yes", "!"])
+            finish(peer, message.id, 2)
+
+    with scripted_supervisor(tmp_path / "client.sock", script) as supervisor:
+        done = run_cli(
+            *("chat", "m", "--system", "Be brief.", "--endpoint", supervisor.endpoint),
+            stdin="one\\\ntwo\n\nthree\n/clear\nfour\n/exit\nnever sent\n",
+            HOME=str(tmp_path),
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "yes!\nyes!\nyes!\n", "")
+        said = [sent.body for sent in supervisor.got(Generate)]
+    assert [body.count(b"content") for body in said] == [2, 4, 2]
+    assert all(b"Be brief." in body for body in said)
+    assert b"one\ntwo" in said[1]
+    assert b"yes!" in said[1]
+    assert b"one\ntwo" not in said[2]
+    # What a script says is no history.
+    assert not (tmp_path / ".mlxsup").exists()
+
+
+def test_a_failed_turn_of_a_pipe_ends_the_chat(tmp_path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        if isinstance(message, StatusQuery):
+            answer(peer, message, models=[{"name": "m"}])
+        elif isinstance(message, Generate):
+            send_pieces(peer, message.id, ["ye"])
+            fail(peer, message.id, "worker_crashed", "its worker crashed", tokens_sent=1)
+
+    with scripted_supervisor(tmp_path / "client.sock", script) as supervisor:
+        where = ("--endpoint", supervisor.endpoint)
+        done = run_cli("chat", "m", *where, stdin="one\ntwo\n")
+        assert (done.returncode, done.stdout) == (1, "ye")
+        assert done.stderr.startswith("error: its worker crashed (after 1 token)\nhint: ")
+        assert len(supervisor.got(Generate)) == 1
+        done = run_cli("chat", "m", "--json", *where, stdin="one\n")
+        assert json.loads(done.stdout)["error"]["code"] == "worker_crashed"
+        # A person may try again, with a conversation that does not hold what failed.
+        with Terminal("chat", "m", *where, HOME=str(tmp_path)) as terminal:
+            for _ in range(2):
+                terminal.expect("> ")
+                terminal.type("one\r")
+                terminal.expect("its worker crashed")
+            terminal.expect("> ")
+            terminal.type("\x04")
+            terminal.end()
+            assert terminal.process.returncode == 0
+        bodies = {sent.body for sent in supervisor.got(Generate)[-2:]}
+        assert len(bodies) == 1
+
+
+def test_text_that_is_no_utf_8_is_a_usage_error(daemon: Daemon) -> None:
+    done = run_cli("chat", "alpha", "--endpoint", daemon.endpoint, stdin="\udcff\n")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "not UTF-8" in done.stderr
+
+
+def test_interrupt_cancels_the_answer_and_not_the_chat_D4(daemon: Daemon, tmp_path: Path) -> None:
+    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
+    with Terminal("chat", "slow", **variables) as terminal, daemon.client() as client:
+        for _ in range(3):
+            terminal.expect("> ")
+            terminal.type("go on\r")
+            terminal.expect("\n")
+            eventually(lambda: row(client, "slow")["running"])
+            terminal.type("\x03")
+            terminal.expect("cancelled")
+            eventually(lambda: not row(client, "slow")["running"])
+        # At the prompt it empties the line, also one that goes on.
+        terminal.expect("> ")
+        terminal.type("never sent \\\r")
+        terminal.expect("| ")
+        terminal.type("nor this")
+        terminal.expect("nor this")
+        terminal.type("\x03")
+        terminal.expect("> ")
+        terminal.type("/exit\r")
+        terminal.end()
+        assert terminal.process.returncode == 0
+    assert "Traceback" not in terminal.seen
+    history = tmp_path / ".mlxsup" / "history"
+    assert [json.loads(line) for line in history.read_text().splitlines()] == ["go on"] * 3 + [
+        "/exit"
+    ]
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    history = tmp_path / ".mlxsup" / "history"
+    history.parent.mkdir()
+    history.write_text('"from long ago"\n')
+    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
+    with Terminal("chat", "alpha", "--max-tokens", "2", **variables) as terminal:
+        terminal.expect("> ")
+        terminal.type("\x1b[A")
+        terminal.expect("from long ago")
+        terminal.type("\r")
+        terminal.expect("> ")
+        terminal.type("```\r")
+        terminal.expect("| ")
+        terminal.type("code\r")
+        terminal.expect("| ")
+        terminal.type("```\r")
+        terminal.expect("> ")
+        terminal.type("\x1b[200~pasted\ntogether\n\x1b[201~\r")
+        terminal.expect("together")
+        terminal.expect("> ")
+        terminal.type("/help\r")
+        terminal.expect("Ctrl-C cancels an answer")
+        terminal.expect("> ")
+        terminal.type("/clear\r/nonsense\r")
+        terminal.expect("the conversation is forgotten")
+        terminal.expect("there is no command /nonsense")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        terminal.end()
+        assert terminal.process.returncode == 0
+    turns = [json.loads(line) for line in history.read_text().splitlines()]
+    commands = ["/help", "/clear", "/nonsense"]
+    assert turns == [
+        "from long ago",
+        "from long ago",
+        "```\ncode\n```",
+        "pasted\ntogether",
+        *commands,
+    ]
+
+
+def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
+    with Terminal("chat", "cold", "--max-tokens", "4", **variables) as terminal:
+        terminal.expect("> ")
+        terminal.type("hello\r")
+        terminal.expect("loading")
+        terminal.expect("\r\x1b[K")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        shown = ESCAPE.sub("", terminal.end())
+        assert terminal.process.returncode == 0
+    assert "weights" in shown

@@ -1,0 +1,394 @@
+"""Every line of the command line's conventions, for every command, on a daemon that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from mlxsup.cli.main import main, root
+from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
+from support.daemon import Daemon, fake, wait_for_state
+
+LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
+MODELS = {
+    "alpha": fake(),
+    "beta": fake(preload=False),
+    LONG: fake(preload=False),
+    "broken": {"path": "/nowhere/" + "a-long-path/" * 8, "preload": True},
+}
+
+ONCE: list[list[str]] = [
+    ["status"],
+    ["status", "--debug"],
+    ["load", "alpha"],
+    ["unload", "beta"],
+    ["restart", "alpha", "--now"],
+    ["restart", "alpha"],
+    ["generate", "alpha", "hello", "--max-tokens", "3", "-v"],
+    ["chat", "alpha", "--max-tokens", "3", "-v"],
+    ["logs"],
+    ["logs", "alpha", "-n", "3"],
+    ["logs", "alpha", "--since", "10m"],
+    ["logs", "alpha", "--previous"],
+    ["config", "check", "CONFIG"],
+    ["config", "schema"],
+    ["completion", "bash"],
+    ["completion", "zsh"],
+    ["completion", "fish"],
+]
+"""Every command that ends by itself, but `stop`; in this order."""
+
+FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
+"""Every command that goes on until it is interrupted, but `start`."""
+
+LOCAL = {"config", "completion"}
+"""These ask no daemon."""
+
+DAEMON_COMMANDS = [
+    ["status"],
+    ["status", "--watch"],
+    ["events"],
+    ["load", "m"],
+    ["unload", "m"],
+    ["restart", "m"],
+    ["generate", "m", "x"],
+    ["chat", "m"],
+    ["logs", "m"],
+    ["stop"],
+]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(MODELS) as daemon, daemon.client() as client:
+        wait_for_state(client, "alpha", "READY")
+        wait_for_state(client, "broken", "FAILED")
+        yield daemon
+
+
+def filled(arguments: list[str], daemon: Daemon) -> list[str]:
+    return [str(daemon.config) if a == "CONFIG" else a for a in arguments]
+
+
+def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
+    where = [] if arguments[0] in LOCAL else ["--endpoint", daemon.endpoint]
+    return run_cli(*filled(arguments, daemon), *more, *where, stdin="one\ntwo\n")
+
+
+def check_plain(text: str) -> None:
+    """No escape byte, nothing drawn, nothing redrawn, no traceback."""
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert not re.search("[\u2500-\u259f\u2800-\u28ff]", text)
+    assert "Traceback" not in text
+
+
+# ---------------------------------------------------------------- in a pipe
+
+
+@pytest.mark.parametrize("arguments", ONCE, ids=" ".join)
+def test_in_a_pipe_data_goes_to_stdout_plain_and_whole(
+    daemon: Daemon, arguments: list[str]
+) -> None:
+    done = run(daemon, arguments)
+    assert done.returncode == 0, done.stderr
+    check_plain(re.sub(r"\\e|\\x1b", "", done.stdout))
+    check_plain(done.stderr)
+    assert done.stdout
+    if arguments[0] in ("status",):
+        assert f"{LONG}  STOPPED" in done.stdout
+        assert ("a-long-path/" * 8).rstrip("/") in done.stdout
+        assert "…" not in done.stdout
+    # What is only for people is on the other stream.
+    assert ("tokens/s" in done.stderr) == ("-v" in arguments)
+    assert "tokens/s" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", ONCE, ids=" ".join)
+def test_json_is_one_object_or_lines_of_objects(daemon: Daemon, arguments: list[str]) -> None:
+    done = run(daemon, arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert all(json.loads(line)["schema_version"] == 1 for line in lines)
+    if arguments[0] == "chat":
+        assert len(lines) == 2
+    elif arguments[0] != "logs":
+        assert len(lines) == 1
+
+
+@pytest.mark.parametrize("arguments", FOLLOWING, ids=" ".join)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_following_writes_a_line_for_each_change_and_nothing_over_it(
+    daemon: Daemon, arguments: list[str], is_json: bool
+) -> None:
+    more = ["--json"] if is_json else []
+    with (
+        Piped(*arguments, *more, "--endpoint", daemon.endpoint) as piped,
+        daemon.client() as client,
+    ):
+        if arguments[0] == "events" and not is_json:
+            assert "Ctrl-C ends" in piped.note()
+        lines = [piped.line()] if arguments[0] != "events" else []
+        client.restart("alpha", now=True)
+        while not piped.has_output():
+            # It subscribed too late for that change, and says nothing before its first.
+            client.restart("alpha", now=True)
+        # It follows by now, so it is told of all of these.
+        client.restart("alpha", now=True)
+        lines += [piped.line() for _ in range(3)]
+        code, out, err = piped.interrupt()
+    assert code == (130 if arguments[0] == "logs" else 0)
+    assert err == ""
+    check_plain("".join(lines) + out)
+    if is_json:
+        assert all(json.loads(line)["schema_version"] == 1 for line in lines)
+
+
+def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
+    daemon = Daemon({"alpha": fake()})
+    with Piped("start", "--config", str(daemon.config)) as started:
+        assert started.line().startswith(f"listening at {daemon.endpoint} (pid ")
+        while "READY" not in (line := started.line()):
+            check_plain(line)
+        # The second one is told who was first, on stderr, with a hint.
+        second = run_cli("start", "--config", str(daemon.config))
+        assert (second.returncode, second.stdout) == (75, "")
+        assert f"pid {started.process.pid}" in second.stderr
+        stopped = run_cli("stop", "--config", str(daemon.config), "--json")
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        assert json.loads(stopped.stdout)["stopped"] is True
+        code, out, err = started.end()
+        assert (code, err) == (0, "")
+        check_plain(out)
+    with daemon:
+        assert run_cli("stop", "--endpoint", daemon.endpoint).stdout.startswith(
+            "stopped the daemon"
+        )
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("arguments", DAEMON_COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_without_a_daemon_every_command_exits_69(
+    tmp_path: object, arguments: list[str], is_json: bool
+) -> None:
+    endpoint = "ipc:///tmp/mlxsup-nobody/client.sock"
+    done = run_cli(*arguments, *(["--json"] if is_json else []), "--endpoint", endpoint)
+    assert done.returncode == 69
+    if is_json:
+        error = json.loads(done.stdout)["error"]
+        assert (error["code"], done.stderr) == ("connection_lost", "")
+        assert error["hint"] == "start one with `mlxsup start`"
+    else:
+        assert done.stdout == ""
+        assert done.stderr.splitlines() == [
+            f"error: no daemon answers at {endpoint}",
+            "hint: start one with `mlxsup start`",
+        ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["load", "alpa"],
+        ["unload", "alpa"],
+        ["restart", "alpa"],
+        ["generate", "alpa", "x"],
+        ["chat", "alpa"],
+        ["logs", "alpa"],
+    ],
+    ids=" ".join,
+)
+def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door_H10(
+    daemon: Daemon, arguments: list[str]
+) -> None:
+    known = ", ".join(sorted(MODELS))
+    message = f"no model is called 'alpa'; configured: {known}"
+    done = run(daemon, arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [f"error: {message}", "hint: did you mean alpha?"]
+    done = run(daemon, arguments, "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    error = json.loads(done.stdout)["error"]
+    assert error == {"code": "unknown_model", "message": message, "hint": "did you mean alpha?"}
+
+
+USAGE: list[list[str]] = [
+    ["staus"],
+    ["status", "--wacht"],
+    ["status", "extra"],
+    ["load"],
+    ["chat"],
+    ["chat", "m", "--max-tokens", "many"],
+    ["generate", "m", "x", "--timeout", "soon"],
+    ["logs", "--since", "soon"],
+    ["logs", "-n", "-1"],
+    ["logs", "m", "-f", "--previous"],
+    ["stop", "--timeout", "soon"],
+    ["completion", "tcsh"],
+    ["config", "nonsense"],
+    ["start", "--model", "a", "--config", "b"],
+    ["start", "--model", "x/a", "--model", "y/a"],
+    ["start", "--model", "not a name"],
+    ["events", "--endpoint", "tcp://127.0.0.1:1"],
+]
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+def test_usage_errors_exit_64_with_a_hint(arguments: list[str]) -> None:
+    done = run_cli(*arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    if "tcp://127.0.0.1:1" not in arguments:
+        assert lines[1].startswith("hint: ")
+    done = run_cli(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (64, "")
+    assert json.loads(done.stdout)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["load", "broken"], "load_failed"),
+        (["generate", "broken", "x"], "model_failed"),
+        (["chat", "broken"], "model_failed"),
+        (["generate", "alpha", "x", "--temperature", "-1"], "invalid_request"),
+        (["chat", "alpha", "--top-p", "7"], "invalid_request"),
+        (["logs", LONG, "--previous"], "no_previous_generation"),
+    ],
+)
+def test_what_failed_exits_1_with_a_sentence_and_a_code(
+    daemon: Daemon, arguments: list[str], code: str
+) -> None:
+    done = run(daemon, arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    check_plain(done.stderr)
+    done = run(daemon, arguments, "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(done.stdout)["error"]["code"] == code
+
+
+# ---------------------------------------------------------------- help
+
+
+def levels(command: click.Command, path: list[str]) -> Iterator[list[str]]:
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from levels(child, [*path, name])
+
+
+ALL_LEVELS = list(levels(root, []))
+
+
+@pytest.mark.parametrize("path", ALL_LEVELS, ids=" ".join)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_on_every_level_has_an_example_first(
+    path: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*path, flag])
+    assert caught.value.code == 0
+    usage, example = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage.startswith("Usage: ")
+    assert example.strip().startswith("Example: ")
+    assert "mlxsup" in example
+
+
+def test_every_command_takes_json() -> None:
+    for path in ALL_LEVELS:
+        command: click.Command = root
+        for name in path:
+            assert isinstance(command, click.Group)
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            command = child
+        if not isinstance(command, click.Group):
+            assert "is_json" in {parameter.name for parameter in command.params}, path
+
+
+def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
+    tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop"}
+    assert tried == set(root.list_commands(click.Context(root)))
+
+
+# ---------------------------------------------------------------- colour, columns, speed
+
+
+def test_status_holds_in_80_columns_on_a_terminal_and_colours_its_states(daemon: Daemon) -> None:
+    arguments = ["status", "--endpoint", daemon.endpoint]
+    shown = on_terminal(arguments)
+    assert "\x1b[32mREADY" in shown
+    lines = ESCAPE.sub("", shown).splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    # State is never colour alone, and a cause is never cut.
+    text = " ".join(line.strip() for line in lines)
+    assert "FAILED" in text
+    assert "a-long-path/" * 2 in text.replace(" ", "")
+    for plain in (
+        on_terminal(arguments, NO_COLOR="1"),
+        on_terminal(arguments, TERM="dumb"),
+        on_terminal([*arguments, "--no-color"]),
+    ):
+        assert "\x1b" not in plain
+        assert [line.split()[:2] for line in plain.splitlines()[:2]] == [
+            ["MODEL", "STATE"],
+            ["alpha", "READY"],
+        ]
+
+
+def test_errors_on_a_terminal_are_coloured_unless_it_is_not_wanted(daemon: Daemon) -> None:
+    arguments = ["load", "alpa", "--endpoint", daemon.endpoint]
+    shown = on_terminal(arguments)
+    assert "\x1b[31merror:\x1b[0m no model" in shown
+    assert "\x1b[2mhint: did you mean alpha?\x1b[0m" in shown
+    assert "\x1b" not in on_terminal(arguments, NO_COLOR="1")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["-h"],
+        ["status"],
+        ["load", "alpha"],
+        ["logs", "alpha"],
+        ["generate", "alpha", "x", "--max-tokens", "1"],
+        ["chat", "alpha", "--max-tokens", "1"],
+        ["completion", "bash"],
+    ],
+    ids=" ".join,
+)
+def test_first_output_does_not_wait_for_heavy_imports(daemon: Daemon, arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from mlxsup.cli.main import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "finally:\n"
+        "    heavy = {'mlx', 'mlx_lm', 'numpy', 'pydantic', 'rich', 'asyncio', 'psutil'}\n"
+        "    print('\\nheavy:', sorted(heavy & set(sys.modules)), 'zmq' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input="hello\n",
+        capture_output=True,
+        text=True,
+        env=environment(MLXSUP_ENDPOINT=daemon.endpoint),
+        timeout=60,
+        check=True,
+    )
+    asks_daemon = arguments[0] not in ("--version", "-h", "completion")
+    assert done.stdout.splitlines()[-1] == f"heavy: [] {asks_daemon}"

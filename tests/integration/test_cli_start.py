@@ -1,0 +1,164 @@
+"""`mlxsup start` in the background and without a file, `stop`, and completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.cli import Piped, run_cli
+from support.daemon import Daemon, fake, is_alive, wait_for_state
+from support.eventually import eventually
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_detached_daemon_answers_when_start_returns_and_outlives_it() -> None:
+    daemon = Daemon({"alpha": fake()})
+    try:
+        done = run_cli("start", "--config", str(daemon.config), "--detach", "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        value = json.loads(done.stdout)
+        assert value["endpoint"] == daemon.endpoint
+        process = psutil.Process(value["pid"])
+        with daemon.client() as client:
+            assert client.status()["pid"] == process.pid
+            wait_for_state(client, "alpha", "READY")
+        assert os.getsid(process.pid) == process.pid
+        output = daemon.logs / "daemon.out"
+        assert value["output"] == str(output)
+        assert stat.S_IMODE(output.stat().st_mode) == 0o600
+        assert output.read_text().startswith(f"listening at {daemon.endpoint}")
+        # The next one is one too many: its message and its status are shown here.
+        second = run_cli("start", "--config", str(daemon.config), "--detach")
+        assert (second.returncode, second.stdout) == (75, "")
+        assert second.stderr.splitlines() == [
+            f"error: a daemon with pid {process.pid} already runs in {daemon.folder}/run",
+            "hint: see it with `mlxsup status`, end it with `mlxsup stop`",
+        ]
+        assert is_alive(process)
+    finally:
+        assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
+        assert not is_alive(process)
+        with daemon:
+            pass  # checks the logs and removes the folder
+
+
+def test_detached_daemon_that_does_not_come_up_is_told_of(home: Path) -> None:
+    config = home / "c.toml"
+    config.write_text(
+        '[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n[models.m]\npath = "m"\n'
+    )
+    (home / "run").mkdir(mode=0o755)
+    (home / "run").chmod(0o755)
+    done = run_cli("start", "--config", str(config), "--detach", "--json")
+    assert (done.returncode, done.stderr) == (73, "")
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "runtime_folder"
+    assert error["hint"] == f"run: chmod 0700 {home}/run"
+    config.write_text("[models.m]\npth = 1\n")
+    done = run_cli("start", "--config", str(config), "--detach")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "models.m.pth" in done.stderr
+    config.write_text('[supervisor]\nlog_dir = "c.toml/x"\n[models.m]\npath = "m"\n')
+    done = run_cli("start", "--config", str(config), "--detach")
+    assert (done.returncode, done.stdout) == (73, "")
+    assert "log folder" in done.stderr
+
+
+def test_start_without_a_file_prints_what_it_amounts_to(home: Path) -> None:
+    (home / "tiny").mkdir()
+    folders = ["--model", f"{home}/tiny", "--model", f"other={home}/missing"]
+    with Piped("start", *folders, HOME=str(home)) as started:
+        text = ""
+        while not (line := started.line()).startswith("listening at "):
+            text += line
+        assert line.startswith(f"listening at ipc://{home}/.mlxsup/run/client.sock (pid ")
+        status = json.loads(run_cli("status", "--json", HOME=str(home)).stdout)
+        assert [model["name"] for model in status["models"]] == ["tiny", "other"]
+        assert status["config_path"] is None
+        code, _, _ = started.interrupt()
+        assert code == 0
+    config = home / "kept.toml"
+    config.write_text(text)
+    assert run_cli("config", "check", str(config)).returncode == 0
+    assert f'path = "{home}/missing"' in text
+
+
+def test_two_models_of_one_name_are_an_error(home: Path) -> None:
+    done = run_cli("start", "--model", "a/tiny", "--model", "b/tiny", HOME=str(home))
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("error: two models are called tiny\nhint: ")
+
+
+# ---------------------------------------------------------------- completion
+
+
+def complete(words: str, **variables: str) -> list[str]:
+    """What bash would be offered for the last, empty or unfinished, word."""
+    done = run_cli(
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split(" ")) - 1),
+        **{
+            "_MLXSUP_COMPLETE": "bash_complete",
+            **variables,
+        },
+    )
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_completion_knows_commands_options_and_live_models() -> None:
+    assert complete("mlxsup sta") == ["start", "status"]
+    assert "--follow" in complete("mlxsup logs --f")
+    assert complete("mlxsup config ") == ["check", "schema"]
+    with Daemon({"alpha": fake(), "beta": fake(preload=False)}) as daemon:
+        live = {"MLXSUP_ENDPOINT": daemon.endpoint}
+        for command in ("load", "unload", "restart", "generate", "chat"):
+            assert complete(f"mlxsup {command} ", **live) == ["alpha", "beta"]
+        assert complete("mlxsup load b", **live) == ["beta"]
+        assert complete("mlxsup logs ", **live) == ["alpha", "beta", "mlxsup"]
+        assert complete(f"mlxsup load --config {daemon.config} a") == ["alpha"]
+    assert complete("mlxsup load ", **live) == []
+
+
+def test_completion_takes_names_from_the_configuration_without_a_daemon(home: Path) -> None:
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.gamma]\npath = "m"\n')
+    assert complete(f"mlxsup load --config {config} ") == ["gamma"]
+    assert complete("mlxsup load ", MLXSUP_CONFIG=str(config), HOME=str(home)) == ["gamma"]
+    config.write_text("not TOML")
+    assert complete(f"mlxsup load --config {config} ") == []
+
+
+def test_completion_does_not_wait_for_a_daemon_that_says_nothing(home: Path) -> None:
+    import zmq
+
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "."\n[models.gamma]\npath = "m"\n')
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{home}/client.sock")
+        assert complete(f"mlxsup load --config {config} ") == ["gamma"]
+        eventually(lambda: router.poll(0), what="the question")
+    context.term()
+
+
+def test_completion_scripts_are_for_this_program() -> None:
+    for shell, word in (
+        ("bash", "bash_complete"),
+        ("zsh", "zsh_complete"),
+        ("fish", "fish_complete"),
+    ):
+        done = run_cli("completion", shell)
+        assert done.returncode == 0
+        assert f"_MLXSUP_COMPLETE={word}" in done.stdout

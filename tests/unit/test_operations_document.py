@@ -1,0 +1,192 @@
+"""docs/operations.md names everything there is, as the code has it."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import plistlib
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.cli.exit_status import ExitStatus
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
+from mlxsup.protocol.states import State
+from mlxsup.supervisor import logs
+from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
+from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.supervisor.signals import ENDING
+from mlxsup.supervisor.sweep import RECORD_NAME
+from mlxsup.worker.life import TERMINATED_EXIT
+from mlxsup.worker.parent_watch import ORPHANED_EXIT
+from support.documents import rows_of, section
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "operations.md").read_text()
+EXAMPLE = tomllib.loads((ROOT / "config.example.toml").read_text())
+
+
+def first_cells(title: str) -> list[str]:
+    """The first column of the table under a heading, without marks."""
+    return [row[0].strip("`") for row in rows_of(section(TEXT, title))]
+
+
+def example_tables() -> dict[str, dict[str, Any]]:
+    model = dict(next(iter(EXAMPLE["models"].values())))
+    restart = model.pop("restart")
+    return {
+        "`[supervisor]`": EXAMPLE["supervisor"],
+        "`[models.NAME]`": model,
+        "`[models.NAME.restart]`": restart,
+    }
+
+
+@pytest.mark.parametrize("title", example_tables())
+def test_every_setting_is_there_with_its_default_and_its_unit(title: str) -> None:
+    expected = example_tables()[title]
+    rows = rows_of(section(TEXT, title))
+    assert [row[0].strip("`") for row in rows] == list(expected)
+    for key, default, unit, what in rows:
+        name = key.strip("`")
+        assert what, name
+        if name == "path":
+            assert default == "none"
+            continue
+        assert tomllib.loads(f"value = {default.strip('`')}")["value"] == expected[name], name
+        endings = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_dir": "folder"}
+        for ending, word in endings.items():
+            if name.endswith(ending):
+                assert unit == word, name
+
+
+def test_every_state_is_there_with_what_to_do() -> None:
+    rows = rows_of(section(TEXT, "The states of a model"))
+    assert [row[0] for row in rows] == [state.value for state in State]
+    assert all(row[1] and row[2] for row in rows)
+
+
+def test_the_delays_of_backing_off_are_those_of_the_defaults() -> None:
+    settings = RestartSettings()
+    delays = [
+        min(settings.backoff_initial_s * 2**n, settings.backoff_max_s)
+        for n in range(settings.max_restarts - 1)
+    ]
+    shown = ", ".join(f"{delay:g}" for delay in delays[:-1]) + f" and {delays[-1]:g} seconds"
+    assert f"up to {shown}" in " ".join(TEXT.split())
+
+
+def test_every_exit_code_of_a_worker_is_there() -> None:
+    rows = {row[0]: row for row in rows_of(section(TEXT, "What a worker exits with"))}
+    numbers = {int(code) for code in rows if code.isdigit()}
+    assert numbers == {int(c) for c in ExitCode} | {ORPHANED_EXIT, TERMINATED_EXIT}
+    permanent = {int(code) for code, row in rows.items() if row[2] == "before READY: FAILED"}
+    assert permanent == {int(code) for code in PERMANENT_EXITS}
+
+
+def test_every_exit_code_of_a_command_is_there() -> None:
+    numbers = [int(cell) for cell in first_cells("What a command exits with")]
+    assert numbers == sorted({int(status) for status in ExitStatus} | {INTERNAL_EXIT_CODE})
+
+
+def test_every_error_code_is_there_with_what_to_do() -> None:
+    rows = rows_of(section(TEXT, "Error codes"))
+    assert [row[0].strip("`") for row in rows] == [code.value for code in ErrorCode]
+    assert all(row[1] for row in rows)
+
+
+# ---------------------------------------------------------------- log lines
+
+
+def calls_in(folder: str) -> Iterator[ast.Call]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                yield node
+
+
+def texts(node: ast.expr) -> list[str]:
+    """The values that an expression may have, where they are written down."""
+    if isinstance(node, ast.IfExp):
+        return texts(node.body) + texts(node.orelse)
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+def daemon_lines() -> set[tuple[str, str]]:
+    """(level, message) of every line that the supervisor logs."""
+    found = set()
+    for call in calls_in("supervisor"):
+        is_write = isinstance(call.func, ast.Attribute) and call.func.attr == "write"
+        if is_write and len(call.args) == 2 and (levels := texts(call.args[0])):
+            (message,) = texts(call.args[1])
+            found.add((levels[0], message))
+    return found
+
+
+def worker_lines() -> set[tuple[str, str]]:
+    """(level, message) of every line that a worker logs."""
+    found = set()
+    for call in calls_in("worker"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if not (isinstance(owner, ast.Name) and owner.id == "logger"):
+            continue
+        assert isinstance(call.func, ast.Attribute)
+        (line,) = call.args
+        assert isinstance(line, ast.Call), "log lines are made by logs.line"
+        (message,) = texts(line.args[0])
+        found.add((call.func.attr, message))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("title", "lines"), [("In `mlxsup.log`", daemon_lines()), ("In `MODEL.log`", worker_lines())]
+)
+def test_every_log_line_is_there_with_its_level(title: str, lines: set[tuple[str, str]]) -> None:
+    assert len(lines) > 5
+    rows = rows_of(section(TEXT, title))
+    assert {(row[0], row[1].strip("`")) for row in rows} == lines
+    assert all(row[2] for row in rows)
+
+
+def test_the_size_of_logs_is_that_of_the_code() -> None:
+    assert logs.MAX_LOG_BYTES == 10 * 2**20
+    assert logs.LOG_FILES == 3
+    assert "to 10 MiB becomes `.1`, and that `.2`; older ones are dropped" in " ".join(TEXT.split())
+
+
+# ---------------------------------------------------------------- files, signals, services
+
+
+def test_files_and_signals_are_those_of_the_code() -> None:
+    files = " ".join(first_cells("Files and sockets"))
+    for name in (LOCK_NAME, CLIENT_SOCKET_NAME, RECORD_NAME, "mlxsup.log"):
+        assert f"/{name}" in files
+    signals = " ".join(first_cells("Signals"))
+    for number in ENDING:
+        assert number.name in signals
+
+
+def test_the_services_wait_for_the_drain_and_do_not_repeat_what_cannot_work() -> None:
+    needed_s = CoreSettings().drain_timeout_s + 5
+    (unit,) = re.findall(r"^```ini\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    parsed = configparser.ConfigParser(interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(unit)
+    service = parsed["Service"]
+    assert " start --config " in service["ExecStart"]
+    assert float(service["TimeoutStopSec"]) > needed_s
+    refused = {int(code) for code in service["RestartPreventExitStatus"].split()}
+    assert refused == {
+        ExitStatus.USAGE,
+        ExitStatus.RUNTIME_FOLDER,
+        ExitStatus.ALREADY_RUNNING,
+        ExitStatus.BAD_CONFIGURATION,
+    }
+    (plist,) = re.findall(r"^```xml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    job = plistlib.loads(plist.encode())
+    assert job["ProgramArguments"][1:3] == ["start", "--config"]
+    assert job["ExitTimeOut"] > needed_s

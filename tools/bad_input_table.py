@@ -1,0 +1,112 @@
+"""Prints docs/bad-input.md from the cases that tests/integration/test_bad_input.py proves.
+
+Run it as `python tools/bad_input_table.py > docs/bad-input.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.bad_commands import COMMANDS
+from support.bad_input import BODIES, CLIENT_ONLY, RAW, UNANSWERED
+
+INTRODUCTION = """\
+# Bad input
+
+Everything that can be wrong with what is sent to mlxsup, and the error that it gets. This page is
+printed by `tools/bad_input_table.py` from the cases of `tests/support/bad_*.py`;
+`tests/integration/test_bad_input.py` sends each of them to a real daemon while a stream runs on the
+same model, and checks that the error is the one below, that exactly one answer comes, and that the
+stream goes on with the tokens that it would have had. A further test does the same with 2,000
+random and mutated messages.
+
+The daemon keeps what it can read of a wrong message: its answer carries the `id` of the message, or
+an empty one where that could not be read (*id* below: "no"). None of these errors is `retryable`:
+the same message would fail again. Logs hold the code of a refused request, and none of its text.
+"""
+
+CLIENT = """\
+## The Python client
+
+Every case of a body above whose parameters `generate` has is tried through this door too, and
+raises `RequestError` with the same code and message. What can be seen without the model is found
+before anything is sent, with the same code as in the worker, and raised by the call itself. So are
+these, all `invalid_request`:
+"""
+
+COMMAND_LINE = """\
+## The command line
+
+One sentence on standard error, nothing on standard output, never a traceback. With `--json` the
+same as an object with `code`, `message` and `hint`, and the same exit code.
+"""
+
+CLOSED = """\
+## What gets no answer
+
+What carries no message cannot be answered with one. Nobody else notices.
+"""
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = []
+    for cells in (titles, ["---"] * len(titles), *rows):
+        escaped = [cell.replace("|", r"\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |\n")
+    return "".join(lines)
+
+
+def page() -> str:
+    """The whole document."""
+    parts = [INTRODUCTION]
+    for title, cases in RAW.items():
+        rows = [
+            (case.name, f"`{case.code}`", f"… {case.words} …", "yes" if case.id else "no")
+            for case in cases
+        ]
+        parts.append(
+            f"## {title}\n\n" + table(("what is sent", "code", "its message says", "id"), rows)
+        )
+    assert any(case.is_known_to_client for case in BODIES)
+    parts.append(
+        CLIENT
+        + "\n"
+        + table(
+            ("what is given", "its message says"),
+            [(case.name, f"… {case.words} …") for case in CLIENT_ONLY],
+        )
+    )
+    parts.append(
+        COMMAND_LINE
+        + "\n"
+        + table(
+            ("command", "exit code", "it says"),
+            [
+                (_command(case.arguments, case.standard_input), str(case.status), case.words)
+                for case in COMMANDS
+            ],
+        )
+    )
+    parts.append(CLOSED + "\n" + table(("what is sent", "what happens"), UNANSWERED))
+    return "\n".join(parts)
+
+
+def _command(arguments: Sequence[str], standard_input: bytes) -> str:
+    """A command line as it is typed, shortened where a word is long."""
+    words = ["mlxsup"]
+    for argument in arguments:
+        shown = os.fsencode(argument).decode(errors="backslashreplace")
+        words.append(f"{shown[:3]}…" if len(shown) > 20 else shown or '""')
+    if "-" not in arguments:
+        return f"`{' '.join(words)}`"
+    return f"`printf '{standard_input.decode(errors='backslashreplace')}' | {' '.join(words)}`"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
