@@ -165,7 +165,7 @@ def main() -> None:
         }
         with Daemon(models) as daemon:
             asyncio.run(measure(daemon.endpoint, arguments.repeats))
-        folders = {model: Path(entry["path"]) for model, entry in models.items()}
+        folders = {"small": folder / "small"}
         if arguments.model is not None:
             folders[arguments.model.name] = arguments.model
         print_equality(folders)
