@@ -50,7 +50,12 @@ from .core.events import (
 from .logs import DaemonLog, ModelLog
 from .monitor import is_process_stopped, machine_bytes, measure_footprints
 from .process import use_best_child_watcher
-from .runtime import RuntimeFolder, RuntimeFolderError, raise_open_file_limit
+from .runtime import (
+    RESERVED_FILES,
+    RuntimeFolder,
+    RuntimeFolderError,
+    raise_open_file_limit,
+)
 from .signals import Signals
 from .sweep import WorkerRecord
 from .transport import Context
@@ -59,9 +64,6 @@ from .worker_unit import Surroundings, WorkerUnit
 INTERNAL_EXIT_CODE = 70
 FAREWELL_S = 2.0
 """How long clients may take to read their last messages."""
-
-RESERVED_FILES = 256
-"""Open files that are not clients' connections: logs, pipes, the workers' sockets."""
 
 FIXED_KEYS = ("runtime_dir", "log_dir", "log_level")
 """Of `[supervisor]`: they take effect at the next start."""
@@ -92,7 +94,7 @@ def run_daemon(
         The exit code: 0, or 70 for a bug, which the daemon's log describes.
 
     Raises:
-        RuntimeFolderError: the runtime or the log folder cannot be used (exit 73).
+        RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
     """
     os.umask(0o077)
@@ -191,7 +193,7 @@ class App:
                 around.folder.client_socket,
                 post=self.dispatch,
                 now=self._clock.now,
-                max_connected=max(16, max_clients),
+                max_connected=max_clients,
             )
         except zmq.ZMQError as error:
             raise RuntimeFolderError(
