@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from mlxsup.worker.fake_text import answer_tokens, encode_text
+
+from .daemon import Daemon
 
 PATIENT: dict[str, Any] = {
     "max_restarts": 10_000,
@@ -17,3 +20,34 @@ PATIENT: dict[str, Any] = {
 def undisturbed(prompt: str, count: int) -> list[int]:
     """The fake engine's greedy answer to a prompt: so many tokens, with no process asked."""
     return answer_tokens(encode_text(prompt), count)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from mlxsup.supervisor import app
+from mlxsup.supervisor.config import load_config
+sys.exit(app.run_daemon(
+    load_config(Path(sys.argv[1])),
+    on_change=lambda change: None,
+    on_listening=lambda endpoint: None,
+    argv={argv!r},
+))
+"""
+
+
+class SubstitutedWorkers(Daemon):
+    """A daemon that starts its workers with another command line.
+
+    Args:
+        models: entries by name.
+        argv: what is started in a worker's place.
+    """
+
+    def __init__(self, models: dict[str, dict[str, Any]], *, argv: list[str]) -> None:
+        super().__init__(models)
+        self._program = PROGRAM.format(argv=argv)
+
+    def command(self, *arguments: str) -> list[str]:  # type: ignore[override]
+        """The program that runs this daemon."""
+        return [sys.executable, "-c", self._program, str(self.config)]
