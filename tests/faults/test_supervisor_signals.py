@@ -205,3 +205,28 @@ def test_sighup_of_a_lost_terminal_is_the_end_P12(window: str) -> None:
         gone_within(processes, LIMIT_S)
     assert "signal=SIGHUP" in (daemon.logs / "mlxsup.log").read_text()
     daemon.__exit__(None, None, None)
+
+
+def test_a_stopped_supervisor_is_named_and_goes_on_where_it_was_P2_P7() -> None:
+    with Daemon({"m": fake(fake=SLOW)}) as daemon:
+        with daemon.client() as client:
+            wait_for_state(client, "m", "READY")
+            assert daemon.process is not None
+            pid = daemon.process.pid
+            running = Reader(client, "m", "runs", max_tokens=3000).started()
+            supervisor = psutil.Process(pid)
+            supervisor.suspend()
+            told = daemon.run("status")
+            assert told.returncode == 69
+            assert told.stderr.splitlines() == [
+                f"error: the daemon with pid {pid} does not answer at {daemon.endpoint}:"
+                " it is stopped",
+                f"hint: let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
+            ]
+            running.join(LIMIT_S)
+            assert isinstance(running.error, ConnectionLost)
+            supervisor.resume()
+        with daemon.client() as client:
+            assert client.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
+            eventually(lambda: not row(client, "m")["running"])
+            assert row(client, "m")["generation"] == 1
