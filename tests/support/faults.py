@@ -27,6 +27,7 @@ import sys
 from pathlib import Path
 from mlxsup.supervisor import app
 from mlxsup.supervisor.config import load_config
+{setup}
 sys.exit(app.run_daemon(
     load_config(Path(sys.argv[1])),
     on_change=lambda change: None,
@@ -42,11 +43,14 @@ class SubstitutedWorkers(Daemon):
     Args:
         models: entries by name.
         argv: what is started in a worker's place.
+        setup: Python that the supervisor runs before it begins.
     """
 
-    def __init__(self, models: dict[str, dict[str, Any]], *, argv: list[str]) -> None:
+    def __init__(
+        self, models: dict[str, dict[str, Any]], *, argv: list[str], setup: str = ""
+    ) -> None:
         super().__init__(models)
-        self._program = PROGRAM.format(argv=argv)
+        self._program = PROGRAM.format(argv=argv, setup=setup)
 
     def command(self, *arguments: str) -> list[str]:  # type: ignore[override]
         """The program that runs this daemon."""
