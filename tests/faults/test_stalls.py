@@ -110,3 +110,18 @@ def test_twice_the_load_of_the_processors_kills_nobody_P7() -> None:
         for burner in burners:
             burner.kill()
             burner.wait()
+
+
+def test_a_prompt_of_40000_tokens_on_a_slow_model_is_honest_work_F5_P7() -> None:
+    """Its prefill takes many times the limit of a step, in steps that each end."""
+    options = {"step_s": 0.05, "prefill_tokens_per_step": 512, "context_length": 50_000}
+    with (
+        Daemon({"m": fake(fake=options, step_timeout_s=0.4)}) as daemon,
+        daemon.client() as client,
+    ):
+        prompt = "x" * 40_000
+        result = client.complete("m", prompt=prompt, max_tokens=3)
+        assert result.token_ids == undisturbed(prompt, 3)
+        assert (result.usage.prompt_tokens, result.resumed) == (40_000, 0)
+        assert row(client, "m")["steps"] > 40_000 // 512
+        assert row(client, "m")["generation"] == 1
