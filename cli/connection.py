@@ -104,7 +104,19 @@ def connect(target: Target) -> Iterator[Client]:
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
-    """No daemon answers, or none any more."""
+    """No daemon answers, or none any more; one that lives and is silent is named."""
+    from .lock_holder import lock_holder
+
+    holder = lock_holder(error.endpoint)
+    if holder is not None:
+        pid, state = holder.pid, ": it is stopped" if holder.is_stopped else ""
+        hint = f"let it go on with `kill -CONT {pid}`" if holder.is_stopped else "see its log"
+        return CliError(
+            f"the daemon with pid {pid} does not answer at {error.endpoint}{state}",
+            code="connection_lost",
+            hint=f"{hint}, or end it with `kill -KILL {pid}`",
+            status=ExitStatus.NO_DAEMON,
+        )
     return CliError(
         error.message,
         code="connection_lost",

@@ -14,12 +14,14 @@ from .app import App, OnChange, OnListening, report
 from .config import DaemonConfig
 from .logs import DaemonLog
 from .process import use_best_child_watcher
-from .runtime import RuntimeFolder, RuntimeFolderError, raise_open_file_limit
+from .runtime import (
+    RESERVED_FILES,
+    RuntimeFolder,
+    RuntimeFolderError,
+    raise_open_file_limit,
+)
 from .sweep import WorkerRecord
 from .transport import Context
-
-RESERVED_FILES = 256
-"""Open files that are not clients' connections: logs, pipes, the workers' sockets."""
 
 
 def run_daemon(
@@ -41,7 +43,7 @@ def run_daemon(
         The exit code: 0, or 70 for a bug, which the daemon's log describes.
 
     Raises:
-        RuntimeFolderError: the runtime or the log folder cannot be used (exit 73).
+        RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
     """
     os.umask(0o077)

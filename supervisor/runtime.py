@@ -21,13 +21,19 @@ BEAT_SUFFIX = ".beat"
 MAX_SPAWNS = 9_999_999
 """Only for the length of a worker's socket path."""
 
+RESERVED_FILES = 256
+"""Open files that are not clients' connections: logs, pipes, the workers' sockets."""
+
+MIN_CLIENTS = 16
+MIN_OPEN_FILES = RESERVED_FILES + MIN_CLIENTS
+
 MAX_OPEN_FILES = 65_536
 MAX_OPEN_FILES_MACOS = 10_240
 """More than this the kernel refuses where the hard limit says "unlimited"."""
 
 
 class RuntimeFolderError(Exception):
-    """The runtime or the log folder cannot be used (exit 73).
+    """The runtime or the log folder cannot be used, or too few files may be open (exit 73).
 
     Attributes:
         hint: what to do about it.
@@ -111,17 +117,29 @@ def raise_open_file_limit() -> int:
     """Raises the soft limit of open files as far as is sensible, and returns it.
 
     libzmq aborts the process when accepting a connection meets the limit.
+
+    Raises:
+        RuntimeFolderError: too few for a supervisor that no storm of connections shall end.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES_MACOS
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft >= wanted:
-        return soft
+        return _enough(soft)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
-        return soft
-    return wanted
+        return _enough(soft)
+    return _enough(wanted)
+
+
+def _enough(open_files: int) -> int:
+    if open_files < MIN_OPEN_FILES:
+        raise RuntimeFolderError(
+            f"only {open_files} files may be open at once; a daemon needs {MIN_OPEN_FILES}",
+            hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
+        )
+    return open_files
 
 
 def _worker_socket_name(spawn: int) -> str:
@@ -179,8 +197,9 @@ def _take_lock(path: Path) -> int:
         finally:
             os.close(gate)
     except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
         raise RuntimeFolderError(
-            f"the runtime folder {path} cannot be used: {error.strerror} ({error.filename})",
+            f"the runtime folder {path} cannot be used: {error.strerror}{where}",
             hint="set a runtime_dir that you may write to",
         ) from None
 

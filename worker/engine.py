@@ -34,6 +34,10 @@ class NoDeviceError(Exception):
     """MLX has no usable device here (exit 69)."""
 
 
+class GpuFaultElsewhereError(Exception):
+    """The GPU gave up this process's work because of another process's fault (exit 72)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What a load found out.

@@ -15,7 +15,14 @@ from mlxsup.protocol.messages import Dying, Exit, Hello, LoadProgress, Ready
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 
-from .engine import BadModelError, Engine, EngineFacts, ModelMissingError, NoDeviceError
+from .engine import (
+    BadModelError,
+    Engine,
+    EngineFacts,
+    GpuFaultElsewhereError,
+    ModelMissingError,
+    NoDeviceError,
+)
 from .fake_engine import FakeEngine, FakeOptionError
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
@@ -62,6 +69,7 @@ def judge(error: BaseException) -> Death:
         (ModelMissingError, ExitCode.MODEL_MISSING),
         (BadModelError, ExitCode.BAD_MODEL),
         (NoDeviceError, ExitCode.NO_DEVICE),
+        (GpuFaultElsewhereError, ExitCode.GPU_FAULT_ELSEWHERE),
         (FakeOptionError, ExitCode.BAD_LAUNCH),
         (TerminatedError, TERMINATED_EXIT),
         (StuckPreprocessingError, ExitCode.STEP_ERROR),

@@ -314,20 +314,22 @@ class StepLoop:
 
         An engine that had nothing to do for a while gives back, once, what it keeps for speed.
         """
+        # Of a request that was cancelled, too: nothing else could be prepared any more.
+        text_left_s = self._text_time_left_s()
         if self._held_requests():
             self._idle_since = None
-            return self._text_time_left_s()
+            return text_left_s
         if self._idle_since is None:
             self._idle_since, self._has_given_back = self._clock(), False
         if self._has_given_back:
-            return None
+            return text_left_s
         left_s = self._idle_since + GIVE_BACK_AFTER_S - self._clock()
         if left_s > 0:
-            return left_s
+            return left_s if text_left_s is None else min(left_s, text_left_s)
         self._engine.give_back()
         self._has_given_back = True
         self._publish_idle(is_memory_new=True)
-        return None
+        return text_left_s
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)

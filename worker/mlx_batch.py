@@ -17,7 +17,7 @@ from mlxsup.protocol.states import FinishReason
 
 from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
 from .grammar import Grammar
-from .mlx_load import raise_if_memory
+from .mlx_load import raise_if_innocent, raise_if_memory
 from .mlx_logprobs import LogprobReader
 from .mlx_prefix_cache import PrefixCache
 from .mlx_sampling import greedy, make_processors, make_sampler
@@ -172,6 +172,7 @@ class MlxBatch:
 
         Raises:
             MemoryError: MLX ran out of memory.
+            GpuFaultElsewhereError: another process's fault on the GPU.
             Exception: any other; the batch is unusable.
         """
         waiting = len(self._prompts)
@@ -183,6 +184,7 @@ class MlxBatch:
             prompts, tokens = self._generator.next()
         except RuntimeError as error:
             raise_if_memory(error)
+            raise_if_innocent(error)
             raise
         took_s = time.perf_counter() - started
         result = StepResult()

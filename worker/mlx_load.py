@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-from .engine import BadModelError, NoDeviceError
+from .engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .model_folder import ModelFolder
 
 GROUP_BYTES = 128 * 1024 * 1024
@@ -42,6 +42,16 @@ def raise_if_memory(error: Exception) -> None:
     """
     if is_memory_text(str(error)):
         raise MemoryError(shorten(error)) from error
+
+
+def raise_if_innocent(error: Exception) -> None:
+    """Tells apart what Metal calls an innocent victim: the fault was another process's.
+
+    Raises:
+        GpuFaultElsewhereError: that is what the error says.
+    """
+    if "innocentvictim" in str(error).lower().replace(" ", ""):
+        raise GpuFaultElsewhereError(shorten(error)) from error
 
 
 def shorten(error: BaseException) -> str:

@@ -273,6 +273,7 @@ class Core:
         self._machine_bytes = event.machine_bytes
         for name, model in self._models.by_name.items():
             model.footprint_bytes = event.footprint_bytes.get(name, 0)
+            model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
 
     def _on_started(self, event: Started) -> None:

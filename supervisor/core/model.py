@@ -18,6 +18,9 @@ from .recovery import Digest, Recovery
 from .requests import Request, Stage
 from .watchdog import Watch
 
+MACHINE_SHARE = 0.9
+"""A process that held more of the machine's memory was killed for it, whatever else might be."""
+
 STORY_LENGTH = 200
 RATE_WINDOW_S = 5.0
 
@@ -63,6 +66,7 @@ class Model:
         watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
         footprint_bytes: resident memory of its process.
+        machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the process that lives now.
         tokens: generated since the supervisor's start.
         service_s: how long a request runs, from what has run; None before any has.
@@ -83,6 +87,7 @@ class Model:
     watch: Watch | None = None
     dying: str = ""
     footprint_bytes: int = 0
+    machine_bytes: int = 0
     steps: int = 0
     tokens: int = 0
     service_s: float | None = None
@@ -126,11 +131,15 @@ class Model:
 
     @property
     def is_over_memory(self) -> bool:
-        """Whether its worker last reported more memory than its limit."""
-        limit = self.life.settings.memory_limit_bytes
+        """Whether its worker last held more memory than its limit; without one of its own, so
+        much of the machine that a SIGKILL is the system's."""
+        settings = self.life.settings
+        limit = settings.memory_limit_bytes or settings.launch.memory_limit_bytes or 0
+        if not limit:
+            return 0 < self.machine_bytes * MACHINE_SHARE < self.footprint_bytes
         beat = self.heartbeat
         reported = beat.active_bytes + beat.cache_bytes if beat else 0
-        return 0 < limit < max(self.footprint_bytes, reported)
+        return limit < max(self.footprint_bytes, reported)
 
     def deadline(self) -> float | None:
         """When something is due for this model, or its process should be looked after."""

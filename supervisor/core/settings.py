@@ -64,7 +64,8 @@ class ModelSettings:
         preload: load when the supervisor starts; else on the first request.
         idle_unload_s: unload after this long without a request; 0 for never.
         load_stall_timeout_s: a load without progress for this long has stalled.
-        memory_limit_bytes: a worker that reported more and is killed ran out of memory; 0: none.
+        memory_limit_bytes: a worker that reported more and is killed ran out of memory; 0: what
+            its launch says, or most of the machine.
         restart: the restart policy.
     """
 

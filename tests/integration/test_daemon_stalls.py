@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -96,17 +98,36 @@ def test_long_predicted_work_under_a_small_limit_is_not_killed_F5_P7() -> None:
         assert row(client, "m")["generation"] == 1
 
 
+READS = """
+import sys
+from mlxsup.client import Client
+with Client(sys.argv[1]) as client:
+    stream = client.generate("m", prompt="runs", max_tokens=400)
+    next(stream)
+    print("reads", flush=True)
+    print(1 + sum(len(delta.token_ids) for delta in stream), stream.result.resumed, flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_a_pause_of_the_whole_tree_kills_nobody_P7(daemon: Daemon) -> None:
+    """As when a machine sleeps: its clients stand still, too. One that did not would be told that
+    the supervisor has fallen silent (P2)."""
     with daemon.client() as client:
         for name in ("m", "other"):
             wait_for_state(client, name, "READY")
-        stream = Reader(client, "m", "runs", max_tokens=1500).started()
-        tree = daemon.processes()
-        for process in tree:
-            process.suspend()
-        time.sleep(60.0)  # the pause itself, not a wait for anything
-        for process in tree:
-            process.resume()
-        assert stream.finished().finish_reason == "length"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READS, daemon.endpoint], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "reads\n"
+    tree = [psutil.Process(reader.pid), *daemon.processes()]
+    for process in tree:
+        process.suspend()
+    time.sleep(60.0)  # the pause itself, not a wait for anything
+    for process in tree:
+        process.resume()
+    said, _ = reader.communicate(timeout=60)
+    assert said == "400 0\n"
+    with daemon.client() as client:
         assert [row(client, name)["generation"] for name in ("m", "other")] == [1, 1]

@@ -19,7 +19,12 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker import mlx_batch, mlx_load
-from mlxsup.worker.engine import BadModelError, ModelMissingError, StepResult
+from mlxsup.worker.engine import (
+    BadModelError,
+    GpuFaultElsewhereError,
+    ModelMissingError,
+    StepResult,
+)
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_load import iterate_arrays, raise_if_memory
 from mlxsup.worker.model_folder import check_folder
@@ -369,6 +374,36 @@ def test_errors_about_memory_become_memory_errors(text: str) -> None:
     with pytest.raises(MemoryError):
         raise_if_memory(RuntimeError(text))
     raise_if_memory(RuntimeError("There is no Stream(cpu, 1) in current thread."))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "[METAL] Command buffer execution failed: Innocent Victim"
+            " (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            GpuFaultElsewhereError,
+        ),
+        (
+            "[METAL] Command buffer execution failed: Caused GPU Timeout Error"
+            " (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+            RuntimeError,
+        ),
+    ],
+)
+def test_a_step_tells_another_process_fault_on_the_gpu_from_its_own(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, text: str, error: type[Exception]
+) -> None:
+    """Exit 72 accuses none of the requests; 70 does."""
+
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    with loaded_engine(tiny) as engine:
+        monkeypatch.setattr(engine._batch._generator, "next", fail)
+        with pytest.raises(error) as caught:
+            engine.step()
+        assert caught.type is error
 
 
 def test_memory_that_runs_out_in_a_load_is_not_the_models_fault(

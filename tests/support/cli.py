@@ -109,6 +109,7 @@ class Terminal:
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         self._leader, follower = pty.openpty()
+        self._is_there = True
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         self.seen = ""
         self._read_until = 0
@@ -138,6 +139,11 @@ class Terminal:
         found = self.seen[self._read_until : place]
         self._read_until = place + len(text)
         return found
+
+    def hang_up(self) -> None:
+        """The terminal is gone: its window was closed, or the line to it was lost."""
+        self._is_there = False
+        os.close(self._leader)
 
     def end(self) -> str:
         """Reads to the end; gives everything that was ever written."""
@@ -175,7 +181,8 @@ class Terminal:
     ) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._leader)
+        if self._is_there:
+            self.hang_up()
 
 
 def on_terminal(arguments: Sequence[str], **variables: str) -> str:

@@ -278,8 +278,9 @@ class Driver:
         signal: str = "SIGKILL",
         generation: int | None = None,
         last_lines: tuple[str, ...] = ("last words",),
+        at: float = 1.0,
     ) -> list[Action]:
-        """The worker's process is gone: by `signal`, or with `code`."""
+        """The worker's process is gone: by `signal`, or with `code`; `at` by the wall clock."""
         current = self.generation(model) if generation is None else Generation(generation)
         return self.do(
             Exited(
@@ -290,7 +291,7 @@ class Driver:
                 signal=None if code is not None else 9,
                 signal_name="" if code is not None else signal,
                 last_lines=last_lines,
-                at=1.0,
+                at=at,
             )
         )
 

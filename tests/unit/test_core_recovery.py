@@ -331,6 +331,28 @@ def test_a_kill_under_the_limit_is_a_kill_from_outside() -> None:
     assert crash(driver, "SIGKILL") == [1, 2]
 
 
+def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[int]:
+    """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
+    driver.serve("a", "b")
+    footprint = {"m": footprint_bytes}
+    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=machine_bytes))
+    return crash(driver, "SIGKILL")
+
+
+def test_the_limit_is_what_the_launch_says_where_no_other_is_set() -> None:
+    launch = replace(LAUNCH, max_concurrency=4, memory_limit_bytes=1000)
+    for footprint_bytes, dispatched in ((1001, [1]), (1000, [1, 2])):
+        driver = Driver([entry(launch=launch)], SETTINGS)
+        driver.load()
+        driver.come_up()
+        assert killed_holding(driver, footprint_bytes, 10_000) == dispatched
+
+
+def test_without_a_limit_a_kill_of_who_fills_the_machine_is_out_of_memory() -> None:
+    assert killed_holding(engine_of(4), 901, 1000) == [1]
+    assert killed_holding(engine_of(4), 900, 1000) == [1, 2]
+
+
 # ---------------------------------------------------------------- who waits, who is told
 
 

@@ -10,7 +10,12 @@ import signal
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
-from mlxsup.worker.engine import BadModelError, ModelMissingError, NoDeviceError
+from mlxsup.worker.engine import (
+    BadModelError,
+    GpuFaultElsewhereError,
+    ModelMissingError,
+    NoDeviceError,
+)
 from mlxsup.worker.life import TerminatedError, TerminationHandler, judge
 from mlxsup.worker.link import Link, LinkBrokenError
 from mlxsup.worker.logs import LineFormatter, line
@@ -99,6 +104,7 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
         (ModelMissingError("gone"), 66, True),
         (BadModelError("bad"), 65, True),
         (NoDeviceError("none"), 69, True),
+        (GpuFaultElsewhereError("innocent"), 72, True),
         (MemoryError(), 75, True),
         (LinkBrokenError("odd"), 70, True),
         (TerminatedError("term"), 143, True),

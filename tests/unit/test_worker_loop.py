@@ -76,6 +76,7 @@ class MemoryLink:
         self.sent: list[Message] = []
         self.is_blocked = False
         self.waits = 0
+        self.waited_s: float | None = None
 
     def receive(self) -> Message | None:
         return self.inbox.popleft() if self.inbox else None
@@ -89,6 +90,7 @@ class MemoryLink:
 
     def wait(self, timeout_s: float | None) -> None:
         self.waits += 1
+        self.waited_s = timeout_s
         self.inbox.append(Exit())
 
 
@@ -347,6 +349,19 @@ def test_a_preparation_without_end_ends_the_worker(bench: Bench) -> None:
     bench.now = 301.0
     with pytest.raises(StuckPreprocessingError, match="request 1"):
         bench.loop.turn()
+
+
+def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) -> None:
+    bench.dispatch(1)
+    bench.loop.drain()
+    bench.cancel(1)
+    # The second wait comes after the engine has given back what it kept.
+    for now in (100.0, 100.0 + GIVE_BACK_AFTER_S):
+        bench.now, bench.text.busy_since = now, now - 10.0
+        bench.loop._is_exit_asked = False
+        bench.loop.run(lambda: False)
+        assert bench.link.waited_s == 290.0
+    assert "give back" in bench.story
 
 
 def test_the_board_names_the_phase_and_counts_ended_steps_F5(bench: Bench) -> None:

@@ -1,0 +1,174 @@
+"""Requests that kill their engine, beside others that shall not pay for it (P10, F10)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mlxsup.client import Client, Delta, RequestError
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.faults import PATIENT, SubstitutedWorkers, undisturbed
+from support.reference import greedy_answers
+from support.streams import Reader
+from support.tiny_model import make_tiny_model
+
+TOKENS = 40
+COUNT = 8
+MODELS = ("one", "two", "outside")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    entry = fake(fake={"step_s": 0.004}, restart=PATIENT, max_concurrency=COUNT)
+    with Daemon(dict.fromkeys(MODELS, entry)) as daemon:
+        daemon.allowed_words = {"Traceback"}  # faulthandler's dump is wanted
+        with daemon.client() as client:
+            for name in MODELS:
+                wait_for_state(client, name, "READY")
+        yield daemon
+
+
+def crashes(client: Client, model: str, before: int) -> int:
+    """How many lives of the worker have ended since."""
+    return int(wait_for_state(client, model, "READY")["generation"]) - before
+
+
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [(0, "SIGABRT"), (1, "SIGSEGV"), (TOKENS // 2, "exit:70"), (TOKENS, "SIGSEGV")],
+)
+def test_one_of_eight_that_always_crashes_costs_three_crashes_and_nobody_else_P10_F10(
+    daemon: Daemon, at: int, how: str
+) -> None:
+    with daemon.client() as client:
+        before = wait_for_state(client, "one", "READY")["generation"]
+        prompts = [f"innocent {n} of {how} {at}" for n in range(COUNT - 1)]
+        innocent = [Reader(client, "one", prompt, max_tokens=TOKENS) for prompt in prompts]
+        poison = Reader(client, "one", f"[[fault crash={how} at={at}]]", max_tokens=TOKENS)
+        assert poison.failed().code == "quarantined"
+        assert len(poison.tokens) == max(0, at - 1)
+        for prompt, reader in zip(prompts, innocent, strict=True):
+            assert reader.finished().token_ids == undisturbed(prompt, TOKENS)
+        assert crashes(client, "one", before) <= 3
+        assert row(client, "one")["quarantined"] >= 1
+        with pytest.raises(RequestError) as again:
+            client.complete("one", prompt=f"[[fault crash={how} at={at}]]", max_tokens=TOKENS)
+        assert again.value.code == "quarantined"
+        assert crashes(client, "one", before) <= 3, "refused without a try"
+
+
+def test_two_poisons_at_once_cost_three_crashes_each_at_most_P10(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        before = wait_for_state(client, "two", "READY")["generation"]
+        prompts = [f"innocent {n}" for n in range(COUNT - 2)]
+        innocent = [Reader(client, "two", prompt, max_tokens=TOKENS) for prompt in prompts]
+        poisons = [
+            Reader(client, "two", f"[[fault crash=SIGSEGV at={at}]]", max_tokens=TOKENS)
+            for at in (3, TOKENS - 3)
+        ]
+        for poison in poisons:
+            assert poison.failed().code == "quarantined"
+        for prompt, reader in zip(prompts, innocent, strict=True):
+            assert reader.finished().token_ids == undisturbed(prompt, TOKENS)
+        assert crashes(client, "two", before) <= 6
+        assert row(client, "two")["quarantined"] == 2
+
+
+def test_sigkill_from_outside_20_times_quarantines_nobody_P10(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        before = wait_for_state(client, "outside", "READY")["generation"]
+        prompts = [f"runs {n}" for n in range(COUNT)]
+        count = 1000
+        readers = [Reader(client, "outside", prompt, max_tokens=count) for prompt in prompts]
+        for kill in range(20):
+            seen = wait_for_state(client, "outside", "READY")
+            assert (seen["suspects"], seen["quarantined"]) == (0, 0)
+            # Three deaths in a row without a token would end a request.
+            held = [len(reader.tokens) for reader in readers]
+            eventually(lambda held=held: all(map(gained, readers, held)), timeout_s=60.0)
+            os.kill(seen["pid"], signal.SIGKILL)
+            eventually(lambda kill=kill: row(client, "outside")["generation"] > before + kill)
+        for prompt, reader in zip(prompts, readers, strict=True):
+            result = reader.finished(120)
+            assert result.token_ids == undisturbed(prompt, count)
+            assert result.resumed == 20
+        assert crashes(client, "outside", before) == 20
+
+
+def gained(reader: Reader, held: int) -> bool:
+    """Whether a stream has more tokens than it held."""
+    return len(reader.tokens) > held
+
+
+# ---------------------------------------------------------------- a real engine
+
+ABORTING = """
+import ctypes, os, sys
+from mlxsup.worker import __main__ as worker, mlx_engine
+
+class AbortingEngine(mlx_engine.MlxEngine):
+    '''Crashes natively when a row whose prompt begins with MARKER has decoded so many tokens as
+    the second id of its prompt says: in the step, before anything of it is sent.'''
+
+    def insert(self, row):
+        if row.tokens[0] == {marker} and len(row.tokens) > 2:
+            marked[row.key] = [row.tokens[1], len(row.delivered)]
+        return super().insert(row)
+
+    def step(self):
+        result = super().step()
+        for token in result.tokens:
+            if token.key in marked:
+                marked[token.key][1] += 1
+                if marked[token.key][1] == marked[token.key][0]:
+                    os.abort() if marked[token.key][0] % 2 else ctypes.string_at(0)
+        return result
+
+marked = {{}}
+mlx_engine.MlxEngine = AbortingEngine
+worker.leave(worker.main(sys.argv[1:]))
+"""
+MARKER = 7
+PROMPTS = [f"tell me of {n}" for n in range(COUNT - 1)]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, list[list[int]]]]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    entry: dict[str, Any] = {
+        "path": str(folder),
+        "preload": True,
+        "restart": PATIENT,
+        "max_concurrency": COUNT,
+    }
+    argv = [sys.executable, "-P", "-c", ABORTING.format(marker=MARKER)]
+    with SubstitutedWorkers({"m": entry}, argv=argv) as daemon:
+        daemon.allowed_words = {"Traceback"}
+        with daemon.client() as client:
+            wait_for_state(client, "m", "READY")
+        yield daemon, greedy_answers(folder, PROMPTS, TOKENS)
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("at", [2, 35], ids=["segfault-early", "abort-late"])
+def test_one_of_eight_that_crashes_mlx_natively_costs_three_crashes_P10_F10(
+    real: tuple[Daemon, list[list[int]]], at: int
+) -> None:
+    daemon, truth = real
+    with daemon.client() as client:
+        before = wait_for_state(client, "m", "READY")["generation"]
+        innocent = [Reader(client, "m", prompt, max_tokens=TOKENS) for prompt in PROMPTS]
+        stream = client.generate("m", prompt_tokens=[MARKER, at, 300, 301], max_tokens=TOKENS)
+        deltas: list[Delta] = []
+        with pytest.raises(RequestError) as caught:
+            deltas.extend(stream)
+        assert caught.value.code == "quarantined"
+        assert sum(len(delta.token_ids) for delta in deltas) == at - 1
+        for expected, reader in zip(truth, innocent, strict=True):
+            assert reader.finished(120).token_ids == expected
+        assert crashes(client, "m", before) <= 3

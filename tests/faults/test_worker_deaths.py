@@ -1,0 +1,83 @@
+"""A worker is killed or crashes, at every moment of an answer and of a load (P1, P4, P8, P10)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.faults import PATIENT, undisturbed
+from support.streams import Reader
+
+SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT")
+LAST = 12
+LOAD = {"load_s": 0.6, "load_steps": 50}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    models = {
+        "m": fake(fake={"step_s": 0.005, "prefill_tokens_per_step": 8}, restart=PATIENT),
+        "other": fake(fake={"step_s": 0.005}),
+        **{f"loads-{name}": fake(fake=LOAD, restart=PATIENT, preload=False) for name in SIGNALS},
+    }
+    with Daemon(models) as daemon:
+        daemon.allowed_words = {"Traceback"}  # faulthandler's dump is wanted
+        with daemon.client() as client:
+            for name in ("m", "other"):
+                wait_for_state(client, name, "READY")
+        yield daemon
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("token", [0, 1, 5, LAST - 1, LAST])
+def test_a_death_at_token_k_pauses_the_answer_and_disturbs_nobody_P1_P4_P8(
+    daemon: Daemon, name: str, token: int
+) -> None:
+    with daemon.client() as client:
+        before = wait_for_state(client, "m", "READY")
+        generation = before["generation"]
+        fault = f"[[fault crash={name} at={token} generation={generation}]] token {token}"
+        beside = f"beside {name} {token}"
+        other = Reader(client, "other", beside, max_tokens=60).started()
+        victim = Reader(client, "m", fault, max_tokens=LAST)
+        result = victim.finished()
+        assert result.token_ids == victim.tokens == undisturbed(fault, LAST)
+        assert result.finish_reason == "length"
+        # In the prefill it may not have been accepted yet: then it was begun as new.
+        assert result.resumed in ((1,) if token else (0, 1))
+        assert other.finished().token_ids == undisturbed(beside, 60)
+        after = row(client, "m")
+        assert (after["state"], after["generation"]) == ("READY", generation + 1)
+        assert after["last_exit"]["signal"] == name
+        assert row(client, "other")["generation"] == 1
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_death_at_10_50_and_90_percent_of_a_load_keeps_the_queue_P8(
+    daemon: Daemon, name: str
+) -> None:
+    model = f"loads-{name}"
+    with daemon.client() as client:
+        other = Reader(client, "other", f"while {name}", max_tokens=200).started()
+        waiting = [Reader(client, model, f"waits {n}", max_tokens=4) for n in range(3)]
+        for generation, percent in enumerate((10, 50, 90), start=1):
+            at = eventually(
+                lambda share=percent / 100, generation=generation: (
+                    (seen := row(client, model))["generation"] == generation
+                    and (seen["progress"] or {}).get("fraction", 0.0) >= share
+                    and seen
+                ),
+                timeout_s=30.0,
+            )
+            assert at["state"] == "LOADING"
+            os.kill(at["pid"], getattr(signal, name))
+        for number, reader in enumerate(waiting):
+            assert reader.finished().token_ids == undisturbed(f"waits {number}", 4)
+        after = row(client, model)
+        assert (after["state"], after["generation"], after["suspects"]) == ("READY", 4, 0)
+        assert other.finished().token_ids == undisturbed(f"while {name}", 200)
+        client.unload(model)
