@@ -21,9 +21,11 @@ def main() -> None:
     from .report import machine_lines
 
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=NAMES, help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
+    for name in set(arguments.names).difference(NAMES):
+        parser.error(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
     print("\n".join(machine_lines()) + "\n", flush=True)
     repeats = arguments.repeats
     few = min(repeats, 3)

@@ -127,7 +127,9 @@ async def _run(model: Path, repeats: int) -> None:
                 "in process, each step": per_step.measure,
                 "in process, drain and batch": draining.measure,
             }
-            figures = {(c, name): [] for c in (ROWS, REQUESTS) for name in measures}
+            figures: dict[tuple[int, str], list[list[float]]] = {
+                (clients, name): [] for clients in (ROWS, REQUESTS) for name in measures
+            }
             for repeat in range(repeats + 1):
                 for (clients, name), bursts in figures.items():
                     times = await measures[name](clients, repeat * 100 + clients)

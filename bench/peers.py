@@ -127,7 +127,11 @@ class MlxLmServer:
         )
 
     def __enter__(self) -> Self:
-        eventually(self._is_up, timeout_s=START_TIMEOUT_S)
+        try:
+            eventually(self._is_up, timeout_s=START_TIMEOUT_S)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -136,18 +140,22 @@ class MlxLmServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        text = self._end()
+        if error is not None or "Traceback" in text:
+            print(text)
+        assert "Traceback" not in text, "mlx_lm.server failed"
+
+    def _end(self) -> str:
+        """Ends the process; returns what it printed."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._log.seek(0)
-        text = self._log.read()
-        self._log.close()
-        if error is not None or "Traceback" in text:
-            print(text)
-        assert "Traceback" not in text, "mlx_lm.server failed"
+        with self._log:
+            self._log.seek(0)
+            return self._log.read()
 
     def _is_up(self) -> bool:
         assert self._process.poll() is None, "mlx_lm.server has ended"

@@ -24,19 +24,21 @@ from support.daemon import Daemon
 from .peers import MlxLmServer, Mlxsup, Server
 from .report import print_table, spread
 
-PREFILL_S = 12.0
-"""How long A's prompt should take to read, alone."""
+PREFILL_S = 9.0
+"""How long A's prompt should take to read, alone; beside B's stream it takes some 12 s."""
 
-WITHIN_PREFILL_S = 6.0
+WITHIN_PREFILL_S = 2.5
 """The same for the run within one model."""
 
-QUIET_S = 6.0
+QUIET_S = 3.0
 """How long B is watched undisturbed."""
 
 ANSWER = 512
 """Tokens of each of B's answers; the next one is asked for when one has ended."""
 
-WITHIN_ANSWER = 24
+WITHIN_ANSWER = 32
+"""Long enough for one answer to span the other's prefill in mlxsup."""
+
 PROBE_EVERY_S = 0.5
 CALIBRATION_WORDS = 120
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
@@ -55,13 +57,15 @@ class Seen:
     """What B's users saw in one window.
 
     Attributes:
-        gap_ms: the longest time in which the stream brought nothing, from one token to the next;
-            the next answer's first one counts as well.
+        gap_ms: the longest time from one token of an answer to its next.
+        silence_ms: the longest time in which the stream brought nothing: the next answer's first
+            token counts as well.
         first_ms: times to first token of the new requests.
         took_s: how long the disturbance took.
     """
 
     gap_ms: float = 0.0
+    silence_ms: float = 0.0
     first_ms: list[float] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -73,14 +77,15 @@ async def watch(
     seen = Seen()
     is_over = asyncio.Event()
     has_begun = asyncio.Event()
-    times: list[float] = []
+    answers: list[list[float]] = []
 
     def on_token(now: float) -> None:
-        times.append(now)
+        answers[-1].append(now)
         has_begun.set()
 
     async def stream() -> None:
         while not is_over.is_set():
+            answers.append([])
             await server.ask(model, words(8, random.randrange(10**6)), answer, on_token)
 
     async def probe() -> None:
@@ -101,10 +106,16 @@ async def watch(
     end = time.perf_counter()
     is_over.set()
     await asyncio.gather(streaming, probing)
-    gaps = (b - a for a, b in pairwise(times) if b > begin and a < end)
-    seen.gap_ms = max(gaps) * 1000
     seen.took_s = end - begin
+    seen.gap_ms = max(largest_gap_s(times, begin, end) for times in answers) * 1000
+    seen.silence_ms = largest_gap_s([t for times in answers for t in times], begin, end) * 1000
     return seen
+
+
+def largest_gap_s(times: list[float], begin: float, end: float) -> float:
+    """The largest step between times that touches the window; 0 where none does."""
+    gaps = (b - a for a, b in pairwise(times) if b > begin and a < end)
+    return max(gaps, default=0.0)
 
 
 async def quiet() -> None:
@@ -129,30 +140,29 @@ class Figures:
     def row(self, name: str) -> list[str]:
         """One line of a table."""
 
-        def gaps(seen: list[Seen]) -> str:
-            return spread([one.gap_ms for one in seen], digits=0)
+        def longest(seen: list[Seen]) -> str:
+            if not has_probes:
+                return spread([one.gap_ms for one in seen], digits=0)
+            return spread([one.silence_ms for one in seen], digits=0)
 
-        def firsts(seen: list[Seen]) -> str:
-            if not all(one.first_ms for one in seen):
-                return ""
-            return spread([statistics.median(one.first_ms) for one in seen], digits=0)
-
-        took = spread([one.took_s for one in self.disturbed], digits=1)
         alone, disturbed = self.alone, self.disturbed
-        return [name, gaps(alone), gaps(disturbed), firsts(alone), firsts(disturbed), took]
+        has_probes = all(one.first_ms for one in (*alone, *disturbed))
+        cells = [name, longest(alone), longest(disturbed)]
+        if has_probes:
+            before, during = (
+                [statistics.median(o.first_ms) for o in s] for s in (alone, disturbed)
+            )
+            ratios = [b / a for a, b in zip(before, during, strict=True)]
+            cells += [spread(before, digits=0), spread(during, digits=0), spread(ratios, digits=1)]
+        return [*cells, spread([one.took_s for one in disturbed], digits=1)]
 
 
 def print_figures(figures: list[tuple[str, Figures]], what: str) -> None:
-    """One table."""
-    head = [
-        "who",
-        "largest gap ms",
-        f"… while {what}",
-        "new request TTFT ms",
-        f"… while {what}",
-        "that took s",
-    ]
-    print_table(head, [f.row(name) for name, f in figures])
+    """One table; without new requests, the gaps are those within one answer."""
+    rows = [f.row(name) for name, f in figures]
+    first = ["new request TTFT ms", f"… while {what}", "ratio"]
+    head = ["who", "largest gap ms", f"… while {what}", *first, "that took s"]
+    print_table(head if len(rows[0]) == len(head) else [*head[:3], head[-1]], rows)
 
 
 def run(tiny: Path, smollm2: Path, repeats: int) -> None:

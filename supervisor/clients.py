@@ -160,6 +160,7 @@ class Clients:
         # Bounded by MAX_CONNECTIONS.
         self._connections: dict[ConnectionId, _Connection] = {}
         self._probe_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._all_sent = asyncio.Event()
         self._connected = 0
         self._max_connected = max_connected
@@ -190,6 +191,8 @@ class Clients:
 
     def pulse(self) -> None:
         """Each second: signs of life, connections that ended unseen, clients that do not read."""
+        if self._is_closed:
+            return  # asked for in the loop's last round
         self._probe()
         now = self._now()
         for connection in list(self._connections.values()):
@@ -208,6 +211,7 @@ class Clients:
 
     def close(self, linger_s: float) -> None:
         """Closes the socket and removes its file; what was sent has so long to leave."""
+        self._is_closed = True
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         self._monitor.close()

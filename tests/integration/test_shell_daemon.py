@@ -136,10 +136,15 @@ def test_a_worker_that_says_nothing_and_dies_leaves_its_last_line(client_of: Any
 
 def test_a_worker_that_speaks_nonsense_is_killed(client_of: Any) -> None:
     code = """
-import json, sys, time, zmq
+import json, os, sys, time, zmq
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.messages import Hello
+from mlxsup.protocol.version import VERSION
 spec = json.loads(sys.stdin.readline())
 socket = zmq.Context().socket(zmq.DEALER)
 socket.connect(spec["endpoint"])
+known = {name: spec[name] for name in ("model", "generation", "token")}
+socket.send_multipart(encode(Hello(**known, pid=os.getpid(), version=VERSION)))
 socket.send(b"nonsense")
 time.sleep(600)
 """
