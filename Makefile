@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench captures clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,6 +28,24 @@ check: setup ## format, lint and types
 
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start-up, side by side
 	@.venv/bin/python -m bench
+
+SEEDS ?= 10000
+FIRST ?= 1
+
+simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
+	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
+	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
+
+fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
+	@PYTHONPATH=tests .venv/bin/python -m fuzz
+
+promises: setup ## every proof run in one go, with its figures
+	@.venv/bin/python tools/promises.py
+
+REQUESTS ?= 100000
+
+chaos: setup ## requests on real processes (fake engine) under a seeded mix of faults; minutes
+	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
 
 captures: setup models/smollm2/config.json ## the pictures in docs/images
 	@.venv/bin/python tools/captures.py

@@ -42,7 +42,7 @@ def bare_rss_bytes(tokenizer: str = "") -> int:
 
 def run(model: Path, repeats: int) -> None:
     """Measures and prints."""
-    print("## Memory and start-up\n")
+    print("## Memory and start-up (CPU)\n")
     supervisors, workers, bares, with_tokenizer, spawns, loads = [], [], [], [], [], []
     for _ in range(repeats):
         bares.append(bare_rss_bytes() / 2**20)

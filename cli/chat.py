@@ -42,10 +42,8 @@ block, lets the next line belong to the same turn."""
 @model_argument
 @click.option("--system", metavar="TEXT", help="What the model is told first.")
 @click.option("--max-tokens", metavar="N", type=int, help="Tokens of one answer at most.")
-@click.option(
-    "--temperature", metavar="T", type=float, default=0.0, help="0 (default) for the likeliest."
-)
-@click.option("--top-p", metavar="P", type=float, default=1.0, help="Sample from this share.")
+@click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
+@click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast each answer was.")
 @daemon_options

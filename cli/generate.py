@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", metavar="N", type=int, help="Tokens to generate at most.")
-@click.option(
-    "--temperature", metavar="T", type=float, default=0.0, help="0 (default) for the likeliest."
-)
-@click.option("--top-p", metavar="P", type=float, default=1.0, help="Sample from this share.")
+@click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
+@click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
 @click.option("--stop", metavar="TEXT", multiple=True, help="Ends the answer; may be repeated.")
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
 @click.option(

@@ -23,6 +23,7 @@ COMMANDS = {
     "load": "models:load",
     "unload": "models:unload",
     "restart": "models:restart",
+    "reload": "reload:reload",
     "generate": "generate:generate",
     "chat": "chat:chat",
     "logs": "logs:logs",

@@ -64,6 +64,7 @@ class ClientBase(ABC, Generic[StreamType]):
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
         client: str | None = None,
+        resume: bool = True,
         on_notice: OnNotice | None = None,
     ) -> StreamType:
         """Sends a request and returns its stream of `Delta`.
@@ -99,6 +100,8 @@ class ClientBase(ABC, Generic[StreamType]):
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: until the first token; None for the configured limit.
             client: on whose behalf, for fairness; None for this client.
+            resume: whether the answer goes on after a crash; without, it ends with
+                `worker_crashed`.
             on_notice: told with a `Notice` what the request waits for, each time that changes, by
                 whoever reads the stream.
 
@@ -138,6 +141,7 @@ class ClientBase(ABC, Generic[StreamType]):
             queue_timeout_s=queue_timeout_s,
             first_token_timeout_s=first_token_timeout_s,
             client=client,
+            resume=resume,
             notices=on_notice is not None,
         )
         return self._open_stream(request_id, frames, on_notice)

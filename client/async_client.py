@@ -12,6 +12,7 @@ from mlxsup.protocol.messages import (
     Load,
     Message,
     Ping,
+    Reload,
     Restart,
     StatusQuery,
     Stop,
@@ -191,6 +192,18 @@ class AsyncClient(ClientBase[AsyncStream]):
                 return {}
         return value_of(await inbox.get())
 
+    async def reload(self) -> dict[str, Any]:
+        """Has the daemon read its configuration file again; a wrong one changes nothing.
+
+        Returns:
+            The names of the models that were `added`, `changed` and `removed`, and in `later` the
+            keys that take effect at the next start.
+
+        Raises:
+            RequestError: the file is wrong; `detail["problems"]` says everything that is.
+        """
+        return await self._call(Reload(id=self._ids.next()))
+
     async def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.
 
@@ -207,7 +220,9 @@ class AsyncClient(ClientBase[AsyncStream]):
         inbox = self._post(subscribe, subscribe.id, is_subscription=True)
         return AsyncEventStream(subscribe.id, inbox, self._cancel)
 
-    async def _call(self, message: Ping | StatusQuery | Load | Unload | Stop) -> dict[str, Any]:
+    async def _call(
+        self, message: Ping | StatusQuery | Load | Unload | Stop | Reload
+    ) -> dict[str, Any]:
         return value_of(await self._post(message, message.id).get())
 
     def _post(

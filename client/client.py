@@ -12,6 +12,7 @@ from mlxsup.protocol.messages import (
     Load,
     Message,
     Ping,
+    Reload,
     Restart,
     StatusQuery,
     Stop,
@@ -163,6 +164,18 @@ class Client(ClientBase[Stream]):
                 return {}
         return value_of(inbox.get())
 
+    def reload(self) -> dict[str, Any]:
+        """Has the daemon read its configuration file again; a wrong one changes nothing.
+
+        Returns:
+            The names of the models that were `added`, `changed` and `removed`, and in `later` the
+            keys that take effect at the next start.
+
+        Raises:
+            RequestError: the file is wrong; `detail["problems"]` says everything that is.
+        """
+        return self._call(Reload(id=self._ids.next()))
+
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.
 
@@ -179,7 +192,7 @@ class Client(ClientBase[Stream]):
         inbox = self._post(subscribe, subscribe.id, is_subscription=True)
         return EventStream(subscribe.id, inbox, self._cancel)
 
-    def _call(self, message: Ping | StatusQuery | Load | Unload | Stop) -> dict[str, Any]:
+    def _call(self, message: Ping | StatusQuery | Load | Unload | Stop | Reload) -> dict[str, Any]:
         return value_of(self._post(message, message.id).get())
 
     def _post(

@@ -49,6 +49,7 @@ class GenerateParameters(TypedDict, total=False):
     queue_timeout_s: float | None
     first_token_timeout_s: float | None
     client: str | None
+    resume: bool
     on_notice: OnNotice | None
 
 
@@ -61,6 +62,7 @@ def encode_generate(
     queue_timeout_s: float | None,
     first_token_timeout_s: float | None,
     client: str | None,
+    resume: bool,
     notices: bool,
 ) -> list[bytes]:
     """The frames of a request.
@@ -79,6 +81,7 @@ def encode_generate(
             queue_timeout_s=_check_limit("queue_timeout_s", queue_timeout_s),
             first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
             notices=notices,
+            resume=_check_flag("resume", resume),
             body=encode_body(RequestBody(**body)),
         )
         return encode(message)
@@ -122,6 +125,12 @@ def _check_name(parameter: str, value: object, max_characters: int) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise invalid(parameter, "text that can be encoded as UTF-8", "lone surrogates") from None
+    return value
+
+
+def _check_flag(parameter: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(parameter, "true or false", value)
     return value
 
 

@@ -37,6 +37,7 @@ class Generate(Message):
         first_token_timeout_s: until the first token; 0 or None for no limit of its own.
         timeout_s: until the last token; 0 or None for none.
         notices: whether to be told what the request waits for, with `Notice`.
+        resume: whether the answer goes on after its worker has died; it ends there otherwise.
         body: msgpack of `RequestBody.to_wire()`.
         v: the sender's protocol version.
     """
@@ -49,6 +50,7 @@ class Generate(Message):
     first_token_timeout_s: float | None = None
     timeout_s: float | None = None
     notices: bool = False
+    resume: bool = True
     v: int = PROTOCOL_VERSION
     body: bytes = b""
 
@@ -145,6 +147,17 @@ class Subscribe(Message):
     v: int = PROTOCOL_VERSION
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload(Message):
+    """Client → supervisor: read the configuration file again; answered with the names of the
+    models that were added, changed and removed, or with `invalid_request`, whose detail has
+    `problems`, and nothing has changed then."""
+
+    TYPE: ClassVar[str] = "reload"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
 CLIENT_MESSAGES: tuple[type[Message], ...] = (
     Generate,
     Cancel,
@@ -155,6 +168,7 @@ CLIENT_MESSAGES: tuple[type[Message], ...] = (
     Restart,
     Stop,
     Subscribe,
+    Reload,
 )
 
 # ---------------------------------------------------------------- supervisor → client
@@ -226,7 +240,7 @@ class Notice(Message):
         id: whose.
         kind: which.
         detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`:
-            done and total, in tokens.
+            done and total, in tokens · `interrupted`: cause, tokens_sent · `resumed`: times.
     """
 
     TYPE: ClassVar[str] = "notice"

@@ -95,11 +95,13 @@ class FinishReason(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a request that has not been answered yet waits for."""
+    """What a request waits for, or what has happened to its stream."""
 
     QUEUED = "queued"
     LOADING = "loading"
     PREFILLING = "prefilling"
+    INTERRUPTED = "interrupted"
+    RESUMED = "resumed"
 
 
 class Channel(StrEnum):

@@ -21,12 +21,14 @@ from mlxsup.protocol.version import VERSION
 from .allocator import return_large_blocks
 from .clients import Clients
 from .clock import PULSE_S, Clock
-from .config import DaemonConfig
+from .config import ConfigError, DaemonConfig, load_config
 from .core.actions import (
     Action,
     Announce,
     Finish,
     LogFault,
+    LookAtWorker,
+    ReadConfiguration,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -34,12 +36,22 @@ from .core.actions import (
     WakeAt,
 )
 from .core.core import Core
-from .core.events import Event, Sampled, ShutdownAsked, Started, Tick
-from .end_signals import EndSignals
+from .core.events import (
+    Caller,
+    Event,
+    Reloaded,
+    ReloadRefused,
+    Sampled,
+    ShutdownAsked,
+    Started,
+    Tick,
+    WorkerSeen,
+)
 from .logs import DaemonLog, ModelLog
-from .monitor import machine_bytes, measure_footprints
+from .monitor import is_process_stopped, machine_bytes, measure_footprints
 from .process import use_best_child_watcher
 from .runtime import RuntimeFolder, RuntimeFolderError, raise_open_file_limit
+from .signals import Signals
 from .sweep import WorkerRecord
 from .transport import Context
 from .worker_unit import Surroundings, WorkerUnit
@@ -50,6 +62,12 @@ FAREWELL_S = 2.0
 
 RESERVED_FILES = 256
 """Open files that are not clients' connections: logs, pipes, the workers' sockets."""
+
+FIXED_KEYS = ("runtime_dir", "log_dir", "log_level")
+"""Of `[supervisor]`: they take effect at the next start."""
+
+LOOK_DELAY_S = 0.05
+"""From looking at a silent process to telling the core."""
 
 OnChange = Callable[[dict[str, Any]], None]
 OnListening = Callable[[str], None]
@@ -165,7 +183,7 @@ class App:
         """Serves until `Finish`; returns the exit code."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
-        signals = EndSignals(self._on_signal)
+        signals = Signals(self._on_signal, self._reload)
         around = self._surroundings
         try:
             self._clients = Clients(
@@ -247,6 +265,10 @@ class App:
                 unit = self._workers.get((model, generation))
                 if unit is not None:
                     unit.signal(worker_signal)
+            case LookAtWorker(model=model, generation=generation):
+                self._look_at(model, generation)
+            case ReadConfiguration(caller=caller):
+                self._loop.call_soon(self._reload, caller)
             case Announce(change=change):
                 self._announce(change)
             case LogFault(model=model, story=story):
@@ -272,6 +294,20 @@ class App:
             await unit.live()
         finally:
             del self._workers[unit.model, unit.generation]
+
+    def _look_at(self, model: ModelName, generation: Generation) -> None:
+        unit = self._workers.get((model, generation))
+        if unit is None or unit.pid is None:
+            return
+        is_stopped = is_process_stopped(unit.pid)
+
+        def tell() -> None:
+            now = self._clock.now()
+            seen = WorkerSeen(now=now, model=model, generation=generation, is_stopped=is_stopped)
+            self.dispatch(seen)
+
+        # What has arrived meanwhile is read before: a late beat is a sign of life.
+        self._loop.call_later(LOOK_DELAY_S, tell)
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None:
@@ -331,6 +367,28 @@ class App:
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._log.write("info", "signal received", signal=number.name)
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
+
+    def _reload(self, caller: Caller | None = None) -> None:
+        """Reads the file again and checks it whole; where it is wrong nothing changes (P20)."""
+        now, old = self._clock.now(), self._config
+        try:
+            if old.config_path is None:
+                raise ConfigError(["the daemon was started without a file: there is none to read"])
+            config = load_config(old.config_path)
+        except ConfigError as error:
+            self._log.write("error", "reload refused", problems=len(error.problems))
+            self._log.block(str(error))
+            if caller is not None:
+                refused = ReloadRefused(now=now, problems=tuple(error.problems), caller=caller)
+                self.dispatch(refused)
+            return
+        later = tuple(name for name in FIXED_KEYS if getattr(config, name) != getattr(old, name))
+        self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
+        self.dispatch(
+            Reloaded(
+                now=now, settings=config.core, models=config.models, caller=caller, later=later
+            )
+        )
 
     # ------------------------------------------------------------ bugs
 

@@ -27,6 +27,7 @@ from mlxsup.protocol.messages import (
 
 from .core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from .core.events import Event as CoreEvent
+from .core.refusals import slow_consumer
 from .transport import Context, LoopSocket, Monitor, bound_socket
 
 SEND_HIGH_WATER_MARK = 64
@@ -121,7 +122,7 @@ class _Connection:
         kept, self.outbox, self.outbox_bytes = self.outbox, deque(), 0
         for message, size_bytes in kept:
             if isinstance(message, Done):
-                message = Failed(id=message.id, error=_slow_consumer().to_wire())
+                message = Failed(id=message.id, error=slow_consumer().to_wire())
             if isinstance(message, Failed | Reply):
                 self.outbox.append((message, size_bytes))
                 self.outbox_bytes += size_bytes
@@ -162,6 +163,7 @@ class Clients:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_sent = asyncio.Event()
+        self._all_sent.set()
         self._connected = 0
         self._max_connected = max_connected
         options = {
@@ -188,6 +190,9 @@ class Clients:
             return
         self._send(connection, message)
         self._forget_if_idle(connection)
+        if not self._all_sent.is_set():
+            # Sending may have swallowed the news that another one has room again.
+            self._socket.drain_soon()
 
     def pulse(self) -> None:
         """Each second: signs of life, connections that ended unseen, clients that do not read."""
@@ -201,7 +206,6 @@ class Clients:
 
     async def finish(self, limit_s: float) -> None:
         """Lets what is unsent go to those who read, for at most this long."""
-        self._all_sent.clear()
         self._flush()
         try:
             async with asyncio.timeout(limit_s):
@@ -261,6 +265,7 @@ class Clients:
         if not connection.outbox:
             connection.progressed_at = self._now()
         connection.keep(message, sum(map(len, frames)))
+        self._all_sent.clear()
         if connection.outbox_bytes > MAX_UNSENT_BYTES:
             self._give_up(connection)
 
@@ -297,7 +302,7 @@ class Clients:
         connection.keep_only_ends()
         connection.progressed_at = self._now()
         if connection.subscription is not None:
-            failed = Failed(id=connection.subscription, error=_slow_consumer().to_wire())
+            failed = Failed(id=connection.subscription, error=slow_consumer().to_wire())
             connection.keep(failed, MESSAGE_OVERHEAD_BYTES)
             connection.subscription = None
         self._post(ClientTooSlow(now=self._now(), connection=connection.id))
@@ -321,10 +326,12 @@ class Clients:
             if self._connected == self._max_connected:
                 # The last resort: it ends all connections (libzmq 4.3.5), but no worker.
                 self._socket.socket.unbind(self.endpoint)
+                self._socket.drain_soon()
         elif event == zmq.EVENT_CLOSED:
             # Only now: a listener that goes removes the file of the one that has come.
             self._connected = 0
             self._socket.socket.bind(self.endpoint)
+            self._socket.drain_soon()
             self._probe_soon()
         else:
             self._connected = max(0, self._connected - 1)
@@ -342,9 +349,3 @@ class Clients:
             if not connection.outbox:
                 self._try_send(connection, frames)
         self._flush()
-
-
-def _slow_consumer() -> RemoteError:
-    return RemoteError(
-        ErrorCode.SLOW_CONSUMER, "the client did not read what waited for it; the rest was dropped"
-    )

@@ -22,3 +22,11 @@ def measure_footprints(pids: Mapping[ModelName, int]) -> dict[ModelName, int]:
         except psutil.Error:
             continue
     return result
+
+
+def is_process_stopped(pid: int) -> bool:
+    """Whether a process was stopped, as by SIGSTOP; false for one that is gone."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

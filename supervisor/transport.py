@@ -72,9 +72,10 @@ class LoopSocket:
             self.socket.send_multipart(frames, _NOBLOCK)
         except zmq.Again:
             return False
-        # Sending may have swallowed the edge of something that arrived.
-        if self.socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
-            self.drain_soon()
+        finally:
+            # Sending, in vain too, may have swallowed the edge of something that arrived.
+            if self.socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
+                self.drain_soon()
         return True
 
     def close(self, linger_ms: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 Starts a daemon of its own (its sockets and logs in a temporary folder, so that it never meets one
 that you run), streams from two models at once, kills one worker in mid-answer, and shows that the
-other did not notice and that the first came back by itself.
+other did not notice, and that the first came back by itself and went on where it was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 STORY_TOKENS = 40
-KILL_AFTER_TOKENS = 8
+KILLS = 3
 
 
 class Answer(threading.Thread):
@@ -36,7 +36,8 @@ class Answer(threading.Thread):
         self.text = ""
         self.tokens = 0
         self.error: RequestError | None = None
-        self.has_enough = threading.Event()
+        self.resumed = 0
+        self._grown = threading.Condition()
         self._stream = client.generate(
             model, messages=[{"role": "user", "content": question}], max_tokens=max_tokens
         )
@@ -46,14 +47,20 @@ class Answer(threading.Thread):
         """Reads the stream to its end."""
         try:
             for delta in self._stream:
-                self.text += delta.text
-                self.tokens += len(delta.token_ids)
-                if self.tokens >= KILL_AFTER_TOKENS:
-                    self.has_enough.set()
+                with self._grown:
+                    self.text += delta.text
+                    self.tokens += len(delta.token_ids)
+                    self._grown.notify_all()
+            self.resumed = self._stream.result.resumed
         except RequestError as error:
-            self.error = error
-        finally:
-            self.has_enough.set()
+            with self._grown:
+                self.error = error
+                self._grown.notify_all()
+
+    def wait_for(self, tokens: int) -> None:
+        """Returns when there are so many tokens, or an error."""
+        with self._grown:
+            self._grown.wait_for(lambda: self.tokens >= tokens or self.error is not None)
 
 
 def say(text: str) -> None:
@@ -99,25 +106,28 @@ def kill_one(client: Client, names: list[str]) -> None:
     alone.join()
     say(f"{other}: {alone.text.strip()}")
 
-    step(f"both tell it; kill -9 for the worker of {victim} after {KILL_AFTER_TOKENS} tokens")
+    step(f"both tell it; kill -9, {KILLS} times, for the worker of {victim} in mid-answer")
     first, second = (Answer(client, name, STORY, STORY_TOKENS) for name in (victim, other))
-    first.has_enough.wait()
-    pid = row(client, victim)["pid"]
-    os.kill(pid, signal.SIGKILL)
-    killed_at = time.monotonic()
-    say(f"killed pid {pid}")
+    for number in range(1, KILLS + 1):
+        first.wait_for(number * STORY_TOKENS // (KILLS + 1))
+        before = row(client, victim)
+        os.kill(before["pid"], signal.SIGKILL)
+        killed_at = time.monotonic()
+        say(f"killed pid {before['pid']} after {first.tokens} tokens")
+        while row(client, victim)["generation"] == before["generation"]:
+            time.sleep(0.05)  # until the next process is spawned
+        client.load(victim)
+        now = row(client, victim)
+        say(f"READY again as pid {now['pid']} after {time.monotonic() - killed_at:.1f} s")
     first.join()
-    say(f"{victim}: its stream ended with: {first.error}")
-    client.load(victim)
-    say(
-        f"{victim}: READY again as pid {row(client, victim)['pid']} "
-        f"after {time.monotonic() - killed_at:.1f} s, with nobody asking"
-    )
     second.join()
-    same = "the same text as alone" if second.text == alone.text else "ANOTHER TEXT"
-    say(f"{other}: finished untouched, {second.tokens} tokens, {same}")
-    if second.error or second.text != alone.text:
-        raise SystemExit("the other model was disturbed")
+    for answer, name in ((first, victim), (second, other)):
+        if answer.error:
+            raise SystemExit(f"{name}: {answer.error}")
+        same = "the same text as alone" if answer.text == alone.text else "ANOTHER TEXT"
+        say(f"{name}: {answer.tokens} tokens, {same}, gone on {answer.resumed} times")
+        if answer.text != alone.text:
+            raise SystemExit("a crash has changed an answer")
 
 
 def row(client: Client, model: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.messages import Message
 
-from .events import ConnectionId
+from .events import Caller, ConnectionId
 from .settings import LaunchSettings
 
 
@@ -29,8 +29,9 @@ class Spawn(Action):
 
 
 class WorkerSignal(StrEnum):
-    """The signals a worker is ended with."""
+    """The signals a worker is ended with; DUMP has it print every thread's stack before."""
 
+    DUMP = "SIGUSR1"
     TERM = "SIGTERM"
     KILL = "SIGKILL"
 
@@ -42,6 +43,14 @@ class SignalWorker(Action):
     model: ModelName
     generation: Generation
     signal: WorkerSignal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtWorker(Action):
+    """See which state a silent worker's process is in; answered by `WorkerSeen`."""
+
+    model: ModelName
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,17 @@ class Announce(Action):
     """
 
     change: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadConfiguration(Action):
+    """Read the configuration file and check it whole; answered by `Reloaded` or `ReloadRefused`.
+
+    Attributes:
+        caller: who asked, to be handed back.
+    """
+
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import State, Wanted, Why
 
 from .life import Life
-from .refusals import cut_off, model_failed, overloaded
+from .recovery import Digest, Recovery
+from .refusals import cut_off, model_failed, overloaded, quarantined
 from .requests import Ledger
 from .settings import CoreSettings
 
@@ -22,6 +23,14 @@ def refuse_for_state(life: Life) -> RemoteError | None:
     if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
         return cut_off(life.name, life.why)
     return None
+
+
+def refuse_for_quarantine(
+    name: ModelName, recovery: Recovery, digest: Digest, now: float
+) -> RemoteError | None:
+    """Why this very request may not run again yet, if so (F10)."""
+    lifted_in_s = recovery.quarantined_for_s(digest, now)
+    return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
 
 
 def refuse_for_room(

@@ -27,6 +27,7 @@ from mlxsup.protocol.messages import (
     Ping,
     Ready,
     Rejected,
+    Reload,
     Reply,
     Restart,
     StatusQuery,
@@ -43,11 +44,14 @@ from .actions import (
     Action,
     Announce,
     Finish,
+    ReadConfiguration,
     SendToClient,
     WakeAt,
 )
+from .causes import classify
 from .deadlines import Deadlines
 from .events import (
+    Caller,
     ClientGone,
     ClientSaid,
     ClientTooSlow,
@@ -55,6 +59,7 @@ from .events import (
     Event,
     Exited,
     Reloaded,
+    ReloadRefused,
     Sampled,
     ShutdownAsked,
     Spawned,
@@ -63,12 +68,13 @@ from .events import (
     Tick,
     WorkerBroke,
     WorkerSaid,
+    WorkerSeen,
 )
 from .life import with_wall_time
-from .model import Caller, Model
+from .model import Model
 from .models import Models
 from .phases import Ready as ReadyPhase
-from .refusals import shutting_down, slow_consumer, unknown_model
+from .refusals import bad_configuration, shutting_down, slow_consumer, unknown_model
 from .requests import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -89,6 +95,7 @@ from .triggers import (
     WantRestart,
     WantUp,
 )
+from .watchdog import Watch
 
 MAX_LAST_WORDS = 200
 
@@ -222,6 +229,8 @@ class Core:
     def _on_load(self, event: ClientSaid, message: Load) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        if model.life.state is State.FAILED:
+            model.recovery.lift()
         self._models.trigger(model, WantUp(why=Why.USER), event.now)
 
     def _on_unload(self, event: ClientSaid, message: Unload) -> None:
@@ -233,6 +242,7 @@ class Core:
     def _on_restart(self, event: ClientSaid, message: Restart) -> None:
         model = self._model_for_command(message.model)
         model.up_callers.append(Caller(connection=event.connection, id=message.id))
+        model.recovery.lift()
         drain_s = self._settings.drain_timeout_s
         self._models.trigger(
             model, WantRestart(is_immediate=message.now, drain_s=drain_s), event.now
@@ -253,6 +263,12 @@ class Core:
 
     def _on_subscribe(self, event: ClientSaid, message: Subscribe) -> None:
         self._subscriptions[event.connection] = message.id
+
+    def _on_reload(self, event: ClientSaid, message: Reload) -> None:
+        if self._is_shutting_down:
+            raise shutting_down()
+        caller = Caller(connection=event.connection, id=message.id)
+        self._do(ReadConfiguration(caller=caller))
 
     def _on_client_gone(self, event: ClientGone) -> None:
         for request in self._serving.ledger.of_connection(event.connection):
@@ -284,6 +300,8 @@ class Core:
             _WORKER_HANDLERS[type(event.message)](self, event, model, event.message)
 
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if model.watch is not None:
+            model.watch.stepped(message.step, event.now)
         if self._serving.step(model, message, event.now):
             self._models.touch(model)
 
@@ -303,6 +321,9 @@ class Core:
 
     def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
         model.heartbeat = message
+        if model.watch is not None:
+            model.watch.beat(message, event.now)
+            self._models.look_after(model, event.now)
 
     def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
         model.dying = message.message
@@ -334,7 +355,14 @@ class Core:
     def _on_spawned(self, event: Spawned) -> None:
         model = self._current(event)
         if model is not None:
+            model.watch = Watch.over(event.now)
             self._models.trigger(model, HasPid(pid=event.pid), event.now)
+
+    def _on_worker_seen(self, event: WorkerSeen) -> None:
+        model = self._current(event)
+        if model is not None and model.watch is not None:
+            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
+            self._models.look_after(model, event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed) -> None:
         model = self._current(event)
@@ -360,8 +388,13 @@ class Core:
             exit_code=event.exit_code,
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
+            cause=classify(
+                event.exit_code,
+                [*event.last_lines, model.dying],
+                is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+            ),
         )
-        self._models.trigger(model, died, event.now)
+        self._models.bury(model, died, event.now)
         model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
 
     def _on_sampled(self, event: Sampled) -> None:
@@ -389,8 +422,8 @@ class Core:
                 self._request_due(subject, event.now)
 
     def _model_due(self, model: Model, now: float) -> None:
-        self._models.touch(model)
-        when = model.deadline()
+        self._models.look_after(model, now)
+        when = model.state_deadline()
         if when is None or now < when:
             return
         if isinstance(model.life.phase, ReadyPhase):
@@ -418,9 +451,14 @@ class Core:
                 self._models.trigger(model, Hurry(), now)
 
     def _on_reloaded(self, event: Reloaded) -> None:
-        self._settings = self._serving.settings = event.settings
         if self._is_shutting_down:
+            if event.caller is not None:
+                self._fail_caller(event.caller, shutting_down())
             return
+        self._settings = self._serving.settings = event.settings
+        if event.caller is not None:
+            value = {**self._differences(event.models), "later": list(event.later)}
+            self._send(event.caller.connection, Reply(id=event.caller.id, value=value))
         drain_s = self._settings.drain_timeout_s
         names = {entry.name for entry in event.models}
         for model in self._models:
@@ -430,6 +468,8 @@ class Core:
         for entry in event.models:
             known = self._models.by_name.get(entry.name)
             if known is not None:
+                if known.life.settings != entry:
+                    known.recovery.lift()
                 self._models.trigger(
                     known, Reconfigured(settings=entry, drain_s=drain_s), event.now
                 )
@@ -437,6 +477,22 @@ class Core:
                 added = self._models.add(entry)
                 if entry.preload:
                     self._models.trigger(added, WantUp(why=Why.RELOAD), event.now)
+
+    def _on_reload_refused(self, event: ReloadRefused) -> None:
+        self._fail_caller(event.caller, bad_configuration(event.problems))
+
+    def _differences(self, entries: Sequence[ModelSettings]) -> dict[str, list[str]]:
+        """The names of the models that a reload adds, changes and removes."""
+        old = {m.name: m.life.settings for m in self._models if m.life.wanted is not Wanted.GONE}
+        new = {entry.name: entry for entry in entries}
+        return {
+            "added": [name for name in new if name not in old],
+            "changed": [name for name in new if name in old and new[name] != old[name]],
+            "removed": [name for name in old if name not in new],
+        }
+
+    def _fail_caller(self, caller: Caller, error: RemoteError) -> None:
+        self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
     def _wake_in_time(self) -> None:
         when = self._deadlines.earliest()
@@ -470,7 +526,7 @@ class Core:
         return self._models.find(name)
 
     def _current(
-        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerBroke | Exited
+        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
     ) -> Model | None:
         """The model an event of a process is about; None for an earlier generation (F9)."""
         model = self._models.by_name.get(event.model)
@@ -502,6 +558,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     ClientGone: Core._on_client_gone,
     ClientTooSlow: Core._on_client_too_slow,
     WorkerSaid: Core._on_worker_said,
+    WorkerSeen: Core._on_worker_seen,
     Spawned: Core._on_spawned,
     SpawnFailed: Core._on_spawn_failed,
     WorkerBroke: Core._on_worker_broke,
@@ -511,6 +568,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     Tick: Core._on_tick,
     ShutdownAsked: Core._on_shutdown_asked,
     Reloaded: Core._on_reloaded,
+    ReloadRefused: Core._on_reload_refused,
 }
 
 _CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] = {
@@ -523,6 +581,7 @@ _CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] =
     Restart: Core._on_restart,
     Stop: Core._on_stop,
     Subscribe: Core._on_subscribe,
+    Reload: Core._on_reload,
 }
 
 _WORKER_HANDLERS: dict[type[Message], Callable[[Core, WorkerSaid, Model, Any], None]] = {

@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.messages import Message
 
 from .settings import CoreSettings, ModelSettings
 
 ConnectionId = NewType("ConnectionId", bytes)
 """The routing id that the client socket gave a connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A client that waits for a command to come true."""
+
+    connection: ConnectionId
+    id: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,19 @@ class WorkerSaid(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSeen(Event):
+    """A process was looked at, as `LookAtWorker` asked.
+
+    Attributes:
+        is_stopped: whether it is in the process state *stopped*, as after SIGSTOP.
+    """
+
+    model: ModelName
+    generation: Generation
+    is_stopped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBroke(Event):
     """A worker sent what is not a message: it is killed, a crash without evidence.
 
@@ -152,7 +173,24 @@ class Reloaded(Event):
     Attributes:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
+        caller: who asked for it; None for a signal.
+        later: keys that have changed and take effect at the next start only.
     """
 
     settings: CoreSettings
     models: tuple[ModelSettings, ...]
+    caller: Caller | None = None
+    later: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadRefused(Event):
+    """The configuration was read again and cannot be used: the old one goes on (P20).
+
+    Attributes:
+        problems: everything that is wrong with it.
+        caller: who asked for it.
+    """
+
+    problems: tuple[str, ...]
+    caller: Caller

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from mlxsup.protocol.launch import PERMANENT_EXITS
+from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
 from .life import LastExit, Life
 from .phases import Backoff, Draining, Failed, Loading, Pending, Ready, StopCause, Stopped, Stopping
+from .recovery import Evidence
 from .refusals import cut_off, load_failed
 from .restart import GiveUp
 from .triggers import Died, DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
+
+ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
+"""What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
 
 # ---------------------------------------------------------------- what follows an exit
 
@@ -26,10 +30,11 @@ def died(life: Life, trigger: Died, now: float) -> None:
         signal=trigger.signal_name or None,
         detail=stopping.detail if stopping and stopping.detail else trigger.said,
         at=None,
+        cause=trigger.cause,
     )
     if _was_stable(life, now):
         life.restarts.was_stable()
-    life.do(RunningLost(text=text))
+    life.do(RunningLost(text=text, verdict=trigger.verdict))
     if life.wanted is Wanted.GONE:
         assert life.removal is not None
         life.do(QueueEnds(error=life.removal))
@@ -41,13 +46,44 @@ def died(life: Life, trigger: Died, now: float) -> None:
         life.do(DownWaitersEnd(error=None))
     elif reason in (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR):
         _fail(life, text, now)
+    elif trigger.verdict.failure:
+        _fail(life, f"{trigger.verdict.failure}, the last time: {text}", now)
     elif stopping.is_restart if stopping else isinstance(phase, Draining):
         life.restarts.clean()
         life.enter_after_exit(Pending(since=now), "")
     elif reason is ExitReason.ASKED:
         life.enter_after_exit(Pending(since=now), "")
+    elif not trigger.verdict.is_counted:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
     else:
         _after_crash(life, text, now)
+
+
+def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
+    """What the end of a process, which `died` is to follow, says about the requests it held.
+
+    Args:
+        life: still in the state in which the process ended.
+        died: how it ended.
+        is_over_memory: whether it had reported more memory than its limit.
+    """
+    if isinstance(life.phase, Stopping):
+        match life.phase.cause:
+            case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:
+                return Evidence.ASKED
+            case StopCause.STALL:
+                return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
+            case StopCause.BROKEN | StopCause.SUSPENDED:
+                return Evidence.NONE
+    if not life.has_been_ready:
+        return Evidence.NONE
+    if died.exit_code == ExitCode.OUT_OF_MEMORY:
+        return Evidence.OUT_OF_MEMORY
+    if died.signal_name == "SIGKILL" and is_over_memory:
+        return Evidence.OUT_OF_MEMORY
+    if died.exit_code == ExitCode.STEP_ERROR or died.signal_name in ACCUSING_SIGNALS:
+        return Evidence.ACCUSES
+    return Evidence.NONE
 
 
 def _after_crash(life: Life, text: str, now: float) -> None:
@@ -75,7 +111,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
         match life.phase.cause:
             case StopCause.ASKED:
                 return ExitReason.ASKED
-            case StopCause.STALL:
+            case StopCause.STALL | StopCause.SUSPENDED:
                 return ExitReason.STALL
             case StopCause.VERSION:
                 return ExitReason.VERSION

@@ -37,11 +37,9 @@ class WaitingLine:
         self._keys = dict.fromkeys([*keys, *self._keys])
 
     def leave(self, key: RequestKey) -> None:
-        """A waiting request was cancelled or has been answered."""
+        """A waiting request was dispatched, cancelled or answered."""
         del self._keys[key]
 
-    def next(self) -> RequestKey:
-        """Takes out the request that is dispatched now; the line must not be empty."""
-        key = next(iter(self._keys))
-        del self._keys[key]
-        return key
+    def first(self) -> RequestKey:
+        """The request that is dispatched next; the line must not be empty."""
+        return next(iter(self._keys))

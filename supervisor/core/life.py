@@ -14,6 +14,7 @@ from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
 
 from .actions import WorkerSignal
+from .causes import Cause
 from .phases import (
     AFTER_EXIT,
     LEAVES_TO,
@@ -33,16 +34,21 @@ from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker
 
 NEVER_SPAWNED = Generation(0)
 
+DUMP_GRACE_S = 0.5
+"""How long a stalled worker has to print its stacks before it is killed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """How the last process ended, as `status` shows it; `at` is wall-clock seconds."""
+    """How the last process ended, as `status` shows it; `at` is wall-clock seconds,
+    `cause` the class of its cause."""
 
     reason: ExitReason
     code: int | None
     signal: str | None
     detail: str
     at: float | None
+    cause: Cause
 
 
 def with_wall_time(last_exit: LastExit | None, at: float) -> LastExit | None:
@@ -165,11 +171,12 @@ class Life:
             was_ready_s = now - self.phase.since
         elif isinstance(self.phase, Draining):
             was_ready_s = now - self.phase.ready_since
+        grace_s = DUMP_GRACE_S if stage is StopStage.DUMP else self.exit_grace_s
         stopping = Stopping(
             since=now,
             cause=cause,
             stage=stage,
-            escalates_at=None if stage is StopStage.KILL else now + self.exit_grace_s,
+            escalates_at=None if stage is StopStage.KILL else now + grace_s,
             is_restart=is_restart,
             detail=detail,
             was_ready_s=was_ready_s,
@@ -184,6 +191,8 @@ class Life:
         match stage:
             case StopStage.ASK:
                 self.do(TellWorker(message=Exit()))
+            case StopStage.DUMP:
+                self.do(SignalProcess(signal=WorkerSignal.DUMP))
             case StopStage.TERM:
                 self.do(SignalProcess(signal=WorkerSignal.TERM))
             case StopStage.KILL:

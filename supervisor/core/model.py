@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.messages import Ready as ReadyMessage
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
 
-from .events import ConnectionId
+from .events import Caller
 from .fairness import WaitingLine
 from .life import Life
 from .phases import Ready
+from .recovery import Digest, Recovery
 from .requests import Request, Stage
+from .watchdog import Watch
 
 STORY_LENGTH = 200
 RATE_WINDOW_S = 5.0
@@ -26,12 +28,22 @@ UNKNOWN_FREE_S = 1.0
 SHORTEST_FREE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """A client that waits for a command to come true."""
+WATCHED = SERVES | {State.LOADING}
+"""States in which a process has to give signs of life."""
 
-    connection: ConnectionId
-    id: RequestId
+
+@dataclass(slots=True, kw_only=True)
+class Alone:
+    """A request that runs alone because it was twice a suspect.
+
+    Attributes:
+        key, digest: which.
+        gains_since: when it gained its first token in this life of the worker.
+    """
+
+    key: RequestKey
+    digest: Digest
+    gains_since: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +54,13 @@ class Model:
         life: its worker's life.
         line: keys of the requests that wait.
         running: requests that were dispatched to the process that lives now.
-        leaving: keys already answered, whose row has yet to leave the batch (D11).
+        leaving: keys already answered, whose row has yet to leave the batch (D11), with digests.
+        recovery: what it remembers of crashes.
+        alone: who runs alone, or did last.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
         heartbeat: its latest.
+        watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
         footprint_bytes: resident memory of its process.
         steps: engine steps of the process that lives now.
@@ -58,11 +73,14 @@ class Model:
     life: Life
     line: WaitingLine = field(default_factory=WaitingLine)
     running: dict[RequestKey, Request] = field(default_factory=dict)
-    leaving: set[RequestKey] = field(default_factory=set)
+    leaving: dict[RequestKey, Digest] = field(default_factory=dict)
+    recovery: Recovery = field(default_factory=Recovery)
+    alone: Alone | None = None
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
     heartbeat: Heartbeat | None = None
+    watch: Watch | None = None
     dying: str = ""
     footprint_bytes: int = 0
     steps: int = 0
@@ -80,16 +98,56 @@ class Model:
     @property
     def has_room(self) -> bool:
         """Whether a row is free; rows that are leaving still hold theirs."""
+        return self.lone is None and len(self.running) + len(self.leaving) < self.row_limit
+
+    @property
+    def row_limit(self) -> int:
+        """How many requests may run at once."""
         limit = self.life.settings.launch.max_concurrency
-        return len(self.running) + len(self.leaving) < limit
+        return limit if self.recovery.rows is None else min(limit, self.recovery.rows)
+
+    @property
+    def lone(self) -> Digest | None:
+        """The request that runs alone, or whose row has yet to leave; None where none does."""
+        alone = self.alone
+        if alone is not None and (alone.key in self.running or alone.key in self.leaving):
+            return alone.digest
+        return None
+
+    @property
+    def held(self) -> list[Digest]:
+        """The requests in the worker's hands: dispatched, and not ended there."""
+        return [*(request.digest for request in self.running.values()), *self.leaving.values()]
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or runs."""
         return not (self.line or self.running or self.leaving)
 
+    @property
+    def is_over_memory(self) -> bool:
+        """Whether its worker last reported more memory than its limit."""
+        limit = self.life.settings.memory_limit_bytes
+        beat = self.heartbeat
+        reported = beat.active_bytes + beat.cache_bytes if beat else 0
+        return 0 < limit < max(self.footprint_bytes, reported)
+
     def deadline(self) -> float | None:
-        """When something is due for this model: its state's deadline, or its idle unload."""
+        """When something is due for this model, or its process should be looked after."""
+        when = self.state_deadline()
+        if self.watch is None or self.life.state not in WATCHED:
+            return when
+        watched = self.watch.deadline(self.step_timeout_s)
+        return watched if when is None else min(when, watched)
+
+    @property
+    def step_timeout_s(self) -> float | None:
+        """The limit of a step; None while no step can be under way."""
+        is_serving = self.life.state in SERVES
+        return self.life.settings.launch.step_timeout_s if is_serving else None
+
+    def state_deadline(self) -> float | None:
+        """The deadline of its state, or its idle unload."""
         phase = self.life.phase
         idle_s = self.life.settings.idle_unload_s
         if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
@@ -111,9 +169,11 @@ class Model:
         """The process is gone: drop what was true only of it."""
         self.ready = None
         self.heartbeat = None
+        self.watch = None
         self.dying = ""
         self.footprint_bytes = 0
         self.steps = 0
+        self.alone = None
         self.leaving.clear()
         self._rate_samples.clear()
 
@@ -133,7 +193,8 @@ class Model:
         state = self.life.state
         limit = self.life.settings.launch.max_concurrency
         assert all(r.stage is Stage.RUNNING for r in self.running.values())
-        assert not self.leaving & self.running.keys()
+        assert not self.leaving.keys() & self.running.keys()
+        assert self.lone is None or len(self.held) == 1
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"
@@ -145,5 +206,3 @@ class Model:
             assert not self.up_callers, f"{self.name} lets callers wait in {state}"
         if state is State.STOPPED:
             assert not self.down_callers
-        if state is State.READY and self.line:
-            assert not self.has_room, f"{self.name} has room and lets requests wait"

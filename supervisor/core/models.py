@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from mlxsup.protocol.errors import RemoteError
@@ -11,19 +12,29 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.messages import Failed, Message, Reply
 from mlxsup.protocol.states import HAS_PROCESS, State, Wanted
 
-from .actions import Action, LogFault, SendToClient, SendToWorker, SignalWorker, Spawn
+from .actions import (
+    Action,
+    LogFault,
+    LookAtWorker,
+    SendToClient,
+    SendToWorker,
+    SignalWorker,
+    Spawn,
+)
 from .deadlines import Deadlines
-from .events import ConnectionId
+from .events import Caller, ConnectionId
+from .exits import weigh
 from .life import Life
 from .lifecycle import ImpossibleTransitionError, apply
 from .loading import next_loads
-from .model import Caller, Model
+from .model import WATCHED, Model
 from .refusals import unknown_model
 from .serving import Serving
 from .settings import ModelSettings
 from .status import change_map, model_row
 from .triggers import (
     Changed,
+    Died,
     DownWaitersEnd,
     Drained,
     Effect,
@@ -34,12 +45,15 @@ from .triggers import (
     RunningEnds,
     RunningLost,
     SignalProcess,
+    Stalled,
     StartProcess,
+    Suspended,
     TellWorker,
     Trigger,
     Turn,
     UpWaitersEnd,
 )
+from .watchdog import Alarm
 
 
 class Models:
@@ -126,6 +140,35 @@ class Models:
         for effect in effects:
             self._carry_out(model, effect, before, now)
 
+    def look_after(self, model: Model, now: float) -> None:
+        """Acts on what a process's signs of life mean."""
+        self.touch(model)
+        life, watch = model.life, model.watch
+        if watch is None or life.state not in WATCHED:
+            return
+        match watch.judge(now, model.step_timeout_s):
+            case Alarm.LOOK:
+                self._do(LookAtWorker(model=model.name, generation=life.generation))
+            case Alarm.STUCK:
+                self.trigger(model, Stalled(detail=watch.describe(now)), now)
+            case Alarm.STOPPED:
+                self.trigger(model, Suspended(), now)
+            case Alarm.NONE:
+                pass
+
+    def bury(self, model: Model, died: Died, now: float) -> None:
+        """A process has ended: judges what that says of its requests, and lets the table decide.
+
+        The story and the watchers hear what was decided and why (F10).
+        """
+        evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
+        verdict = model.recovery.judge(evidence, model.held, model.lone, now)
+        if verdict.story:
+            model.story.append(f"{now:.3f} {died.text}: {verdict.story}")
+        self.trigger(model, replace(died, verdict=verdict), now)
+        if verdict.story and model.name in self.by_name:
+            self._announce(change_map(model, model.life.state, verdict.story))
+
     def settle(self, now: float) -> None:
         """What follows from the new state: drains that ended, loads that may start, dispatches."""
         for name in list(self._touched):
@@ -151,6 +194,11 @@ class Models:
         """Raises AssertionError where the models contradict themselves or each other."""
         for model in self:
             model.check_invariants()
+            if model.life.state is State.READY and model.line and model.has_room:
+                first = self._serving.ledger.get(model.line.first())
+                assert first is not None
+                assert model.held, f"{model.name} has room and lets requests wait"
+                assert model.recovery.runs_alone(first.digest)
         placed = [key for model in self for key in (*model.line, *model.running)]
         assert sorted(placed) == sorted(request.key for request in self._serving.ledger)
         loading = [model.life for model in self if model.life.is_loading]
@@ -175,8 +223,8 @@ class Models:
                 self._serving.fail_queue(model, error)
             case RunningEnds(error=error):
                 self._serving.fail_running(model, error)
-            case RunningLost(text=text):
-                self._serving.lose_running(model, text)
+            case RunningLost(text=text, verdict=verdict):
+                self._serving.lose_running(model, text, verdict, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)

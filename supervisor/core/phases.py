@@ -14,6 +14,7 @@ class StopCause(StrEnum):
 
     ASKED = "asked"
     STALL = "stall"
+    SUSPENDED = "suspended"
     BROKEN = "broken"
     VERSION = "version"
     INTERNAL = "internal"
@@ -23,6 +24,7 @@ class StopStage(StrEnum):
     """How hard a worker has been told to end (E5)."""
 
     ASK = "ask"
+    DUMP = "SIGUSR1"
     TERM = "SIGTERM"
     KILL = "SIGKILL"
 

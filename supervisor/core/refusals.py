@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -70,6 +71,37 @@ def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
     )
 
 
+def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> RemoteError:
+    """A request that kills its engine."""
+    return RemoteError(
+        ErrorCode.QUARANTINED,
+        f"this request crashed {name} each time it ran; it is refused for"
+        f" {math.ceil(lifted_in_s / 60)} minutes, or until `mlxsup restart {name}`",
+        detail={"model": name, "tokens_sent": tokens_sent, "lifted_in_s": lifted_in_s},
+    )
+
+
+def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
+    """A request that ran out of memory with no other beside it."""
+    return RemoteError(
+        ErrorCode.INSUFFICIENT_MEMORY,
+        f"{name} ran out of memory for this request alone ({text})",
+        detail={"model": name, "cause": text, "tokens_sent": tokens_sent},
+    )
+
+
+def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> RemoteError:
+    """The same end for a request whose answer had begun: it knows how far that had come."""
+    if error.code is ErrorCode.LOAD_FAILED:
+        return worker_crashed(name, str(error.detail.get("cause", "")), tokens_sent)
+    return RemoteError(
+        error.code,
+        error.message,
+        retryable=error.retryable,
+        detail={**error.detail, "tokens_sent": tokens_sent},
+    )
+
+
 def overloaded(
     name: ModelName,
     limit: str,
@@ -88,6 +120,16 @@ def overloaded(
             "running": running,
             "retry_after_s": retry_after_s,
         },
+    )
+
+
+def bad_configuration(problems: Iterable[str]) -> RemoteError:
+    """A reload that was not carried out."""
+    found = list(problems)
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        "the configuration is wrong, and nothing has changed:" + "".join(f"\n  {p}" for p in found),
+        detail={"problems": found},
     )
 
 

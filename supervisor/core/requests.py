@@ -13,6 +13,7 @@ from mlxsup.protocol.messages import Acceptance, Timings, Usage
 from mlxsup.protocol.states import NoticeKind
 
 from .events import ConnectionId
+from .recovery import Digest
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After so many deaths in a row without a new token a request is given up."""
@@ -36,15 +37,21 @@ class Request:
         client: on whose behalf, for fairness.
         model: who shall answer.
         body: the body frame, until the worker has accepted it.
+        digest: of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
         stage: queued or running.
+        queue_limit_s: what `queue_deadline` was made of; an interrupted answer waits afresh.
         dispatched_at: of the last dispatch.
+        started_at: of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
+        may_resume: whether it goes on after its worker has died.
+        is_interrupted: its worker died, and no other has gone on with it yet.
+        resumed: how many times it has gone on.
         first_token_at: monotonic seconds.
         sent_tokens: packed ids of what the client was sent.
         seq: pieces sent so far.
-        deaths: workers that died under it in a row without a new token.
+        deaths: workers that died under it in a row without a new token and without evidence.
         warnings: sentences for its result.
         wants_notices: whether to tell its client what it waits for.
         told: the latest notice of each kind.
@@ -56,13 +63,19 @@ class Request:
     client: str
     model: ModelName
     body: bytes
+    digest: Digest
     arrived_at: float
     queue_deadline: float | None = None
     first_token_deadline: float | None = None
     deadline: float | None = None
+    queue_limit_s: float | None = None
     stage: Stage = Stage.QUEUED
     dispatched_at: float | None = None
+    started_at: float | None = None
     acceptance: Acceptance | None = None
+    may_resume: bool = True
+    is_interrupted: bool = False
+    resumed: int = 0
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
@@ -83,7 +96,7 @@ class Request:
     def held_bytes(self) -> int:
         """What the request keeps in memory, as far as it is not bounded by its kind."""
         prompt = len(self.acceptance.prompt_tokens) if self.acceptance else 0
-        return len(self.body) + prompt
+        return len(self.body) + prompt + len(self.sent_tokens)
 
     def usage(self) -> Usage:
         """Tokens counted so far."""
@@ -96,10 +109,10 @@ class Request:
 
     def timings(self, now: float) -> Timings:
         """Where its time has gone until now."""
-        dispatched_at = now if self.dispatched_at is None else self.dispatched_at
+        started_at = now if self.started_at is None else self.started_at
         first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
         return Timings(
-            queued_s=dispatched_at - self.arrived_at,
+            queued_s=started_at - self.arrived_at,
             tokenize_s=self.tokenize_s,
             prefill_s=self.prefill_s,
             first_token_s=first,
@@ -138,7 +151,7 @@ class Ledger:
 
     @property
     def held_bytes(self) -> int:
-        """Bodies and acceptance data of all open requests."""
+        """Bodies and resume data of all open requests."""
         return self._held_bytes
 
     @property
@@ -199,6 +212,11 @@ class Ledger:
         request.acceptance = acceptance
         request.body = b""
         self._held_bytes += request.held_bytes
+
+    def deliver(self, request: Request, tokens: bytes) -> None:
+        """The client is sent these: they are kept, so that the answer can be resumed."""
+        request.sent_tokens += tokens
+        self._held_bytes += len(tokens)
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the counts and the requests disagree."""

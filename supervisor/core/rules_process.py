@@ -24,7 +24,9 @@ from .triggers import (
     Hurry,
     Progressed,
     RunningEnds,
+    Stalled,
     StartProcess,
+    Suspended,
     Trigger,
     Turn,
     UpWaitersEnd,
@@ -106,9 +108,21 @@ def drain_limit(life: Life, trigger: Due | Hurry, now: float) -> None:
 
 
 def load_stalled(life: Life, trigger: Due, now: float) -> None:
+    assert isinstance(life.phase, Loading)
     limit_s = life.settings.load_stall_timeout_s
     detail = f"the load made no progress for {limit_s:g} s"
-    life.stop(StopCause.STALL, now, stage=StopStage.KILL, detail=detail)
+    # Before HELLO the signal that prints stacks would only end the process.
+    stage = StopStage.KILL if life.phase.load_phase is LoadPhase.SPAWN else StopStage.DUMP
+    life.stop(StopCause.STALL, now, stage=stage, detail=detail)
+
+
+def stalled(life: Life, trigger: Stalled, now: float) -> None:
+    life.stop(StopCause.STALL, now, stage=StopStage.DUMP, detail=trigger.detail)
+
+
+def suspended(life: Life, trigger: Suspended, now: float) -> None:
+    detail = "its process was stopped from outside (SIGSTOP)"
+    life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
 
 
 def escalate(life: Life, trigger: Due | Hurry, now: float) -> None:
@@ -116,7 +130,7 @@ def escalate(life: Life, trigger: Due | Hurry, now: float) -> None:
     match life.phase.stage:
         case StopStage.ASK:
             stage = StopStage.TERM
-        case StopStage.TERM | StopStage.KILL:
+        case StopStage.DUMP | StopStage.TERM | StopStage.KILL:
             stage = StopStage.KILL
     is_last = stage is StopStage.KILL
     life.phase = replace(

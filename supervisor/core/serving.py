@@ -18,17 +18,27 @@ from mlxsup.protocol.messages import (
     Generate,
     Message,
     Notice,
+    Resume,
     RowDelta,
     Step,
 )
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 
 from .actions import Action, SendToClient, SendToWorker
-from .admission import refuse_for_room, refuse_for_state
+from .admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
 from .deadlines import Deadlines
 from .events import ConnectionId
-from .model import Model
-from .refusals import deadline_exceeded, duplicate_id, queue_timeout, worker_crashed
+from .model import Alone, Model
+from .recovery import QUARANTINE_S, Evidence, Verdict, digest_of
+from .refusals import (
+    deadline_exceeded,
+    duplicate_id,
+    for_interrupted,
+    insufficient_memory,
+    quarantined,
+    queue_timeout,
+    worker_crashed,
+)
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress
@@ -60,7 +70,12 @@ class Serving:
         if self.ledger.find(connection, message.id) is not None:
             return duplicate_id(message.id)
         client = message.client or connection.hex()
-        refusal = refuse_for_state(model.life) or refuse_for_room(
+        digest = digest_of(model.name, message.body)
+        model.recovery.expire(now)
+        refusal = refuse_for_state(model.life) or refuse_for_quarantine(
+            model.name, model.recovery, digest, now
+        )
+        refusal = refusal or refuse_for_room(
             model.life,
             client=client,
             body_bytes=len(message.body),
@@ -71,6 +86,9 @@ class Serving:
         )
         if refusal is not None:
             return refusal
+        queue_limit_s = message.queue_timeout_s
+        if queue_limit_s is None:
+            queue_limit_s = self.settings.queue_timeout_s
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -78,12 +96,15 @@ class Serving:
             client=client,
             model=model.name,
             body=message.body,
+            digest=digest,
             arrived_at=now,
-            queue_deadline=_after(now, message.queue_timeout_s, self.settings.queue_timeout_s),
+            queue_limit_s=queue_limit_s,
+            queue_deadline=_after(now, queue_limit_s, 0.0),
             first_token_deadline=_after(
                 now, message.first_token_timeout_s, self.settings.first_token_timeout_s
             ),
             deadline=_after(now, message.timeout_s, 0.0),
+            may_resume=message.resume,
             wants_notices=message.notices,
         )
         self.ledger.add(request)
@@ -93,13 +114,27 @@ class Serving:
 
     def dispatch(self, model: Model, now: float) -> None:
         """Hands waiting requests to a READY worker while it has room."""
+        model.recovery.expire(now)
         while model.life.state is State.READY and model.line and model.has_room:
-            request = self._request(model.line.next())
+            request = self._request(model.line.first())
+            if model.recovery.runs_alone(request.digest):
+                if model.held:
+                    return  # it and all behind it wait until what runs has ended
+                model.alone = Alone(key=request.key, digest=request.digest)
+            model.line.leave(request.key)
             self.ledger.move(request, Stage.RUNNING)
             request.dispatched_at = now
             model.running[request.key] = request
             self._set_deadline(request)
-            self._tell(model, Dispatch(key=request.key, body=request.body))
+            self._tell(model, self._dispatch_of(request, now))
+
+    @staticmethod
+    def _dispatch_of(request: Request, now: float) -> Dispatch:
+        if request.acceptance is None:
+            request.started_at = now
+            return Dispatch(key=request.key, body=request.body)
+        resume = Resume(acceptance=request.acceptance, delivered=bytes(request.sent_tokens))
+        return Dispatch(key=request.key, resume=resume)
 
     def tell_waiting(self, model: Model) -> None:
         """Tells those who asked for it what they wait for, where that has changed."""
@@ -131,15 +166,17 @@ class Serving:
     def accepted(self, model: Model, message: Accepted) -> None:
         """The worker took the request: its body is not needed any more."""
         request = model.running.get(message.key)
-        if request is not None:
+        if request is not None and request.acceptance is None:  # a resumed answer keeps its first
             self.ledger.accept(request, message.acceptance)
             request.tokenize_s = message.tokenize_s
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
-        """The request was wrong by itself (C7)."""
-        model.leaving.discard(key)
+        """The request was wrong by itself (C7), or cannot go on in this worker."""
+        model.leaving.pop(key, None)
         request = model.running.pop(key, None)
         if request is not None:
+            if request.acceptance is not None:
+                error = for_interrupted(error, model.name, request.tokens_sent)
             self._end(request, error=error)
         model.idle_since = now
 
@@ -147,7 +184,7 @@ class Serving:
         """One engine step: the deltas of each connection in one message, then what has ended.
 
         Returns:
-            Whether a row has left the batch.
+            Whether there may be room for others now.
         """
         model.steps = message.step
         has_freed = False
@@ -157,9 +194,13 @@ class Serving:
             request = model.running.get(row.key)
             if request is None:
                 if row.finish is not None:
-                    model.leaving.discard(row.key)
+                    model.leaving.pop(row.key, None)
                     has_freed = True
                 continue
+            if request.is_interrupted:
+                self._go_on(request)
+            if row.tokens and model.alone is not None:
+                has_freed |= self._has_been_stable(model, model.alone, now)
             if row.text or row.tokens:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
@@ -173,7 +214,10 @@ class Serving:
         for request, reason in finished:
             del model.running[request.key]
             assert request.dispatched_at is not None
-            model.learn_service(now - request.dispatched_at)
+            if not request.resumed:
+                model.learn_service(now - request.dispatched_at)
+            if reason is not FinishReason.CANCELLED:
+                model.recovery.completed(request.digest)
             self._end(request, finish=reason, now=now)
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
@@ -181,8 +225,9 @@ class Serving:
         return has_freed or bool(finished)
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
-        request.sent_tokens += row.tokens
-        request.deaths = 0
+        if row.tokens:
+            self.ledger.deliver(request, row.tokens)
+            request.deaths = 0
         model.tokens += len(row.tokens) // 4
         if request.first_token_at is None:
             request.first_token_at = now
@@ -199,6 +244,25 @@ class Serving:
         )
         request.seq += 1
         return delta
+
+    def _go_on(self, request: Request) -> None:
+        request.is_interrupted = False
+        request.resumed += 1
+        self._notify(request, NoticeKind.RESUMED, {"times": request.resumed})
+
+    @staticmethod
+    def _has_been_stable(model: Model, alone: Alone, now: float) -> bool:
+        """Lets the others in again once the lone request has gained tokens for long enough."""
+        if model.lone is None:
+            return False
+        if alone.gains_since is None:
+            alone.gains_since = now
+        if now - alone.gains_since < model.life.settings.restart.stable_s:
+            return False
+        model.recovery.was_stable(alone.digest)
+        model.alone = None
+        model.story.append(f"{now:.3f} a suspect has run alone for long enough: others join it")
+        return True
 
     # ------------------------------------------------------------ out
 
@@ -220,31 +284,69 @@ class Serving:
     def fail_queue(self, model: Model, error: RemoteError) -> None:
         """Everything that waits for this model is answered."""
         for key in list(model.line):
-            self.fail(model, self._request(key), error)
+            request = self._request(key)
+            if request.acceptance is not None:
+                self.fail(model, request, for_interrupted(error, model.name, request.tokens_sent))
+            else:
+                self.fail(model, request, error)
 
     def fail_running(self, model: Model, error: RemoteError) -> None:
         """Everything that runs is answered while the process still lives."""
         for request in list(model.running.values()):
             self.fail(model, request, error)
 
-    def lose_running(self, model: Model, text: str) -> None:
-        """The process is gone with its rows.
+    def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+        """The process is gone with its rows: they wait again, before all others, to be resumed.
 
-        What it had not accepted yet waits again as new, before all others; the rest ends.
+        What the worker had not accepted yet is dispatched again as new. A row ends instead where
+        it killed the engine, opted out of going on, or meets death after death without a token.
         """
-        again: list[RequestKey] = []
+        again: list[Request] = []
         for request in list(model.running.values()):
             del model.running[request.key]
-            request.deaths += 1
-            may_repeat = request.acceptance is None
-            if may_repeat and request.deaths < MAX_DEATHS_WITHOUT_PROGRESS:
-                again.append(request.key)
-                self.ledger.move(request, Stage.QUEUED)
-                request.dispatched_at = None
-                self._set_deadline(request)
+            error = self._loss(model, request, text, verdict)
+            if error is not None:
+                self._end(request, error=error)
             else:
-                self._end(request, error=worker_crashed(model.name, text, request.tokens_sent))
-        model.line.rejoin(again)
+                self._interrupt(request, text, now)
+                again.append(request)
+        again.sort(key=lambda request: not model.recovery.runs_alone(request.digest))
+        model.line.rejoin(request.key for request in again)
+        if verdict.culprit is not None:
+            for key in list(model.line):
+                request = self._request(key)
+                if request.digest == verdict.culprit:
+                    error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
+                    self.fail(model, request, error)
+
+    @staticmethod
+    def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:
+        """Why a request does not outlive its worker; None where it does."""
+        name, sent = model.name, request.tokens_sent
+        if verdict.culprit == request.digest:
+            return quarantined(name, sent, QUARANTINE_S)
+        if verdict.is_too_large:
+            return insufficient_memory(name, text, sent)
+        if request.acceptance is not None and not request.may_resume:
+            return worker_crashed(name, text, sent)
+        if verdict.evidence is Evidence.NONE:
+            request.deaths += 1
+            if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
+                return worker_crashed(name, text, sent)
+        return None
+
+    def _interrupt(self, request: Request, text: str, now: float) -> None:
+        self.ledger.move(request, Stage.QUEUED)
+        request.dispatched_at = None
+        request.told.clear()
+        if request.acceptance is None:
+            request.started_at = None
+        else:
+            request.is_interrupted = True
+            request.queue_deadline = _after(now, request.queue_limit_s, 0.0)
+            detail = {"cause": text, "tokens_sent": request.tokens_sent}
+            self._notify(request, NoticeKind.INTERRUPTED, detail)
+        self._set_deadline(request)
 
     def due(self, model: Model, request: Request, now: float) -> None:
         """A time of this request may have come (D15)."""
@@ -275,7 +377,7 @@ class Serving:
             model.line.leave(request.key)
             return
         del model.running[request.key]
-        model.leaving.add(request.key)
+        model.leaving[request.key] = request.digest
         if model.life.state in (State.READY, State.DRAINING):
             self._tell(model, CancelRow(key=request.key))
 
@@ -301,6 +403,7 @@ class Serving:
                 timings=request.timings(now),
                 seed=request.acceptance.seed if request.acceptance else None,
                 warnings=request.warnings,
+                resumed=request.resumed,
             )
         self._do(SendToClient(connection=request.connection, message=message))
 

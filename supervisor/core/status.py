@@ -60,6 +60,12 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "progress": load_progress(model),
         "queued": len(model.line),
         "running": [request.id for request in model.running.values()],
+        "alone": model.running[alone.key].id
+        if (alone := model.alone) and alone.key in model.running
+        else None,
+        "row_limit": model.row_limit,
+        "suspects": model.recovery.suspects,
+        "quarantined": model.recovery.quarantined,
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
         "footprint_bytes": model.footprint_bytes,

@@ -9,6 +9,8 @@ from mlxsup.protocol.messages import Message
 from mlxsup.protocol.states import LoadPhase, Why
 
 from .actions import WorkerSignal
+from .causes import Cause
+from .recovery import NO_VERDICT, Verdict
 from .settings import ModelSettings
 
 
@@ -126,6 +128,18 @@ class Broke(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Trigger):
+    """A step does not end, or the process runs and gives no sign of life (F5, F6)."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended(Trigger):
+    """The process was stopped from outside (F7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HitBug(Trigger):
     """The table has no rule for what happened: this life ends as FAILED(internal)."""
 
@@ -151,12 +165,16 @@ class Died(Trigger):
         signal_name: empty where it exited.
         said: its last words; empty where it had none.
         is_spawn_error: nothing was started.
+        verdict: what its end means for the requests that it held.
+        cause: the class of its cause.
     """
 
     exit_code: int | None
     signal_name: str
     said: str
     is_spawn_error: bool = False
+    verdict: Verdict = NO_VERDICT
+    cause: Cause = Cause.UNKNOWN
 
     @property
     def text(self) -> str:
@@ -164,6 +182,8 @@ class Died(Trigger):
         if self.is_spawn_error:
             return self.said
         ended = self.signal_name or f"exit code {self.exit_code}"
+        if self.cause is not Cause.UNKNOWN:
+            ended += f", {self.cause}"
         return f"{ended}: {self.said}" if self.said else ended
 
 
@@ -213,6 +233,7 @@ class RunningLost(Effect):
     """The process is gone with what ran in it: answer it, or let it wait again."""
 
     text: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

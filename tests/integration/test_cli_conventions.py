@@ -25,6 +25,7 @@ MODELS = {
 ONCE: list[list[str]] = [
     ["status"],
     ["status", "--debug"],
+    ["reload"],
     ["load", "alpha"],
     ["unload", "beta"],
     ["restart", "alpha", "--now"],
@@ -59,6 +60,7 @@ DAEMON_COMMANDS = [
     ["generate", "m", "x"],
     ["chat", "m"],
     ["logs", "m"],
+    ["reload"],
     ["stop"],
 ]
 

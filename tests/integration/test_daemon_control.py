@@ -64,7 +64,10 @@ def test_restart_drains_while_the_other_streams_F14_E8(pair: Daemon) -> None:
 
 def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> None:
     with pair.client() as client:
-        running = [Reader(client, "one", f"r{n}", max_tokens=3000).started() for n in range(2)]
+        running = [
+            Reader(client, "one", f"r{n}", max_tokens=3000, resume=False).started()
+            for n in range(2)
+        ]
         queued = Reader(client, "one", "queued", max_tokens=5)
         eventually(lambda: row(client, "one")["queued"] == 1)
         client.restart("one", now=True)

@@ -38,7 +38,7 @@ def test_a_killed_worker_disturbs_nobody_and_comes_back_F1_F2(
         undisturbed = client.complete("two", prompt="the other", max_tokens=120)
         pids = {name: row(client, name)["pid"] for name in ("one", "two")}
         assert len({*pids.values(), pair.process.pid}) == 3
-        victim = Reader(client, "one", "dies", max_tokens=10_000 // 4)
+        victim = Reader(client, "one", "dies", max_tokens=10_000 // 4, resume=False)
         other = Reader(client, "two", "the other", max_tokens=120)
         victim.started()
         other.started()
@@ -66,7 +66,7 @@ def test_a_step_that_raises_ends_the_worker_F3(pair: Daemon) -> None:
     pair.allowed_words = {"Traceback"}
     with pair.client() as client:
         with pytest.raises(RequestError) as caught:
-            client.complete("one", prompt="[[fault raise at=3]]", max_tokens=9)
+            client.complete("one", prompt="[[fault raise at=3]]", max_tokens=9, resume=False)
         assert caught.value.code == "worker_crashed"
         after = wait_for_state(client, "one", "READY")
         assert after["generation"] == 2
@@ -76,7 +76,7 @@ def test_a_step_that_raises_ends_the_worker_F3(pair: Daemon) -> None:
 
 def test_a_worker_that_sends_garbage_is_replaced(pair: Daemon) -> None:
     with pair.client() as client:
-        reader = Reader(client, "one", "[[fault frames=garbage at=3]]", max_tokens=10)
+        reader = Reader(client, "one", "[[fault frames=garbage at=3]]", max_tokens=10, resume=False)
         assert reader.failed().code == "worker_crashed"
         assert wait_for_state(client, "one", "READY")["generation"] == 2
 

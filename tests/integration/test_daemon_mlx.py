@@ -41,7 +41,7 @@ def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
             client.load(name)
         pids = {name: row(client, name)["pid"] for name in models}
         assert len(set(pids.values())) == 2
-        victim = Reader(client, "one", prompts[0], max_tokens=3000)
+        victim = Reader(client, "one", prompts[0], max_tokens=3000, resume=False)
         others = [Reader(client, "two", prompt, max_tokens=200) for prompt in prompts]
         queued = [Reader(client, "one", prompt, max_tokens=200) for prompt in prompts]
         victim.started()

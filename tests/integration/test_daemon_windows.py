@@ -372,7 +372,7 @@ def test_nothing_warns_and_nothing_is_left_unawaited_B11() -> None:
     daemon = Daemon({"m": fake(fake=SLOW), "cold": fake(preload=False)})
     daemon.start(environment=strict)
     with daemon.client() as client:
-        running = Reader(client, "m", "runs", max_tokens=4000).started()
+        running = Reader(client, "m", "runs", max_tokens=4000, resume=False).started()
         client.complete("cold", prompt="x", max_tokens=2)
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
         assert running.failed().code == "worker_crashed"

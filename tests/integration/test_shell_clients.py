@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import socket as sockets
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from mlxsup.protocol.messages import Event as EventMessage
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor import clients as clients_module
 from mlxsup.supervisor.clients import MAX_UNSENT_BYTES, Clients
-from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, Event
+from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId, Event
+from mlxsup.supervisor.transport import LoopSocket
 from support.eventually_async import eventually_async
 
 
@@ -231,6 +234,32 @@ def test_what_a_client_says_in_its_last_moment_is_heard() -> None:
         }
         bench.clients.pulse()
         await eventually_async(lambda: len(bench.of_kind(ClientGone)) == 100)
+
+    run(body)
+
+
+def send_in_vain(socket: LoopSocket, gone: ConnectionId) -> None:
+    """Sends to one who is gone when a message of another has arrived, in one round of the loop."""
+    assert select.select([socket.socket.getsockopt(zmq.FD)], [], [], 10)[0]
+    until = time.monotonic() + 0.01
+    while time.monotonic() < until:  # a send looks for news only every few milliseconds
+        with pytest.raises(zmq.ZMQError, match="Host unreachable"):
+            socket.send([gone, b"x"])
+
+
+def test_a_message_that_arrives_beside_a_send_in_vain_is_heard() -> None:
+    async def body(bench: Bench) -> None:
+        peer, gone = bench.peer(), bench.peer()
+        gone.say(generate("a"))
+        (heard,) = await bench.said(1)
+        peer.say(Ping(id=RequestId("p")))
+        await bench.said(2)
+        gone.close()
+        await eventually_async(lambda: bench.of_kind(ClientGone))
+        for number in range(20):
+            peer.say(Ping(id=RequestId(str(number))))
+            send_in_vain(bench.clients._socket, heard.connection)
+            await bench.said(3 + number)
 
     run(body)
 

@@ -206,7 +206,7 @@ def changed(change):
         assert "changes are not shown any more" in (daemon.logs / "mlxsup.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_in_order(number: signal.Signals) -> None:
     with Daemon({"a": fake()}) as daemon:
         processes = daemon.processes()

@@ -16,6 +16,7 @@ from mlxsup.protocol.messages import (
     Done,
     Failed,
     Generate,
+    Heartbeat,
     Hello,
     Load,
     LoadProgress,
@@ -28,7 +29,7 @@ from mlxsup.protocol.messages import (
     Stop,
     Unload,
 )
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, State
+from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import (
     Action,
@@ -53,6 +54,7 @@ from mlxsup.supervisor.core.events import (
     Tick,
     WorkerBroke,
     WorkerSaid,
+    WorkerSeen,
 )
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
@@ -143,7 +145,8 @@ class Driver:
         self, id: str = "r1", model: str = "m", connection: ConnectionId = ALICE, **more: Any
     ) -> list[Action]:
         """A client asks for an answer."""
-        message = Generate(id=RequestId(id), model=ModelName(model), body=b"body", **more)
+        more.setdefault("body", b"body")
+        message = Generate(id=RequestId(id), model=ModelName(model), **more)
         return self.say(message, connection)
 
     def cancel(self, id: str = "r1", connection: ConnectionId = ALICE) -> list[Action]:
@@ -225,6 +228,30 @@ class Driver:
         self.hello(model)
         self.ready(model)
 
+    def beat(
+        self,
+        phase: WorkerPhase = WorkerPhase.DECODE,
+        *,
+        step: int = 0,
+        phase_s: float = 0.0,
+        predicted_s: float = 0.0,
+        model: str = "m",
+    ) -> list[Action]:
+        """A heartbeat."""
+        message = Heartbeat(step=step, phase=phase, phase_s=phase_s, predicted_s=predicted_s)
+        return self.worker(message, model)
+
+    def seen(self, *, is_stopped: bool, model: str = "m") -> list[Action]:
+        """The shell has looked at the process."""
+        return self.do(
+            WorkerSeen(
+                now=self.now,
+                model=ModelName(model),
+                generation=self.generation(model),
+                is_stopped=is_stopped,
+            )
+        )
+
     def broke(self, model: str = "m") -> list[Action]:
         """The worker sends garbage."""
         return self.do(
@@ -235,6 +262,14 @@ class Driver:
                 detail="garbage",
             )
         )
+
+    def serve(self, *ids: str, model: str = "m", **more: Any) -> list[int]:
+        """Asks for answers with a prompt each; returns the keys that were dispatched."""
+        keys: list[int] = []
+        for id in ids:
+            self.ask(id, model, body=id.encode(), **more)
+            keys += self.dispatched()
+        return keys
 
     def exit(
         self,

@@ -21,6 +21,7 @@ LIMITS: dict[str, Any] = {
     "queue_timeout_s": None,
     "first_token_timeout_s": None,
     "notices": False,
+    "resume": True,
     "client": None,
 }
 

@@ -6,11 +6,13 @@ ask, cancel and leave, commands, and the clock. `Driver.do` checks the invariant
 
 from __future__ import annotations
 
-from hypothesis import settings
+from dataclasses import replace
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import CancelRow, Dispatch, Exit, RowDelta, Step
+from mlxsup.protocol.messages import CancelRow, Dispatch, Done, Exit, Failed, RowDelta, Step
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.supervisor.core.actions import (
     Action,
@@ -22,8 +24,8 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.events import Event, Reloaded
-from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, BOB, Driver, entry
+from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
 
 MODELS = ("a", "b", "c")
 CLIENTS = (ALICE, BOB)
@@ -93,12 +95,18 @@ class CoreMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ clients
 
-    @rule(model=model_names, client=clients, limit=st.sampled_from([None, 2.0]))
-    def ask(self, model: str, client: bytes, limit: float | None) -> None:
+    @rule(
+        model=model_names,
+        client=clients,
+        limit=st.sampled_from([None, 2.0]),
+        body=st.integers(0, 3),
+        resume=st.booleans(),
+    )
+    def ask(self, model: str, client: bytes, limit: float | None, body: int, resume: bool) -> None:
         self.asked += 1
         id = f"r{self.asked}"
         self.refused_or_open.add((client, id))
-        self.driver.ask(id, model, client, queue_timeout_s=limit)
+        self.driver.ask(id, model, client, queue_timeout_s=limit, body=b"%d" % body, resume=resume)
 
     @rule(client=clients, back=st.integers(0, 5))
     def cancel(self, client: bytes, back: int) -> None:
@@ -174,12 +182,16 @@ class CoreMachine(RuleBasedStateMachine):
         row = RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([1]), finish=finish)
         self.driver.worker(Step(step=1, rows=[row]), model)
 
-    @rule(model=model_names, code=st.sampled_from([None, 0, 65, 70]))
-    def dies(self, model: str, code: int | None) -> None:
+    @rule(
+        model=model_names,
+        code=st.sampled_from([None, None, None, 0, 65, 70, 70, 75]),
+        signal=st.sampled_from(["SIGKILL", "SIGSEGV", "SIGABRT"]),
+    )
+    def dies(self, model: str, code: int | None, signal: str) -> None:
         worker = self.worker(model)
         if worker is not None and worker.has_pid:
             del self.workers[model]
-            self.driver.exit(model, code=code)
+            self.driver.exit(model, code=code, signal=signal)
 
     @rule(model=model_names)
     def sends_garbage(self, model: str) -> None:
@@ -230,3 +242,70 @@ class CoreMachine(RuleBasedStateMachine):
 
 CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestCore = CoreMachine.TestCase
+
+
+# ---------------------------------------------------------------- poison
+
+CRASHES_OF_A_POISON = 3
+
+
+class PoisonedEngine:
+    """Plays one model's engine: each poison kills it when its answer reaches a certain token."""
+
+    def __init__(self, rows: int, strikes: dict[str, int], lengths: dict[str, int]) -> None:
+        launch = replace(LAUNCH, max_concurrency=rows)
+        restart = RestartSettings(max_restarts=99, backoff_initial_s=0.1, backoff_max_s=0.1)
+        limits = CoreSettings(max_queue=64, max_queue_per_client=64)
+        self.driver = Driver([entry(launch=launch, restart=restart)], limits)
+        self.strikes, self.lengths = strikes, lengths
+        self.crashes: dict[str, int] = dict.fromkeys(strikes, 0)
+        self.driver.load()
+        self.driver.come_up()
+
+    def run(self) -> None:
+        """Steps until nothing is open."""
+        serving = self.driver.core._serving
+        while serving.ledger:
+            running = list(self.driver.core._models.by_name["m"].running.values())
+            assert running, "everything waits and nothing runs"
+            due = [r for r in running if self.strikes.get(r.id) == r.tokens_sent]
+            if due:
+                self.crashes[due[0].id] += 1
+                self.driver.exit(signal="SIGSEGV")
+                if self.driver.state() is State.BACKOFF:
+                    self.driver.pass_time(0.2)
+                assert self.driver.state() is not State.FAILED
+                self.driver.come_up()
+                continue
+            for request in running:
+                if request.acceptance is None:
+                    self.driver.accept(request.key)
+                is_last = request.tokens_sent + 1 == self.lengths[request.id]
+                self.driver.token(request.key, finish=FinishReason.LENGTH if is_last else None)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.integers(1, 8),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    poisons=st.dictionaries(st.integers(0, 7), st.integers(0, 11), max_size=2),
+)
+def test_a_poison_costs_three_crashes_and_every_innocent_completes_P10_F10(
+    rows: int, lengths: list[int], poisons: dict[int, int]
+) -> None:
+    ids = [f"r{number}" for number in range(len(lengths))]
+    strikes = {ids[n]: at for n, at in poisons.items() if n < len(ids) and at < lengths[n]}
+    engine = PoisonedEngine(rows, strikes, dict(zip(ids, lengths, strict=True)))
+    for id in ids:
+        engine.driver.ask(id, body=id.encode())
+    engine.run()
+    for id in ids:
+        [end] = engine.driver.terminals[b"alice", id]
+        if id in strikes:
+            assert isinstance(end, Failed)
+            assert end.error["code"] == "quarantined"
+            assert engine.crashes[id] <= CRASHES_OF_A_POISON
+        else:
+            assert isinstance(end, Done)
+            assert end.usage.completion_tokens == end.seq == engine.lengths[id]
+    assert engine.driver.core._serving.ledger.held_bytes == 0

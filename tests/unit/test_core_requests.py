@@ -147,13 +147,13 @@ def test_a_slow_client_ends_with_slow_consumer_H7() -> None:
     assert driver.told(CancelRow) != []
 
 
-def test_a_crash_ends_what_was_accepted_and_keeps_the_rest_F1() -> None:
+def test_a_crash_ends_what_does_not_want_to_go_on_and_keeps_the_rest_F1() -> None:
     driver = Driver([entry(), entry("other")])
     for name, pid in (("m", 1), ("other", 2)):
         driver.load(name)
         driver.come_up(name, pid)
     for id in ("accepted", "dispatched", "queued"):
-        driver.ask(id)
+        driver.ask(id, resume=False)
     driver.ask("elsewhere", "other")
     driver.accept(1)
     driver.token(1)
@@ -262,7 +262,7 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     assert len(core._serving.ledger) == 0
     assert core._serving.ledger.held_bytes == 0
     model = core._models.by_name["m"]
-    assert (len(model.line), model.running, model.leaving) == (0, {}, set())
+    assert (len(model.line), model.running, model.leaving) == (0, {}, {})
     assert all(len(ends) == 1 for ends in driver.terminals.values())
 
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import CancelRow, Exit, Reply, RowDelta, Step
+from mlxsup.protocol.messages import (
+    CancelRow,
+    Dispatch,
+    Exit,
+    Failed,
+    Reload,
+    Reply,
+    RowDelta,
+    Step,
+)
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.actions import Finish, WorkerSignal
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
+from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import BOB, LAUNCH, RESTART, Driver, entry, in_state
 
@@ -206,10 +215,12 @@ def test_what_runs_at_restart_now_is_treated_as_after_a_crash() -> None:
     driver.token(1)
     assert len(driver.actions) == 1, "tokens still reach open requests"
     driver.exit(code=0)
-    [failed] = driver.terminals[b"alice", "r1"]
-    assert failed.error["code"] == ErrorCode.WORKER_CRASHED
-    assert failed.error["detail"]["tokens_sent"] == 2
+    assert driver.errors() == {}
     assert driver.state() is State.LOADING
+    driver.come_up()
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None
+    assert len(dispatch.resume.delivered) == 8, "both tokens"
 
 
 def test_restart_while_stopping_comes_up_again_and_supersedes_the_unload() -> None:
@@ -564,3 +575,45 @@ def test_routine_logs_are_no_cause() -> None:
     driver = in_state(State.READY)
     driver.exit(last_lines=("2026-01-01T00:00:00.1Z INFO model ready model=m",))
     assert driver.row()["last_exit"]["detail"] == ""
+
+
+def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
+    driver = Driver([entry("a"), entry("b"), entry("c")])
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    models = (entry("a"), entry("b", idle_unload_s=5.0), entry("d"))
+    driver.do(
+        Reloaded(
+            now=driver.now,
+            settings=CoreSettings(),
+            models=models,
+            caller=read.caller,
+            later=("log_dir",),
+        )
+    )
+    [reply] = driver.sent(Reply)
+    assert reply.id == "x"
+    assert reply.value == {
+        "added": ["d"], "changed": ["b"], "removed": ["c"], "later": ["log_dir"],
+    }  # fmt: skip
+
+
+def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    driver.do(ReloadRefused(now=driver.now, problems=("line 3",), caller=read.caller))
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["line 3"]})
+    assert driver.state() is State.READY
+
+
+def test_a_reload_meets_a_shutdown() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id="x"))
+    [read] = driver.of(ReadConfiguration)
+    driver.signal()
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=read.caller))
+    assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
+    driver.say(Reload(id="y"))
+    assert driver.errors() == {"y": ErrorCode.SHUTTING_DOWN}

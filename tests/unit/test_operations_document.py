@@ -19,8 +19,8 @@ from mlxsup.protocol.states import State
 from mlxsup.supervisor import logs
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from mlxsup.supervisor.end_signals import ENDING
 from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.supervisor.signals import ENDING
 from mlxsup.supervisor.sweep import RECORD_NAME
 from mlxsup.worker.life import TERMINATED_EXIT
 from mlxsup.worker.parent_watch import ORPHANED_EXIT

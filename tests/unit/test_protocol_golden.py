@@ -39,6 +39,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             messages.Restart(id=ID, model=MODEL, now=True),
             messages.Stop(id=ID, now=True, timeout_s=2.0),
             messages.Subscribe(id=ID),
+            messages.Reload(id=ID),
         ],
     ),
     "supervisor to client": (
@@ -73,7 +74,19 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
     "supervisor to worker": (
         messages.SUPERVISOR_TO_WORKER,
         [
-            messages.Dispatch(key=KEY, body=b"\x80"),
+            messages.Dispatch(
+                key=KEY,
+                resume=messages.Resume(
+                    acceptance=messages.Acceptance(
+                        prompt_tokens=pack_tokens([1, 2]),
+                        channel=Channel.REASONING,
+                        parameters={"max_tokens": 9},
+                        seed=5,
+                        fingerprint="f",
+                    ),
+                    delivered=pack_tokens([3]),
+                ),
+            ),
             messages.CancelRow(key=KEY),
             messages.Exit(),
         ],

@@ -1,0 +1,213 @@
+"""Who is to blame when an engine dies, and what follows for the requests that it held (F10).
+
+Not every death accuses: a kill from outside says nothing about the requests. One that does makes
+suspects of all that the engine held; those that are found in a second crash run alone; who runs
+alone in a third one is the culprit. Thus a request that always kills its engine costs three crashes
+and nobody else loses an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import NewType
+
+from mlxsup.protocol.ids import ModelName
+
+Digest = NewType("Digest", bytes)
+"""Of a request as its client sent it: the same request sent again has the same one."""
+
+SUSPICION_S = 3600.0
+QUARANTINE_S = 3600.0
+LOWERED_ROWS_S = 3600.0
+"""How long a worker that ran out of memory is held to fewer rows."""
+
+MAX_QUARANTINES_IN_A_ROW = 3
+MAX_SUSPECTS = 4096
+MAX_QUARANTINED = 4096
+
+
+def digest_of(model: ModelName, body: bytes) -> Digest:
+    """The digest of a request: model, prompt and parameters."""
+    name = model.encode()
+    return Digest(blake2b(len(name).to_bytes(4) + name + body, digest_size=16).digest())
+
+
+class Evidence(StrEnum):
+    """What the end of a process says about the requests that it held."""
+
+    NONE = "none"
+    ASKED = "asked"
+    ACCUSES = "accuses"
+    OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the end of a process means for its requests.
+
+    Attributes:
+        evidence: what it was judged by.
+        culprit: who is quarantined.
+        is_too_large: the one request that ran needs more memory than there is.
+        failure: why the engine is held to be broken; empty where it is not.
+        story: one sentence for people; empty where nothing was decided.
+    """
+
+    evidence: Evidence = Evidence.NONE
+    culprit: Digest | None = None
+    is_too_large: bool = False
+    failure: str = ""
+    story: str = ""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the restart window counts this death: not if it has found the culprit."""
+        return self.culprit is None
+
+
+NO_VERDICT = Verdict()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Suspect:
+    since: float
+    runs_alone: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovery:
+    """What one model remembers of its crashes.
+
+    Attributes:
+        rows: how many requests may run at once since the worker ran out of memory; None for as
+            many as the entry says.
+    """
+
+    rows: int | None = None
+    _rows_until: float = 0.0
+    # Bounded by MAX_SUSPECTS and MAX_QUARANTINED; the oldest are forgotten first.
+    _suspects: dict[Digest, _Suspect] = field(default_factory=dict)
+    _quarantined: dict[Digest, float] = field(default_factory=dict)
+    _in_a_row: list[Digest] = field(default_factory=list)
+    """Quarantined since a request last completed; at most MAX_QUARANTINES_IN_A_ROW."""
+
+    # ------------------------------------------------------------ what happens
+
+    def judge(
+        self, evidence: Evidence, held: Sequence[Digest], lone: Digest | None, now: float
+    ) -> Verdict:
+        """A process has ended.
+
+        Args:
+            evidence: what its end says.
+            held: the requests that it held, dispatched and not ended.
+            lone: the one that ran alone because it was twice a suspect.
+            now: monotonic seconds.
+        """
+        self.expire(now)
+        if evidence is Evidence.OUT_OF_MEMORY and held:
+            return self._make_room(len(held), now)
+        if evidence is not Evidence.ACCUSES or not held:
+            return Verdict(evidence=evidence)
+        if lone is not None:
+            return self._convict(lone, now)
+        return self._suspect(held, now)
+
+    def completed(self, digest: Digest) -> None:
+        """A request came to its own end: it is innocent, and the engine is not broken."""
+        self._suspects.pop(digest, None)
+        self._in_a_row.clear()
+
+    def was_stable(self, digest: Digest) -> None:
+        """It has gained tokens alone for long enough: it may run beside others again."""
+        suspect = self._suspects.get(digest)
+        if suspect is not None:
+            suspect.runs_alone = False
+
+    def expire(self, now: float) -> None:
+        """Forgets what is old."""
+        for digest in [d for d, s in self._suspects.items() if now - s.since >= SUSPICION_S]:
+            del self._suspects[digest]
+        for digest in [d for d, until in self._quarantined.items() if now >= until]:
+            del self._quarantined[digest]
+        if now >= self._rows_until:
+            self.rows = None
+
+    def lift(self) -> None:
+        """A person has restarted the model or changed its entry: nothing is held against anyone."""
+        self.rows = None
+        self._suspects.clear()
+        self._quarantined.clear()
+        self._in_a_row.clear()
+
+    # ------------------------------------------------------------ what follows
+
+    def runs_alone(self, digest: Digest) -> bool:
+        """Whether a request may only run while no other does."""
+        suspect = self._suspects.get(digest)
+        return suspect is not None and suspect.runs_alone
+
+    def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
+        """For how much longer a request is refused; None where it is not."""
+        until = self._quarantined.get(digest)
+        return until - now if until is not None and until > now else None
+
+    @property
+    def suspects(self) -> int:
+        """How many requests are under suspicion."""
+        return len(self._suspects)
+
+    @property
+    def quarantined(self) -> int:
+        """How many requests are refused."""
+        return len(self._quarantined)
+
+    # ------------------------------------------------------------ inside
+
+    def _suspect(self, held: Sequence[Digest], now: float) -> Verdict:
+        digests = list(dict.fromkeys(held))
+        again = [digest for digest in digests if digest in self._suspects]
+        for digest in digests:
+            known = self._suspects.pop(digest, None)
+            self._suspects[digest] = _Suspect(since=now, runs_alone=known is not None)
+        while len(self._suspects) > MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+        story = f"{_requests(len(digests))} under suspicion"
+        if again:
+            story += f", {len(again)} of them for the second time: from now on alone"
+        return Verdict(evidence=Evidence.ACCUSES, story=story)
+
+    def _convict(self, culprit: Digest, now: float) -> Verdict:
+        self._suspects.pop(culprit, None)
+        self._in_a_row.append(culprit)
+        if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:
+            for digest in self._in_a_row:
+                self._quarantined.pop(digest, None)
+            self._in_a_row.clear()
+            failure = (
+                f"the engine is broken: {MAX_QUARANTINES_IN_A_ROW} requests in a row killed it"
+                " while each ran alone, and none completed"
+            )
+            return Verdict(evidence=Evidence.ACCUSES, failure=failure, story=failure)
+        self._quarantined[culprit] = now + QUARANTINE_S
+        while len(self._quarantined) > MAX_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
+        story = "the request that ran alone killed its engine: it is quarantined"
+        return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
+
+    def _make_room(self, held: int, now: float) -> Verdict:
+        """Half of what ran: under half the configured limit the same few might run again."""
+        if held == 1:
+            story = "a request alone needs more memory than there is"
+            return Verdict(evidence=Evidence.OUT_OF_MEMORY, is_too_large=True, story=story)
+        self.rows = max(1, held // 2)
+        self._rows_until = now + LOWERED_ROWS_S
+        story = f"out of memory with {_requests(held)}: from now on at most {self.rows} at once"
+        return Verdict(evidence=Evidence.OUT_OF_MEMORY, story=story)
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

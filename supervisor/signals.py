@@ -1,0 +1,61 @@
+"""The signals that the supervisor answers to: the end, and the reload."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """Counts SIGTERM and SIGINT; SIGHUP is a reload, or the end where it says that our terminal
+    is gone.
+
+    Args:
+        on_end: told of each that asks for the end: which, and whether it is not the first.
+        on_reload: told of each SIGHUP that asks for a reload.
+    """
+
+    def __init__(
+        self, on_end: Callable[[signal.Signals, bool], None], on_reload: Callable[[], None]
+    ) -> None:
+        self._on_end = on_end
+        self._on_reload = on_reload
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        self._had_terminal = _has_terminal()
+        # An ignored SIGHUP means `nohup`: the daemon shall outlive its terminal.
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in ENDING:
+            self._loop.add_signal_handler(number, self._ask_for_end, number)
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def ignore(self) -> None:
+        """From here on the end cannot be hurried: what is left is bounded and short."""
+        for number in (*ENDING, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+    def _ask_for_end(self, number: signal.Signals) -> None:
+        self._count += 1
+        self._on_end(number, self._count > 1)
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not _has_terminal():
+            if not self._outlives_terminal:
+                self._ask_for_end(signal.SIGHUP)
+            self._had_terminal = False
+        else:
+            self._on_reload()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

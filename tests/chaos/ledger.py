@@ -1,0 +1,55 @@
+"""What every request was promised and what it got, kept where it was asked and read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+ALLOWED_ERRORS = frozenset({"worker_crashed", "overloaded", "load_failed", "unloaded"})
+"""What a client may meet that is nobody's fault but the chaos'; everything else is a violation."""
+
+
+class Ledger:
+    """Counts ends and compares answers; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.asked = 0
+        self.resumed = 0
+        self.ends: Counter[str] = Counter()
+        self.violations: list[str] = []
+
+    def ask(self) -> None:
+        """A request was sent."""
+        with self._lock:
+            self.asked += 1
+
+    def finished(self, got: Sequence[int], truth: Sequence[int], resumed: int) -> None:
+        """It ended well: its tokens must be those of the undisturbed answer."""
+        with self._lock:
+            self.ends["finished"] += 1
+            self.resumed += resumed
+            if list(got) != list(truth):
+                at = next((n for n, p in enumerate(zip(got, truth, strict=False)) if p[0] != p[1]),
+                          min(len(got), len(truth)))  # fmt: skip
+                self.violations.append(f"another token at {at} after {resumed} resumes")
+
+    def failed(self, code: str, got: Sequence[int], truth: Sequence[int], sent: object) -> None:
+        """It ended with an error: what had come must be a beginning of the answer."""
+        with self._lock:
+            self.ends[code] += 1
+            if code not in ALLOWED_ERRORS:
+                self.violations.append(f"ended with {code}")
+            if list(got) != list(truth[: len(got)]):
+                self.violations.append(f"other tokens before {code}")
+            if isinstance(sent, int) and sent != len(got):
+                self.violations.append(f"tokens_sent {sent}, received {len(got)}")
+
+    def reconcile(self) -> list[str]:
+        """Everything that is wrong; empty where each request had exactly one right end."""
+        with self._lock:
+            problems = list(self.violations)
+            if sum(self.ends.values()) != self.asked:
+                problems.append(f"{self.asked} asked, {sum(self.ends.values())} ended")
+            return problems

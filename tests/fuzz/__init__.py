@@ -1,0 +1,1 @@
+"""Hostile bytes: at the decoder, and through the client socket of a real daemon (P17)."""

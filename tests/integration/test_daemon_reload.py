@@ -1,0 +1,94 @@
+"""A reload of the configuration: whole or not at all; only what has changed is touched (P20)."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from mlxsup.client import RequestError
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.streams import Reader
+
+SLOW = {"step_s": 0.02}
+
+
+@pytest.fixture
+def daemon():
+    with Daemon({"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}) as daemon:
+        with daemon.client() as client:
+            for name in ("kept", "busy"):
+                wait_for_state(client, name, "READY")
+        yield daemon
+
+
+@pytest.mark.parametrize("how", ["client", "signal", "command"])
+def test_a_reload_touches_only_what_has_changed(daemon: Daemon, how: str) -> None:
+    with daemon.client() as client:
+        before = row(client, "kept")
+        stream = Reader(client, "kept", "runs", max_tokens=150).started()
+        removed = Reader(client, "busy", "runs", max_tokens=60).started()
+        daemon.write_config({"kept": fake(fake=SLOW, idle_unload_s=500), "new": fake(fake=SLOW)})
+        if how == "client":
+            value = client.reload()
+            assert (value["added"], value["changed"]) == (["new"], ["kept"])
+            assert (value["removed"], value["later"]) == (["busy"], [])
+        elif how == "command":
+            done = daemon.run("reload", "--json")
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["removed"] == ["busy"]
+        else:
+            daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: len(client.status()["models"]) in (2, 3))
+        assert removed.finished().finish_reason == "length", "a removed busy model drains"
+        eventually(lambda: [m["name"] for m in client.status()["models"]] == ["kept", "new"])
+        wait_for_state(client, "new", "READY")
+        with pytest.raises(RequestError) as gone:
+            client.complete("busy", prompt="x", max_tokens=1)
+        assert gone.value.code == "unknown_model"
+        assert stream.finished().finish_reason == "length"
+        assert row(client, "kept")["pid"] == before["pid"]
+
+
+def test_a_bad_file_changes_nothing_and_names_every_problem_P20(daemon: Daemon) -> None:
+    good = daemon.config.read_text()
+    with daemon.client() as client:
+        pids = [m["pid"] for m in client.status()["models"]]
+        daemon.config.write_text(good + '\n[models.third]\npath = "x"\nmax_concurency = 3\n')
+        with pytest.raises(RequestError) as caught:
+            client.reload()
+        assert caught.value.code == "invalid_request"
+        [problem] = caught.value.detail["problems"]
+        assert "max_concurrency" in problem
+        done = daemon.run("reload")
+        assert done.returncode == 78
+        assert "max_concurency" in done.stderr
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: daemon.log_text().count("reload refused") == 3)
+        assert [m["pid"] for m in client.status()["models"]] == pids
+        daemon.config.write_text("= not toml")
+        with pytest.raises(RequestError):
+            client.reload()
+        assert client.complete("kept", prompt="x", max_tokens=2).finish_reason == "length"
+
+
+def test_what_takes_effect_later_is_said(daemon: Daemon) -> None:
+    models = {"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}
+    daemon.write_config(models, {"log_level": "debug"})
+    with daemon.client() as client:
+        value = client.reload()
+        assert (value["changed"], value["later"]) == ([], ["log_level"])
+
+
+def test_a_changed_launch_gets_a_new_process_once_it_has_drained(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        pids = {name: row(client, name)["pid"] for name in ("kept", "busy")}
+        stream = Reader(client, "busy", "runs", max_tokens=60).started()
+        other = fake(fake=SLOW, max_concurrency=3)
+        daemon.write_config({"kept": fake(fake=SLOW), "busy": other})
+        assert client.reload()["changed"] == ["busy"]
+        assert stream.finished().finish_reason == "length"
+        eventually(lambda: row(client, "busy")["generation"] == 2)
+        assert wait_for_state(client, "busy", "READY")["row_limit"] == 3
+        assert row(client, "kept")["pid"] == pids["kept"]

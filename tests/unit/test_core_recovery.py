@@ -1,0 +1,400 @@
+"""Evidence, suspects, quarantine, out of memory: who pays for a crash, and who does not (F10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.messages import Dispatch, Event, Heartbeat, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.supervisor.core.events import Reloaded, Sampled
+from mlxsup.supervisor.core.recovery import (
+    MAX_QUARANTINED,
+    MAX_SUSPECTS,
+    Digest,
+    Evidence,
+    Recovery,
+    digest_of,
+)
+from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+from support.core_driver import LAUNCH, Driver, entry
+
+SETTINGS = CoreSettings(max_queue=64, max_queue_per_client=64, drain_timeout_s=5.0)
+ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
+HOUR_S = 3600.0
+
+
+def engine_of(rows: int, **changes: object) -> Driver:
+    """A READY model with so many rows and room for many crashes."""
+    restart = RestartSettings(
+        max_restarts=50, stable_s=10.0, backoff_initial_s=0.1, backoff_max_s=0.1
+    )
+    launch = replace(LAUNCH, max_concurrency=rows)
+    driver = Driver([entry(launch=launch, restart=restart, **changes)], SETTINGS)
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def crash(driver: Driver, signal: str = "SIGSEGV", code: int | None = None) -> list[int]:
+    """The worker dies and comes back; returns the keys that are dispatched at once."""
+    driver.exit(signal=signal, code=code)
+    if driver.state() is State.BACKOFF:
+        driver.pass_time(0.2)
+    driver.come_up()
+    return driver.dispatched()
+
+
+def finish(driver: Driver, key: int) -> list[int]:
+    """A request completes; returns the keys that are dispatched then."""
+    driver.token(key, finish=FinishReason.STOP)
+    return driver.dispatched()
+
+
+# ---------------------------------------------------------------- rules 1 to 3
+
+
+@pytest.mark.parametrize("signal", ACCUSING)
+def test_poison_costs_three_crashes_and_nobody_else_fails_P10(signal: str) -> None:
+    driver = engine_of(8)
+    assert driver.serve(*"abcdefgh") == [1, 2, 3, 4, 5, 6, 7, 8]
+    poison = 5
+    assert crash(driver, signal) == [1, 2, 3, 4, 5, 6, 7, 8], "all go on together"
+    assert driver.row()["suspects"] == 8
+    running = crash(driver, signal)
+    crashes = 2
+    while running:
+        [key] = running
+        assert driver.row()["alone"] == "abcdefgh"[key - 1]
+        if key == poison:
+            crashes += 1
+            running = crash(driver, signal)
+            assert driver.row()["quarantined"] == 1
+        else:
+            running = finish(driver, key)
+    assert crashes == 3
+    ends = {id: message for (_, id), [message] in driver.terminals.items() if len(id) == 1}
+    assert {id for id in ends if getattr(ends[id], "error", None)} == {"e"}
+    assert ends["e"].error["code"] == ErrorCode.QUARANTINED
+    assert driver.row()["suspects"] == 0
+
+
+def test_exit_70_accuses_and_a_poison_that_is_always_by_itself_costs_three_too() -> None:
+    driver = engine_of(2)
+    driver.serve("poison")
+    assert crash(driver, code=70) == [1]
+    assert driver.row()["alone"] is None
+    assert crash(driver, code=70) == [1]
+    assert driver.row()["alone"] == "poison"
+    driver.exit(code=70)
+    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
+    assert driver.state() is State.LOADING, "at once: this crash is not counted"
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGKILL", None), ("SIGTERM", None), ("", 72)])
+def test_deaths_without_evidence_accuse_nobody_20_times(signal: str, code: int | None) -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    for _ in range(20):
+        assert crash(driver, signal, code) == [1, 2, 3, 4]
+        driver.token(1, 2, 3, 4)
+        assert (driver.row()["suspects"], driver.row()["quarantined"]) == (0, 0)
+    driver.token(1, 2, 3, 4, finish=FinishReason.STOP)
+    assert driver.errors() == {}
+
+
+def test_deaths_asked_for_and_while_loading_accuse_nobody() -> None:
+    driver = engine_of(2)
+    driver.serve("a")
+    driver.restart(now=True)
+    driver.exit(signal="SIGSEGV")
+    driver.spawned()
+    driver.exit(signal="SIGSEGV")
+    assert driver.row()["suspects"] == 0
+
+
+def test_an_engine_that_held_nothing_accuses_nobody() -> None:
+    driver = engine_of(2)
+    for _ in range(5):
+        crash(driver)
+    assert driver.row()["suspects"] == 0
+
+
+def test_two_poisons_at_once_cost_three_crashes_each_at_most() -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    poisons, crashes = {2, 3}, 2
+    crash(driver)
+    running = crash(driver)
+    while running:
+        [key] = running
+        crashes += key in poisons
+        running = crash(driver) if key in poisons else finish(driver, key)
+    assert crashes == 4
+    failed = {id for (_, id), [end] in driver.terminals.items() if hasattr(end, "error")}
+    assert failed == {"b", "c"}
+
+
+def test_a_second_crash_in_other_company_makes_only_its_like_run_alone() -> None:
+    driver = engine_of(2)
+    driver.serve("poison", "innocent")
+    crash(driver)
+    finish(driver, 2)
+    driver.serve("newcomer")
+    assert crash(driver) == [1]
+    assert driver.row()["alone"] == "poison"
+    assert driver.row()["suspects"] == 2
+    assert crash(driver) == [3]
+    assert driver.row()["alone"] is None
+
+
+def test_who_gains_tokens_alone_for_a_stable_time_lets_the_others_in() -> None:
+    driver = engine_of(2)
+    driver.serve("late", "other")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.token(1)
+    driver.pass_time(9.0)
+    driver.token(1)
+    assert driver.dispatched() == []
+    driver.pass_time(1.1)
+    assert driver.dispatched() == [], "time alone proves nothing"
+    driver.token(1)
+    assert driver.dispatched() == [], "the other is to run alone as well"
+    assert finish(driver, 1) == [2]
+
+
+def test_a_late_poison_is_still_found_after_it_was_let_in() -> None:
+    driver = engine_of(2)
+    driver.serve("late")
+    crash(driver)
+    crash(driver)
+    driver.token(1)
+    driver.pass_time(10.1)
+    driver.token(1)
+    assert driver.serve("innocent") == [2]
+    assert crash(driver) == [1]
+    assert driver.row()["alone"] == "late"
+    crash(driver)
+    assert [end.error["code"] for end in driver.terminals[b"alice", "late"]] == ["quarantined"]
+
+
+def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
+    driver = engine_of(4)
+    for round_ in range(1, 3):
+        driver.ask(f"try{round_}", body=b"poison")
+        driver.cancel(f"try{round_}")
+        crash(driver)
+    driver.ask("try3", body=b"poison")
+    assert driver.row()["alone"] == "try3"
+    driver.cancel("try3")
+    crash(driver)
+    driver.ask("try4", body=b"poison")
+    assert driver.errors() == {"try4": ErrorCode.QUARANTINED}, "found while its row was leaving"
+
+
+def test_who_is_quarantined_is_refused_for_an_hour_wherever_it_waits() -> None:
+    driver = engine_of(1)
+    driver.ask("one", body=b"poison")
+    driver.ask("two", body=b"poison")
+    driver.serve("innocent")
+    crash(driver)
+    crash(driver)
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"one": "quarantined", "two": "quarantined"}
+    driver.come_up()
+    assert driver.dispatched() == [3]
+    driver.ask("three", body=b"poison")
+    assert driver.errors() == {"three": ErrorCode.QUARANTINED}
+    driver.pass_time(HOUR_S)
+    driver.ask("four", body=b"poison")
+    assert driver.errors() == {}
+
+
+def test_a_completion_clears_and_so_does_an_hour() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    finish(driver, 1)
+    assert driver.row()["suspects"] == 1
+    driver.pass_time(HOUR_S)
+    driver.serve("c")
+    assert driver.row()["suspects"] == 0
+
+
+def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
+    driver = engine_of(2)
+    model = driver.core._models.by_name["m"]
+
+    def quarantine(id: str) -> None:
+        driver.serve(id)
+        for _ in range(3):
+            crash(driver)
+        assert driver.row()["quarantined"] == 1
+
+    quarantine("p")
+    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(model.life.settings,)))
+    assert driver.row()["quarantined"] == 1
+    changed = replace(model.life.settings, idle_unload_s=999.0)
+    driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=(changed,)))
+    assert driver.row()["quarantined"] == 0
+    quarantine("p2")
+    driver.restart()
+    assert driver.row()["quarantined"] == 0
+
+
+# ---------------------------------------------------------------- rule 4
+
+
+def quarantine_three(driver: Driver, *, completes_after: int = 99) -> None:
+    for number in range(1, 4):
+        key = driver.serve(f"p{number}")[0]
+        driver.accept(key)
+        crash(driver)
+        crash(driver)
+        driver.exit(signal="SIGSEGV")
+        if driver.state() is not State.FAILED:
+            driver.come_up()
+        if number == completes_after:
+            finish(driver, driver.serve(f"fine{key}")[0])
+
+
+def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken() -> None:
+    driver = engine_of(2)
+    quarantine_three(driver)
+    assert driver.state() is State.FAILED
+    assert "the engine is broken" in driver.row()["cause"]
+    assert driver.row()["quarantined"] == 0
+    assert driver.terminals[b"alice", "p3"][0].error["code"] == ErrorCode.WORKER_CRASHED
+    driver.load()
+    driver.come_up()
+    assert driver.serve("p1") != [], "all three are lifted"
+
+
+def test_a_completion_in_between_shows_that_it_is_not() -> None:
+    driver = engine_of(2)
+    quarantine_three(driver, completes_after=2)
+    assert driver.state() is State.READY
+    assert driver.row()["quarantined"] == 3
+
+
+def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> None:
+    restart = RestartSettings(
+        max_restarts=2, window_s=1000.0, backoff_initial_s=0.1, backoff_max_s=0.1
+    )
+    driver = Driver([entry(restart=restart)], SETTINGS)
+    driver.load()
+    driver.come_up()
+    driver.serve("p")
+    for _ in range(3):
+        crash(driver)
+    assert driver.state() is State.READY
+    driver.exit()
+    assert driver.state() is State.FAILED, "two crashes had been counted before"
+
+
+# ---------------------------------------------------------------- out of memory
+
+
+def test_out_of_memory_halves_the_rows_and_accuses_nobody() -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    assert crash(driver, code=75) == [1, 2]
+    assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
+    assert crash(driver, code=75) == [1]
+    driver.exit(code=75)
+    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+    driver.pass_time(10.0)
+    driver.come_up()
+    assert driver.dispatched() == [2]
+    driver.pass_time(HOUR_S)
+    finish(driver, 2)
+    assert driver.row()["row_limit"] == 4
+
+
+def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.do(Sampled(now=driver.now, footprint_bytes={"m": 1001}, machine_bytes=1))
+    assert crash(driver, "SIGKILL") == [1]
+    assert driver.row()["row_limit"] == 1
+    driver.worker(Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000))
+    driver.exit(signal="SIGKILL")
+    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
+
+
+def test_a_kill_under_the_limit_is_a_kill_from_outside() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.do(Sampled(now=driver.now, footprint_bytes={"m": 1000}, machine_bytes=1))
+    assert crash(driver, "SIGKILL") == [1, 2]
+
+
+# ---------------------------------------------------------------- who waits, who is told
+
+
+def test_others_wait_while_one_runs_alone_and_it_waits_until_the_engine_is_empty() -> None:
+    driver = engine_of(4)
+    driver.serve("suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    assert driver.serve("suspect2") == [2]
+    driver.ask("suspect", body=b"suspect")
+    driver.cancel("suspect")
+    crash(driver)
+    running = driver.serve("plain")
+    driver.ask("again", body=b"suspect")
+    assert driver.dispatched() == [], "a plain one runs"
+    driver.serve("behind")
+    assert driver.row()["queued"] >= 2
+    for key in [2, *running]:
+        driver.token(key, finish=FinishReason.STOP)
+    assert driver.row()["alone"] == "again"
+    assert driver.row()["running"] == ["again"]
+
+
+def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> None:
+    driver = engine_of(2)
+    driver.say(Subscribe(id="s"))
+    driver.serve("p")
+    notes = []
+    for _ in range(3):
+        driver.exit(signal="SIGSEGV")
+        notes += [event.value["note"] for event in driver.sent(Event)]
+        driver.pass_time(0.2)
+        if driver.state() is State.LOADING:
+            driver.come_up()
+    assert any("1 request under suspicion" in note for note in notes)
+    assert any("for the second time" in note for note in notes)
+    assert any("quarantined" in note for note in notes)
+    driver.say(StatusQuery(id="q", debug=True))
+    [reply] = driver.sent(Reply)
+    assert any("quarantined" in line for line in reply.value["stories"]["m"])
+
+
+def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
+    assert digest_of("m", b"x") == digest_of("m", b"x")
+    assert len({digest_of("m", b"x"), digest_of("m", b"y"), digest_of("mx", b"")}) == 3
+
+
+def test_memory_of_suspects_and_quarantines_is_bounded() -> None:
+    recovery = Recovery()
+    many = [Digest(str(n).encode()) for n in range(MAX_SUSPECTS + 10)]
+    recovery.judge(Evidence.ACCUSES, many, None, 0.0)
+    assert recovery.suspects == MAX_SUSPECTS
+    for number, digest in enumerate(many):
+        recovery.completed(Digest(b"fine"))
+        recovery.judge(Evidence.ACCUSES, [digest], digest, float(number) / 1000)
+    assert recovery.quarantined == MAX_QUARANTINED
+
+
+def test_a_dispatch_after_an_accusing_crash_resumes() -> None:
+    driver = engine_of(2)
+    driver.serve("a")
+    driver.accept(1)
+    driver.token(1)
+    driver.exit(signal="SIGSEGV")
+    driver.come_up()
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None

@@ -1,0 +1,273 @@
+"""Answers that outlive their worker: what is sent to the next one, and what their client sees."""
+
+from __future__ import annotations
+
+import pytest
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.messages import Acceptance, Accepted, Deltas, Dispatch, Done, Notice, Rejected
+from mlxsup.protocol.states import Channel, FinishReason, State
+from mlxsup.supervisor.core.actions import SignalWorker
+from mlxsup.supervisor.core.settings import CoreSettings
+from support.core_driver import ALICE, Driver, entry, in_state
+
+
+def ready_driver(**settings: float) -> Driver:
+    driver = Driver([entry()], CoreSettings(max_queue=8, max_queue_per_client=8, **settings))
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def streaming(**request: object) -> Driver:
+    """Request r1 (key 1) was accepted and has two tokens."""
+    driver = ready_driver()
+    driver.ask(**request)
+    driver.accept(1)
+    driver.token(1)
+    driver.token(1)
+    return driver
+
+
+def come_back(driver: Driver) -> Dispatch:
+    """From a crash to the dispatch of what was interrupted."""
+    if driver.state() is State.BACKOFF:
+        driver.pass_time(10.0)
+    driver.come_up()
+    [dispatch] = driver.told(Dispatch)
+    return dispatch
+
+
+def notices(driver: Driver, kind: str) -> list[dict[str, object]]:
+    return [notice.detail for notice in driver.sent(Notice) if notice.kind == kind]
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) -> None:
+    driver = streaming()
+    driver.exit(signal=signal)
+    assert driver.errors() == {}
+    dispatch = come_back(driver)
+    assert (dispatch.key, dispatch.body) == (1, b"")
+    assert dispatch.resume is not None
+    assert dispatch.resume.acceptance.prompt_tokens == pack_tokens([1, 2, 3])
+    assert dispatch.resume.delivered == pack_tokens([9, 9])
+    driver.token(1)
+    [deltas] = driver.sent(Deltas)
+    assert [d.seq for d in deltas.deltas] == [2], "the numbers go on without a gap"
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    assert (done.resumed, done.seq, done.seed) == (1, 4, 5)
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (3, 4)
+
+
+def test_timings_count_from_the_first_start() -> None:
+    driver = ready_driver()
+    driver.now += 1.0
+    driver.ask()
+    driver.accept(1)
+    driver.now += 2.0
+    driver.token(1)
+    driver.exit()
+    driver.now += 5.0
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    assert (done.timings.queued_s, done.timings.first_token_s) == (0.0, 2.0)
+    assert done.timings.total_s == 7.0
+
+
+def test_restart_now_and_the_drain_limit_of_a_restart_pause_a_stream_too() -> None:
+    driver = streaming()
+    driver.restart(now=True)
+    driver.exit(code=0)
+    assert come_back(driver).resume is not None
+    driver.token(1)
+    driver.restart()
+    driver.pass_time(31.0)
+    assert driver.state() is State.STOPPING
+    driver.exit(code=0)
+    assert come_back(driver).resume is not None
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.sent(Done)[0].resumed == 2
+
+
+def test_a_request_may_opt_out() -> None:
+    driver = streaming(resume=False)
+    driver.exit()
+    [failed] = driver.terminals[b"alice", "r1"]
+    assert failed.error["code"] == ErrorCode.WORKER_CRASHED
+    assert failed.error["detail"]["tokens_sent"] == 2
+
+
+def test_what_was_interrupted_comes_before_all_others_in_its_order() -> None:
+    driver = ready_driver()
+    driver.serve("a", "b", "c", "d")
+    driver.accept(1)
+    driver.accept(2)
+    driver.exit()
+    driver.come_up()
+    assert driver.dispatched() == [1, 2]
+    driver.token(1, 2, finish=FinishReason.STOP)
+    assert driver.dispatched() == [3, 4]
+
+
+def test_a_second_acceptance_does_not_replace_the_first() -> None:
+    driver = streaming()
+    driver.exit()
+    come_back(driver)
+    other = Acceptance(
+        prompt_tokens=pack_tokens([7] * 50),
+        channel=Channel.CONTENT,
+        parameters={},
+        seed=99,
+        fingerprint="other",
+    )
+    driver.worker(Accepted(key=RequestKey(1), acceptance=other, tokenize_s=3.0))
+    driver.exit()
+    assert come_back(driver).resume.acceptance.seed == 5
+
+
+def test_a_worker_that_cannot_go_on_ends_the_stream_with_what_was_sent() -> None:
+    driver = streaming()
+    driver.exit()
+    come_back(driver)
+    error = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed").to_wire()
+    driver.worker(Rejected(key=RequestKey(1), error=error))
+    [failed] = driver.terminals[b"alice", "r1"]
+    assert failed.error["message"] == "the model changed"
+    assert failed.error["detail"]["tokens_sent"] == 2
+
+
+def test_three_deaths_in_a_row_without_a_new_token_end_a_stream() -> None:
+    driver = streaming()
+    for _ in range(2):
+        driver.exit()
+        come_back(driver)
+    driver.exit()
+    assert driver.errors() == {"r1": ErrorCode.WORKER_CRASHED}
+
+
+def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> None:
+    driver = streaming()
+    for _ in range(12):
+        driver.exit()
+        come_back(driver)
+        driver.token(1)
+        driver.now += 200.0  # the restart window is another matter
+    for _ in range(5):
+        driver.restart(now=True)
+        driver.exit(code=0)
+        come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    assert driver.sent(Done)[0].resumed == 13, "only where it went on"
+
+
+@pytest.mark.parametrize("window", ["queued", "loading", "dispatched", "running"])
+def test_an_interrupted_stream_can_be_cancelled_anywhere(window: str) -> None:
+    driver = streaming()
+    driver.exit()
+    if window != "queued":
+        driver.spawned()
+    if window in ("dispatched", "running"):
+        driver.hello()
+        driver.ready()
+    if window == "running":
+        driver.token(1)
+    driver.cancel()
+    [done] = driver.terminals[b"alice", "r1"]
+    assert isinstance(done, Done)
+    assert done.finish_reason is FinishReason.CANCELLED
+    assert done.usage.completion_tokens == (3 if window == "running" else 2)
+
+
+def test_its_limits_still_hold_while_it_is_interrupted() -> None:
+    driver = ready_driver()
+    driver.ask(timeout_s=50.0, queue_timeout_s=5.0)
+    driver.accept(1)
+    driver.token(1)
+    driver.pass_time(20.0)
+    driver.exit()
+    driver.pass_time(4.0)
+    assert driver.errors() == {}, "it waits for its turn afresh, not from its arrival"
+    driver.pass_time(1.1)
+    assert driver.errors() == {"r1": ErrorCode.QUEUE_TIMEOUT}
+
+
+def test_the_total_limit_goes_on_over_a_crash() -> None:
+    driver = ready_driver()
+    driver.ask(timeout_s=10.0)
+    driver.accept(1)
+    driver.token(1)
+    driver.exit()
+    driver.pass_time(10.1)
+    assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
+
+
+def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
+    driver = streaming()
+    ledger = driver.core._serving.ledger
+    assert ledger.held_bytes == 12 + 8, "prompt and answer"
+    driver.exit()
+    assert ledger.held_bytes == 20
+    come_back(driver)
+    driver.token(1, finish=FinishReason.STOP)
+    assert ledger.held_bytes == 0
+
+
+def test_its_client_is_told_of_the_pause() -> None:
+    driver = streaming(notices=True)
+    driver.exit()
+    assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]
+    assert notices(driver, "queued") == [{"position": 1}]
+    come_back(driver)
+    assert notices(driver, "resumed") == []
+    driver.token(1)
+    assert notices(driver, "resumed") == [{"times": 1}]
+    driver.token(1)
+    assert notices(driver, "resumed") == []
+
+
+def test_a_stream_whose_model_fails_knows_how_far_it_had_come() -> None:
+    driver = streaming()
+    driver.exit()
+    driver.spawned()
+    driver.exit(code=66)
+    assert driver.state() is State.FAILED
+    [failed] = driver.terminals[b"alice", "r1"]
+    assert failed.error["code"] == ErrorCode.WORKER_CRASHED
+    assert failed.error["detail"]["tokens_sent"] == 2
+
+
+def test_an_unload_ends_what_was_interrupted() -> None:
+    driver = streaming()
+    driver.exit()
+    driver.unload()
+    [failed] = driver.terminals[b"alice", "r1"]
+    assert failed.error["code"] == ErrorCode.UNLOADED
+    assert failed.error["detail"]["tokens_sent"] == 2
+
+
+def test_a_client_that_leaves_takes_its_interrupted_streams_along_D12() -> None:
+    driver = streaming()
+    driver.exit()
+    driver.leave(ALICE)
+    driver.come_up()
+    assert driver.told(Dispatch) == []
+    assert len(driver.core._serving.ledger) == 0
+
+
+def test_tokens_of_the_dead_worker_are_not_taken_for_the_new_ones_F9() -> None:
+    driver = streaming()
+    driver.exit()
+    come_back(driver)
+    driver.worker(Dispatch(key=RequestKey(1)), generation=1)
+    assert driver.of(SignalWorker) == []
+    assert driver.actions == []
+
+
+def test_a_crash_in_a_draining_unload_ends_the_stream_with_unloaded() -> None:
+    driver = in_state(State.DRAINING)
+    driver.exit()
+    assert driver.errors()["r1"] == ErrorCode.UNLOADED
+    assert driver.state() is State.STOPPED

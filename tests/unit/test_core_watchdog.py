@@ -1,0 +1,168 @@
+"""Stalls are found by the step counter, whoever holds the interpreter; honest work never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from mlxsup.protocol.messages import Step
+from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
+from support.core_driver import LAUNCH, Driver, entry
+
+LIMIT_S = 10.0
+
+
+def serving(step_timeout_s: float = LIMIT_S) -> Driver:
+    """A READY model that runs one request, its first beat just heard."""
+    driver = Driver([entry(launch=replace(LAUNCH, step_timeout_s=step_timeout_s))])
+    driver.load()
+    driver.come_up()
+    driver.ask()
+    driver.accept(1)
+    driver.beat(WorkerPhase.IDLE)
+    return driver
+
+
+def beats(driver: Driver, seconds: int, **beat: object) -> list[WorkerSignal]:
+    """A beat each second that says the same; returns the signals sent meanwhile."""
+    signals = []
+    phase_s = float(beat.pop("phase_s", 0.0))
+    for _ in range(seconds):
+        driver.pass_time(1.0)
+        signals += driver.signals()
+        if driver.state() is not State.READY:
+            break
+        phase_s += 1.0
+        driver.beat(phase_s=phase_s, **beat)
+        signals += driver.signals()
+    return signals
+
+
+@pytest.mark.parametrize("phase", [WorkerPhase.PREFILL, WorkerPhase.DECODE])
+def test_a_step_that_does_not_end_is_found_dumped_and_killed_F5_P6(phase: WorkerPhase) -> None:
+    driver = serving()
+    start = driver.now
+    assert beats(driver, 9, phase=phase) == []
+    assert beats(driver, 3, phase=phase, phase_s=9.0)[:1] == [WorkerSignal.DUMP]
+    assert driver.now - start <= LIMIT_S + 1.0
+    driver.pass_time(0.6)
+    assert driver.signals() == [WorkerSignal.KILL]
+    driver.exit()
+    assert driver.row()["last_exit"]["reason"] == "stall"
+    assert "did not end" in driver.row()["last_exit"]["detail"]
+    assert driver.row()["suspects"] == 1, "our own kill accuses"
+    driver.come_up()
+    assert driver.dispatched() == [1]
+
+
+def test_a_predicted_long_step_is_given_four_times_its_prediction_P7() -> None:
+    driver = serving()
+    assert beats(driver, 49, phase=WorkerPhase.PREFILL, predicted_s=10.0) == []
+    assert driver.state() is State.READY
+    assert beats(driver, 3, phase=WorkerPhase.PREFILL, predicted_s=10.0) != []
+
+
+def test_long_honest_work_in_many_steps_is_never_killed_P7() -> None:
+    driver = serving()
+    for step in range(1, 200):
+        beats(driver, 9, phase=WorkerPhase.PREFILL, step=step - 1)
+        driver.worker(Step(step=step))
+        assert driver.state() is State.READY, step
+
+
+def test_a_stale_beat_does_not_make_the_next_step_look_long() -> None:
+    driver = serving()
+    beats(driver, 9, phase=WorkerPhase.DECODE)
+    driver.worker(Step(step=1))
+    driver.beat(WorkerPhase.DECODE, step=0, phase_s=9.5)
+    driver.pass_time(2.0)
+    driver.beat(WorkerPhase.IDLE, step=1)
+    assert beats(driver, 60, phase=WorkerPhase.IDLE, step=1) == []
+    assert driver.state() is State.READY
+
+
+def test_a_pause_of_the_whole_machine_makes_no_step_long_P7() -> None:
+    driver = serving()
+    driver.pass_time(1.0)
+    driver.beat(WorkerPhase.DECODE, step=1, phase_s=61.0)
+    assert driver.state() is State.READY, "the supervisor's own clock stood still meanwhile"
+    assert beats(driver, 8, phase=WorkerPhase.DECODE, step=1, phase_s=61.0) == []
+
+
+def test_silence_with_the_interpreter_held_is_found_F6_P6() -> None:
+    driver = serving()
+    driver.beat(WorkerPhase.DECODE)
+    start, looks = driver.now, 0
+    while driver.state() is State.READY:
+        driver.pass_time(0.25)
+        looks += len(driver.of(LookAtWorker))
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=False)
+        assert driver.now - start <= LIMIT_S + 2.5
+    assert driver.signals() == [WorkerSignal.DUMP]
+    assert looks > 1
+    driver.exit()
+    assert driver.row()["suspects"] == 1
+
+
+def test_a_template_that_holds_the_interpreter_is_found_though_no_step_is_known_of() -> None:
+    driver = serving()
+    for _ in range(80):
+        driver.pass_time(0.25)
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=False)
+    assert driver.state() is State.STOPPING
+
+
+@pytest.mark.parametrize("state", [State.LOADING, State.READY, State.DRAINING])
+def test_a_stopped_process_is_found_killed_and_accuses_nobody_F7_P5(state: State) -> None:
+    driver = serving()
+    if state is State.LOADING:
+        driver.restart(now=True)
+        driver.exit(code=0)
+        driver.spawned()
+        driver.hello()
+    elif state is State.DRAINING:
+        driver.restart()
+    driver.beat(WorkerPhase.DECODE)
+    start = driver.now
+    while driver.state() is state:
+        driver.pass_time(0.25)
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=True)
+        assert driver.now - start <= 6.0
+    assert driver.signals() == [WorkerSignal.KILL]
+    driver.exit()
+    assert driver.row()["suspects"] == 0
+    assert driver.row()["last_exit"]["reason"] == "stall"
+
+
+def test_a_late_beat_alone_kills_nobody_P5_P7() -> None:
+    driver = serving(step_timeout_s=60.0)
+    for _ in range(12):
+        driver.pass_time(4.5)
+        driver.seen(is_stopped=False)
+        driver.beat(WorkerPhase.IDLE)
+        assert driver.state() is State.READY
+
+
+def test_a_process_that_was_seen_stopped_once_and_goes_on_is_left_alone() -> None:
+    driver = serving()
+    driver.pass_time(3.1)
+    driver.seen(is_stopped=True)
+    driver.beat(WorkerPhase.DECODE)
+    driver.pass_time(3.1)
+    driver.seen(is_stopped=True)
+    driver.pass_time(0.2)
+    driver.seen(is_stopped=False)
+    assert driver.state() is State.READY
+
+
+def test_nobody_is_killed_for_silence_before_its_process_was_looked_at() -> None:
+    driver = serving()
+    driver.beat(WorkerPhase.DECODE)
+    driver.pass_time(300.0)
+    assert driver.state() is State.READY
+    driver.seen(is_stopped=False)
+    assert driver.state() is State.STOPPING
