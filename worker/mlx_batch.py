@@ -71,6 +71,7 @@ class MlxBatch:
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._due: set[int] = set()  # rows whose prompt was read, and whose first token is due
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, Grammar] = {}
         self._spared = list(spared_tokens)
@@ -130,6 +131,7 @@ class MlxBatch:
         if uid is None:
             return
         del self._keys[uid]
+        self._due.discard(uid)
         prompt = self._prompts.pop(uid, None)
         self._wanted_logprobs.pop(uid, None)
         self._grammars.pop(uid, None)
@@ -177,7 +179,9 @@ class MlxBatch:
         waiting = len(self._prompts)
         decoding = len(self._keys) - waiting
         if waiting:
-            self._generator.prefill_step_size = self.prefill_chunk()
+            # From the end of its prompt to its first token a row needs two steps. No other prompt
+            # is read in them, so that they are short and the first token is not held up by it.
+            self._generator.prefill_step_size = 0 if self._due else self.prefill_chunk()
         started = time.perf_counter()
         try:
             prompts, tokens = self._generator.next()
@@ -199,6 +203,7 @@ class MlxBatch:
         return result
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
+        self._due.discard(response.uid)
         grammar = self._grammars.get(response.uid)
         # The grammar has read this token already: the next one's mask is under way.
         is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
@@ -230,6 +235,8 @@ class MlxBatch:
         for response in responses:
             prompt = self._prompts[response.uid]
             done, total = prompt.cached + response.progress[0], prompt.total
+            if done >= total - 1:
+                self._due.add(response.uid)
             if response.end_of_prompt:
                 del self._prompts[response.uid]
                 decoding += 1
