@@ -169,6 +169,17 @@ class MlxBatch:
         waiting = len(self._prompts)
         return self._pacer.chunk(prefill_rows=waiting, decode_rows=len(self._keys) - waiting)
 
+    def _next_chunk(self) -> int:
+        """As `prefill_chunk`, or 0 where first tokens are due and a long prompt would delay them.
+
+        From the end of its prompt to its first token a row needs two steps. A prompt that takes
+        many chunks anyway is not read on in these two, which are short then; prompts that end with
+        this chunk are.
+        """
+        chunk = self.prefill_chunk()
+        longest = max(prompt.total - prompt.done for prompt in self._prompts.values())
+        return 0 if self._due and longest > chunk else chunk
+
     def step(self) -> StepResult:
         """One `next()`.
 
@@ -179,9 +190,7 @@ class MlxBatch:
         waiting = len(self._prompts)
         decoding = len(self._keys) - waiting
         if waiting:
-            # From the end of its prompt to its first token a row needs two steps. No other prompt
-            # is read in them, so that they are short and the first token is not held up by it.
-            self._generator.prefill_step_size = 0 if self._due else self.prefill_chunk()
+            self._generator.prefill_step_size = self._next_chunk()
         started = time.perf_counter()
         try:
             prompts, tokens = self._generator.next()
