@@ -119,6 +119,7 @@ class MlxBatch:
         self._uids[row.key] = uid
         self._keys[uid] = row.key
         self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
+        self._pacer.begins_deep(cached)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
         if row.grammar is not None:
