@@ -80,7 +80,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for, and keeps what it compiled; lives on the helper thread.
+    """Compiles what requests ask for, and keeps what it compiled; lives on a helper thread.
 
     Args:
         make_tokenizer: llguidance's view of the model's vocabulary, which takes a second to make.
