@@ -18,7 +18,7 @@ from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 
 from .crowd import BIG, STREAMS
-from .measure import FAKE, Figure, Measure, Place, Values
+from .measure import FAKE, Figure, Measure, Place, Values, at_most
 from .watching import TimedReader, peak_rss
 
 TESTS = Path(__file__).parents[1]
@@ -157,7 +157,8 @@ MEASURES = (
                 unit="MB",
                 digits=1,
                 without="rss_without",
-                target="bounded (8 MiB of messages)",
+                target="bounded (≤64 MB)",
+                is_kept=at_most("rss", 64.0),
             ),
         ),
     ),

@@ -92,7 +92,6 @@ class Figure:
         theirs: the key of the same of the peer; such a figure stands in the table beside it.
         digits: after the point.
         quantile: named beside the median.
-        limit_s: what an infinite value says was waited for.
     """
 
     key: str
@@ -104,7 +103,6 @@ class Figure:
     theirs: str = ""
     digits: int = 2
     quantile: float | None = None
-    limit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +171,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def spread(figure: Figure, values: Sequence[float]) -> str:
-    """Median and range, for people."""
+def spread(figure: Figure, values: Sequence[float], patience_s: float) -> str:
+    """Median and range, for people; what never came is infinite, and was waited for so long."""
     if not values:
         return "–"
     if all(math.isinf(value) for value in values):
-        return f"none within {figure.limit_s:.0f} s"
+        return f"none within {patience_s:.0f} s"
 
     def show(value: float) -> str:
         return "none" if math.isinf(value) else f"{value:.{figure.digits}f}"

@@ -32,7 +32,7 @@ def head_lines(sizes: Sizes, scale: str) -> list[str]:
         f" {memory_gib:.0f} GiB · Python {platform.python_version()}, mlxsup {VERSION}, {packages}"
         f" · {scale}.",
         "",
-        f"{sizes.repeats} rounds (fewer where the last column says so); each round holds every"
+        f"Rounds: {sizes.repeats}, fewer where the last column says so; each round holds every"
         " measure, with the fault and without it. Median (smallest to largest). *Fake engine*: the"
         " real supervisor and a real worker process with an engine that makes up its tokens. *MLX,"
         " CPU*: mlx-lm with a tiny llama.",
@@ -40,7 +40,7 @@ def head_lines(sizes: Sizes, scale: str) -> list[str]:
     ]
 
 
-def figure_lines(outcomes: Sequence[Outcome]) -> list[str]:
+def figure_lines(outcomes: Sequence[Outcome], sizes: Sizes) -> list[str]:
     """The promises, each with its figures."""
     rows = []
     for outcome in outcomes:
@@ -53,8 +53,8 @@ def figure_lines(outcomes: Sequence[Outcome]) -> list[str]:
                     outcome.measure.promise,
                     figure.what,
                     outcome.measure.where,
-                    spread(figure, samples.get(figure.key, ())),
-                    spread(figure, samples.get(figure.without, ())),
+                    spread(figure, samples.get(figure.key, ()), sizes.patience_s),
+                    spread(figure, samples.get(figure.without, ()), sizes.patience_s),
                     figure.target or "–",
                     "kept" if outcome.is_kept(figure) else "BROKEN",
                     str(outcome.rounds),
@@ -64,13 +64,13 @@ def figure_lines(outcomes: Sequence[Outcome]) -> list[str]:
     return [*table(head, rows), ""]
 
 
-def beside_lines(outcomes: Sequence[Outcome]) -> list[str]:
+def beside_lines(outcomes: Sequence[Outcome], sizes: Sizes) -> list[str]:
     """The same faults, mlxsup and its peer."""
     rows = [
         (
             figure.what,
-            spread(figure, outcome.samples.get(figure.key, ())),
-            spread(figure, outcome.samples.get(figure.theirs, ())),
+            spread(figure, outcome.samples.get(figure.key, ()), sizes.patience_s),
+            spread(figure, outcome.samples.get(figure.theirs, ()), sizes.patience_s),
             str(outcome.rounds),
         )
         for outcome in outcomes
