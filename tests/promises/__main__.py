@@ -81,7 +81,7 @@ def main() -> int:
         outcomes = measure_all(measures, place)
     is_long = given.scale > 0 and (not given.names or set(given.names) & set(LONG))
     runs = list(long_runs(given.scale)) if is_long else []
-    is_published = not given.small and given.scale == 1.0
+    is_published = not given.small and given.scale in (0.0, 1.0)
     print(
         report(
             outcomes,

@@ -15,8 +15,8 @@ import psutil
 from mlxsup.client import Client, RequestError
 from support.daemon import Daemon, row, wait_for_state
 
-from .clients import Crowd
 from .crashes import real_entry
+from .crowd_process import Crowd
 from .measure import CPU, Figure, Measure, Place, Values
 from .peer import TOO_LARGE, Peer, PeerStream
 from .watching import TimedReader, peak_rss
@@ -107,7 +107,7 @@ def bad_clients(place: Place) -> Values:
         values["calm"] = gap_of(TimedReader(client, "m", "other", max_tokens=TOKENS))
         with (
             peak_rss(psutil.Process(daemon.process.pid)) as grown,
-            Crowd("silent", daemon.endpoint, "m", "unread"),
+            Crowd("silent", daemon.endpoint, "m", "unread", "8"),
         ):
             values["unread"] = gap_of(TimedReader(client, "m", "other", max_tokens=TOKENS))
             values["rss"] = grown[-1]

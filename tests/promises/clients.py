@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 
 from .crowd import BIG, STREAMS
+from .crowd_process import Crowd
 from .measure import FAKE, Figure, Measure, Place, Values, at_most
 from .watching import TimedReader, peak_rss
 
-TESTS = Path(__file__).parents[1]
 PROBES = 5
-
-
-class Crowd:
-    """A process of badly behaved clients, which has begun."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "promises.crowd", *arguments],
-            cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "begun\n"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has done what it came for."""
-        return self._process.poll() is not None
-
-    def result(self, timeout_s: float = 120.0) -> dict[str, Any]:
-        """Tells it to end, and waits for what it says."""
-        text, _ = self._process.communicate(timeout=timeout_s)
-        assert self._process.returncode == 0, "the crowd failed"
-        found: dict[str, Any] = json.loads(text)
-        return found
 
 
 @contextmanager
@@ -82,7 +36,9 @@ def silent_clients(place: Place) -> Values:
         with (
             one_model(fake={"step_s": 0.01}, max_concurrency=STREAMS + 1) as (daemon, client, main),
             peak_rss(main) as grown,
-            Crowd("reading" if is_read else "silent", daemon.endpoint, "m", BIG) as crowd,
+            Crowd(
+                "reading" if is_read else "silent", daemon.endpoint, "m", BIG, str(STREAMS)
+            ) as crowd,
         ):
             other = TimedReader(client, "m", "other", max_tokens=300)
             assert len(other.finished().token_ids) == 300

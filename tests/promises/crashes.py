@@ -14,6 +14,7 @@ from mlxsup.client import Client, RequestError
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 
+from .crowd_process import Crowd
 from .measure import (
     CPU,
     FAKE,
@@ -44,37 +45,31 @@ def real_entry(place: Place) -> dict[str, Any]:
 # ---------------------------------------------------------------- P3
 
 
+def all_run(row: dict[str, Any]) -> bool:
+    """Whether every row has been read and has a token: one prompt is read in each step."""
+    return len(row["running"]) == ROWS and row["steps"] > ROWS + 8
+
+
 def news_of_crashes(place: Place) -> Values:
     """From the end of the process to the state change, as a client hears of it."""
-    options = {"step_s": 0.04, "context_length": 100_000}
+    options = {"step_s": 0.04, "context_length": 10_000_000}
     models = {"m": fake(fake=options, max_concurrency=ROWS, restart=SOON)}
     known_ms, torn_down_ms = [], []
-    with Daemon(models) as daemon, daemon.client() as client, daemon.client() as watcher:
-        changes = Changes(watcher)
+    with Daemon(models) as daemon, daemon.client() as client:
+        changes = Changes(client)
         wait_for_state(client, "m", "READY")
-        readers = [TimedReader(client, "m", f"{n}", max_tokens=50_000) for n in range(ROWS)]
-        for _ in range(place.sizes.crashes):
-            counts = [len(reader.tokens) for reader in readers]
-            eventually(
-                lambda counts=counts: all(  # type: ignore[misc]
-                    len(reader.tokens) > count
-                    for reader, count in zip(readers, counts, strict=True)
-                ),
-                timeout_s=60.0,
-            )
-            before = row(watcher, "m")
-            assert len(before["running"]) == ROWS
-            watch = ExitWatch(before["pid"])
-            start_s = time.monotonic()
-            os.kill(before["pid"], signal.SIGKILL)
-            known_at = changes.left_ready_at("m", before["generation"])
-            ended_at = watch.ended_at()
-            known_ms.append(1000 * (known_at - ended_at))
-            torn_down_ms.append(1000 * (ended_at - start_s))
-        for reader in readers:
-            reader.stream.cancel()
-        for reader in readers:
-            assert reader.finished().finish_reason == "cancelled"
+        # Their reader is another process, so that this one hears of the change in time.
+        with Crowd("reading", daemon.endpoint, "m", "row", str(ROWS)):
+            for _ in range(place.sizes.crashes):
+                eventually(lambda: all_run(row(client, "m")), timeout_s=60.0)
+                before = row(client, "m")
+                watch = ExitWatch(before["pid"])
+                start_s = time.monotonic()
+                os.kill(before["pid"], signal.SIGKILL)
+                known_at = changes.left_ready_at("m", before["generation"])
+                ended_at = watch.ended_at()
+                known_ms.append(1000 * (known_at - ended_at))
+                torn_down_ms.append(1000 * (ended_at - start_s))
     return {"known": known_ms, "torn_down": torn_down_ms}
 
 

@@ -47,15 +47,18 @@ def until_input_ends() -> threading.Event:
     return ended
 
 
-def listen(endpoint: str, model: str, *, is_reading: bool, prompt: str = BIG) -> dict[str, Any]:
+def listen(
+    endpoint: str, model: str, prompt: str, count: int, *, is_reading: bool
+) -> dict[str, Any]:
     """Streams that are read, or are not read until the input ends; then all is read."""
-    ended, codes, open_ids = until_input_ends(), Counter[str](), set(range(STREAMS))
+    ended, codes, open_ids = until_input_ends(), Counter[str](), set(range(count))
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.setsockopt(zmq.LINGER, 0)
         peer.setsockopt(zmq.RCVHWM, 0 if is_reading else 1)
         peer.connect(endpoint)
+        tokens = 4000 if prompt == BIG or not is_reading else 1_000_000
         for n in open_ids:
-            body = msgpack.packb({"prompt": f"{prompt} {n}", "max_tokens": 4000})
+            body = msgpack.packb({"prompt": f"{prompt} {n}", "max_tokens": tokens})
             peer.send_multipart(
                 encode(Generate(id=RequestId(str(n)), model=ModelName(model), body=body))
             )
@@ -197,7 +200,7 @@ def main() -> int:
     what, where, *rest = sys.argv[1:]
     match what:
         case "silent" | "reading":
-            result = listen(where, rest[0], is_reading=what == "reading", prompt=rest[1])
+            result = listen(*(where, *rest[:2]), int(rest[2]), is_reading=what == "reading")
         case "flood":
             result = asyncio.run(flood(where, rest[0], int(rest[1])))
         case "connect":
