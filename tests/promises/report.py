@@ -28,6 +28,8 @@ def head_lines(sizes: Sizes, scale: str) -> list[str]:
     memory_gib = psutil.virtual_memory().total / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "pyzmq"))
     return [
+        "## Figures",
+        "",
         f"{date.today()} · {platform.system()} {platform.machine()}, {psutil.cpu_count()} cores,"
         f" {memory_gib:.0f} GiB · Python {platform.python_version()}, mlxsup {VERSION}, {packages}"
         f" · {scale}.",
