@@ -55,6 +55,11 @@ class Ledger:
         if isinstance(sent, int) and sent != len(got):
             self.violations.append(f"tokens_sent {sent}, received {len(got)}")
 
+    def lost(self, message: str) -> None:
+        """Its client took the daemon for gone, which it never was."""
+        self.ends["connection lost"] += 1
+        self.violations.append(f"connection lost: {message}")
+
     def poisoned(self, end: str) -> None:
         """A request that always kills its engine has ended; it must not have gone well."""
         self.poison_ends[end] += 1

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.client import AsyncClient, FinishReason, RequestError
+from mlxsup.client import AsyncClient, ConnectionLost, FinishReason, RequestError
 from support.daemon import Daemon
 
 from .faults import Faults
@@ -136,6 +136,8 @@ class Chaos:
         except RequestError as error:
             sent = error.detail.get("tokens_sent")
             self.ledger.failed(error.code.value, got, right, sent)
+        except ConnectionLost as error:
+            self.ledger.lost(error.message)
 
     async def _tell_progress(self, start_s: float) -> None:
         while True:
@@ -143,7 +145,7 @@ class Chaos:
             took_s, asked = time.monotonic() - start_s, self.ledger.asked
             counts = self.faults.counts.values()
             self._tell(
-                f"{took_s:.0f} s: {asked} of {self._requests} requests, {asked / took_s:.0f}/s,"
+                f"{took_s:.1f} s: {asked} of {self._requests} requests, {asked / took_s:.0f}/s,"
                 f" {sum(counts)} faults, at least {min(counts)} of each,"
                 f" {len(self.ledger.violations)} violations"
             )
