@@ -202,10 +202,14 @@ class MlxBatch:
         grammar = self._grammars.get(response.uid)
         # The grammar has read this token already: the next one's mask is under way.
         is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
+        # A model without an end-of-text token draws the grammar's, which is no part of the answer.
+        is_end = is_over and grammar is not None and grammar.is_end(response.token)
         if response.finish_reason is None:
             key = self._keys[response.uid]
             if is_over:
                 self.remove(key)
+            if is_end:
+                return RowToken(key=key, token=None, finish=FinishReason.STOP)
             finish = FinishReason.STOP if is_over else None
             return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
         self._grammars.pop(response.uid, None)
@@ -216,8 +220,8 @@ class MlxBatch:
             with mx.stream(self._stream):
                 self._prefixes.keep(response.all_tokens, response.prompt_cache)
         finish = _FINISH[response.finish_reason]
-        if finish is FinishReason.STOP:
-            return RowToken(key=key, token=None, finish=finish)
+        if finish is FinishReason.STOP or is_end:
+            return RowToken(key=key, token=None, finish=FinishReason.STOP)
         if is_over:
             finish = FinishReason.STOP
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
