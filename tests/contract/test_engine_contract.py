@@ -198,12 +198,14 @@ def test_greedy_answers_repeat(loaded: Loaded) -> None:
     assert loaded.run(loaded.row(1, max_tokens=24, seed=99))[1] == first
 
 
+@pytest.mark.bits
 def test_a_batched_greedy_answer_equals_the_solo_one_C10(loaded: Loaded) -> None:
     rows = [loaded.row(k, 5 + 9 * k, max_tokens=16) for k in (1, 2, 3, 4)]
     solo = {row.key: loaded.run(row)[row.key] for row in rows}
     assert loaded.run(*rows) == solo
 
 
+@pytest.mark.bits
 def test_a_solo_answer_stays_after_churn_C10(loaded: Loaded) -> None:
     row = loaded.row(1, 30, max_tokens=30)
     solo = loaded.run(row)[1]
@@ -221,6 +223,7 @@ def test_a_solo_answer_stays_after_churn_C10(loaded: Loaded) -> None:
     assert tokens == solo
 
 
+@pytest.mark.bits
 def test_a_seed_decides_a_sampled_answer_alone_and_in_a_batch_A6(loaded: Loaded) -> None:
     sampled = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16}
     row = loaded.row(1, seed=5, **sampled)

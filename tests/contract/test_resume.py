@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
     worker: LoopDriver, case: str
@@ -30,6 +31,7 @@ def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
     check_every_resume(worker, whole)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("case", CASES)
 def test_half_a_stop_string_goes_on_rightly_F10(worker: LoopDriver, case: str) -> None:
     parameters = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 11} | CASES[case]
@@ -44,6 +46,7 @@ def test_half_a_stop_string_goes_on_rightly_F10(worker: LoopDriver, case: str) -
     check_every_resume(worker, whole)
 
 
+@pytest.mark.bits
 def test_a_resume_beside_other_rows_changes_nobody_F10_C10(worker: LoopDriver) -> None:
     parameters = {"temperature": 1.0, "seed": 3, "max_tokens": LENGTH}
     whole = worker.answer(prompt=PROMPT, **parameters)

@@ -144,6 +144,7 @@ def test_a_plain_model_has_no_rules(tmp_path: Path) -> None:
     assert plain.channel_rules == ChannelRules()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path, temperature: float) -> None:
     """A grammar makes the tiny model write one, with reasoning before it and text behind it."""

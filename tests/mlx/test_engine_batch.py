@@ -38,6 +38,7 @@ def greedy_rows() -> list[Row]:
     ]
 
 
+@pytest.mark.bits
 def test_batched_greedy_answers_equal_solo_ones_A8_C10(engine: MlxEngine) -> None:
     alone = {int(row.key): solo(engine, row) for row in greedy_rows()}
     together = run_rows(engine, greedy_rows())
@@ -53,6 +54,7 @@ def test_every_row_gets_its_tokens_once_and_one_finish_C4(engine: MlxEngine) -> 
         assert got[-1].finish is FinishReason.LENGTH
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_survive_insert_and_remove_churn_C10_D6_D8(engine: MlxEngine, seed: int) -> None:
     rows = {int(row.key): row for row in greedy_rows()}
@@ -152,6 +154,7 @@ def sampled(key: int, **changes: float | int) -> Row:
     return make_row(key, make_prompt(3, 12), max_tokens=24, **(values | changes))
 
 
+@pytest.mark.bits
 def test_seeded_rows_answer_alike_alone_and_in_any_batch_A6_C8(engine: MlxEngine) -> None:
     alone = solo(engine, sampled(1))
     assert solo(engine, sampled(1)) == alone

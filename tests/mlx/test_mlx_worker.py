@@ -66,6 +66,7 @@ def test_a_load_reports_its_phases_in_order_B1(worker: WorkerHarness) -> None:
     ]
 
 
+@pytest.mark.bits
 def test_a_cancelled_row_leaves_the_others_alone_D3_D8(worker: WorkerHarness) -> None:
     (expected,) = worker.finish(worker.dispatch("stay here", max_tokens=60))
     stays = worker.dispatch("stay here", max_tokens=60)

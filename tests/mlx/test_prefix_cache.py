@@ -82,6 +82,7 @@ def test_two_chats_pay_for_a_shared_system_prompt_once(engine: MlxEngine, plain:
     assert solo(engine, row) == solo(plain, row)
 
 
+@pytest.mark.bits
 def test_the_same_prompt_again_computes_its_last_tokens(engine: MlxEngine) -> None:
     tokens = tokens_of(1, 100)
     prefilled(engine, tokens)
@@ -138,6 +139,7 @@ def test_a_cancelled_prompt_is_not_computed_twice_D3(engine: MlxEngine, plain: M
     assert [token.token for token in got] == solo(plain, row)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_removal_at_any_time_leaves_the_others_alone_D8(
     engine: MlxEngine, plain: MlxEngine, steps: int
@@ -156,6 +158,7 @@ def test_removal_at_any_time_leaves_the_others_alone_D8(
     assert got == expected
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("seed", range(6))
 def test_answers_stay_what_they_are_under_sharing_and_churn_C10(
     engine: MlxEngine, plain: MlxEngine, seed: int

@@ -152,6 +152,7 @@ def check(planned: Planned, whole: Answer, got: Answer) -> None:
     assert before + got.text == whole.text
 
 
+@pytest.mark.bits
 @settings(
     max_examples=10,
     deadline=None,

@@ -27,6 +27,7 @@ def worker() -> Iterator[LoopDriver]:
     engine.close()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
 def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
     worker: LoopDriver, parameters: dict[str, Any]

@@ -173,6 +173,7 @@ def body_of(prompt: str) -> Any:
     return RequestBody(prompt=prompt)
 
 
+@pytest.mark.bits
 def test_half_an_emoji_goes_on_rightly_F10_G7(worker: LoopDriver) -> None:
     """Bytes of an emoji, whole ones and broken ones, and a stop string behind them."""
     parameters: dict[str, Any] = {

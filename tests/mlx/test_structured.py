@@ -112,6 +112,7 @@ def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
     assert not worker.engine.has_rows()
 
 
+@pytest.mark.bits
 def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
     free = [
         {"prompt": f"tell {n}", "max_tokens": 40, "temperature": n % 2, "seed": n} for n in range(4)
@@ -127,6 +128,7 @@ def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
         check("flat", answer.text)
 
 
+@pytest.mark.bits
 def test_half_a_json_value_goes_on_rightly_F10(worker: LoopDriver) -> None:
     for name in ("flat", "nested"):
         whole = worker.answer(
@@ -259,6 +261,7 @@ def test_a_model_without_an_end_of_text_token_can_write_every_character(
         assert re.fullmatch("a!{2}b?", got.text), got.text
 
 
+@pytest.mark.bits
 def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
     worker: LoopDriver,
 ) -> None:
@@ -277,6 +280,7 @@ def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
     assert not worker.engine.has_rows()
 
 
+@pytest.mark.bits
 def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
     """Where the form allows an end and more, the model decides."""
     end = 111  # the letter o, which no number holds
@@ -329,6 +333,7 @@ def test_without_llguidance_the_error_says_what_to_install(
         GrammarCompiler(lambda: None).compile({"type": "json_object"})
 
 
+@pytest.mark.bits
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SCHEMAS)
