@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises captures clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,6 +31,7 @@ bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start
 
 SEEDS ?= 10000
 FIRST ?= 1
+REQUESTS ?= 100000
 
 simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
@@ -39,13 +40,17 @@ simulate: setup ## the core against 10,000 seeds of faults in virtual time, then
 fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz
 
-promises: setup ## every proof run in one go, with its figures
-	@.venv/bin/python tools/promises.py
+promises: setup ## every figure of docs/reliability.md, in one run; most of an hour
+	@PYTHONPATH=tests .venv/bin/python -m promises
 
-REQUESTS ?= 100000
-
-chaos: setup ## requests on real processes (fake engine) under a seeded mix of faults; minutes
+chaos: setup ## requests on real processes under a seeded mix of faults, fake engine and MLX; minutes
 	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
+	@PYTHONPATH=tests .venv/bin/python -m chaos --real
+
+MINUTES ?= 30
+
+soak: setup ## ordinary use with crashes, for MINUTES: memory, files, threads, rows stay flat
+	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES)
 
 captures: setup models/smollm2/config.json ## the pictures in docs/images
 	@.venv/bin/python tools/captures.py

@@ -10,24 +10,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
-NAMES = ("throughput", "footprint", "control", "two_models", "burst")
+NAMES = ("throughput", "footprint", "control", "two_models", "burst", "long_prompt", "second_turn")
 
 
 def main() -> None:
     """Runs them one after the other and prints one report."""
     from support.tiny_model import make_tiny_model
 
-    from . import burst, control, footprint, throughput, two_models
+    from . import burst, control, footprint, long_prompt, second_turn, throughput, two_models
     from .report import machine_lines
 
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
+    )
     arguments = parser.parse_args()
     for name in set(arguments.names).difference(NAMES):
         parser.error(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
     print("\n".join(machine_lines()) + "\n", flush=True)
-    repeats = arguments.repeats
+    repeats, tokens = arguments.repeats, arguments.prompt_tokens
     few = min(repeats, 3)
     smollm2 = ROOT / "models" / "smollm2"
     with tempfile.TemporaryDirectory() as folder:
@@ -38,6 +41,8 @@ def main() -> None:
             "control": lambda: control.run(tiny, smollm2, few),
             "two_models": lambda: two_models.run(tiny, smollm2, few),
             "burst": lambda: burst.run(tiny, repeats),
+            "long_prompt": lambda: long_prompt.run(Path(folder) / "long", repeats, tokens),
+            "second_turn": lambda: second_turn.run(smollm2, few),
         }
         for name in arguments.names or NAMES:
             runs[name]()

@@ -1,8 +1,9 @@
 """What only a GPU can show, through the whole stack: `python -m bench.gpu [--repeats N] [--small]`.
 
 Two models at once against one after the other, the small one's gaps and first tokens while the big
-one prefills, and how often an answer is the same alone and in a batch: on a GPU the two may round
-differently, so mlxsup publishes a rate and promises no bits.
+one prefills, and how often an answer is the same asked twice, in a batch, and resumed: on a GPU
+these may round differently, so mlxsup publishes a rate and promises no bits. `--model FOLDER` adds
+a trained model, whose next token is surer than that of random weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from mlxsup.client import AsyncClient, Result
 from support.daemon import Daemon
 
+from .equality import print_equality
 from .report import machine_lines, print_table, spread
 from .shaped_model import SEVEN_B, SMALL, Shape, make_shaped_model
 
@@ -27,9 +29,6 @@ CONTEXT = 40960
 ANSWER = 256
 LONG_PROMPT = 16384
 LONG_PROMPTS = 4
-EQUALITY_PROMPTS = 200
-EQUALITY_TOKENS = 48
-BATCH = 8
 
 
 def prompt_tokens(length: int, seed: int) -> list[int]:
@@ -133,33 +132,6 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
-async def equality(client: AsyncClient, model: str, **sampling: float) -> list[str]:
-    """How often an answer in a batch of eight is the one given alone."""
-
-    async def one(seed: int) -> list[int]:
-        result = await client.complete(
-            model,
-            prompt_tokens=prompt_tokens(24 + seed % 40, seed),
-            max_tokens=EQUALITY_TOKENS,
-            seed=seed,
-            **sampling,
-        )
-        return result.token_ids
-
-    alone = [await one(seed) for seed in range(EQUALITY_PROMPTS)]
-    again = [await one(seed) for seed in range(EQUALITY_PROMPTS)]
-    batched: list[list[int]] = []
-    for start in range(0, EQUALITY_PROMPTS, BATCH):
-        batched += await asyncio.gather(*(one(seed) for seed in range(start, start + BATCH)))
-
-    def rate(other: list[list[int]]) -> str:
-        same = sum(a == b for a, b in zip(alone, other, strict=True))
-        return f"{same} of {EQUALITY_PROMPTS}"
-
-    name = ", ".join(f"{k} {v:g}" for k, v in sampling.items()) or "greedy"
-    return [f"{model}, {name}", rate(again), rate(batched)]
-
-
 async def measure(endpoint: str, repeats: int) -> None:
     """Everything, one table after the other."""
     async with AsyncClient(endpoint) as client:
@@ -169,13 +141,6 @@ async def measure(endpoint: str, repeats: int) -> None:
         print_table(["what", "measured"], await both_against_each(client, repeats))
         print("## The small model while the big one prefills (CUDA)\n")
         print_table(["what", "measured"], await beside_prefill(client, repeats))
-        print(f"## Same answer of {EQUALITY_TOKENS} tokens, bf16 (CUDA)\n")
-        rows = [
-            await equality(client, "small"),
-            await equality(client, "small", temperature=0.8),
-            await equality(client, "big"),
-        ]
-        print_table(["model", "alone twice", f"alone and in a batch of {BATCH}"], rows)
 
 
 def main() -> None:
@@ -183,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="two small models, to try the script")
+    parser.add_argument("--model", type=Path, help="a trained model, for the rates of equality")
     arguments = parser.parse_args()
     print("\n".join(machine_lines()) + "\n", flush=True)
     big: Shape = SMALL if arguments.small else SEVEN_B
@@ -199,6 +165,10 @@ def main() -> None:
         }
         with Daemon(models) as daemon:
             asyncio.run(measure(daemon.endpoint, arguments.repeats))
+        folders = {"small": folder / "small"}
+        if arguments.model is not None:
+            folders[arguments.model.name] = arguments.model
+        print_equality(folders)
 
 
 if __name__ == "__main__":

@@ -14,45 +14,51 @@ import sys
 from pathlib import Path
 import mlx.core as mx
 
-folder, layers, hidden, intermediate, key_values, vocabulary, seed = sys.argv[1:]
-layers, hidden, intermediate, key_values, vocabulary = map(
-    int, (layers, hidden, intermediate, key_values, vocabulary)
-)
-mx.random.seed(int(seed))
+folder, dtype, *numbers = sys.argv[1:]
+layers, hidden, intermediate, queries, key_values, vocabulary, seed = map(int, numbers)
+dtype = getattr(mx, dtype)
+mx.random.seed(seed)
 
 def normal(rows, columns):
-    return (mx.random.normal((rows, columns)) * columns**-0.5).astype(mx.bfloat16)
+    return (mx.random.normal((rows, columns)) * columns**-0.5).astype(dtype)
 
 for layer in range(layers):
     prefix = f"model.layers.{layer}."
     weights = {
-        prefix + "self_attn.q_proj.weight": normal(hidden, hidden),
+        prefix + "self_attn.q_proj.weight": normal(queries, hidden),
         prefix + "self_attn.k_proj.weight": normal(key_values, hidden),
         prefix + "self_attn.v_proj.weight": normal(key_values, hidden),
-        prefix + "self_attn.o_proj.weight": normal(hidden, hidden),
+        prefix + "self_attn.o_proj.weight": normal(hidden, queries),
         prefix + "mlp.gate_proj.weight": normal(intermediate, hidden),
         prefix + "mlp.up_proj.weight": normal(intermediate, hidden),
         prefix + "mlp.down_proj.weight": normal(hidden, intermediate),
-        prefix + "input_layernorm.weight": mx.ones(hidden, mx.bfloat16),
-        prefix + "post_attention_layernorm.weight": mx.ones(hidden, mx.bfloat16),
+        prefix + "input_layernorm.weight": mx.ones(hidden, dtype),
+        prefix + "post_attention_layernorm.weight": mx.ones(hidden, dtype),
     }
     if layer == 0:
         weights["model.embed_tokens.weight"] = normal(vocabulary, hidden)
         weights["lm_head.weight"] = normal(vocabulary, hidden)
-        weights["model.norm.weight"] = mx.ones(hidden, mx.bfloat16)
+        weights["model.norm.weight"] = mx.ones(hidden, dtype)
     mx.save_safetensors(str(Path(folder) / f"model-{layer:03}.safetensors"), weights)
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a llama."""
+    """The size of a llama.
+
+    Attributes:
+        head: features of each head; 0 for the heads' equal share of `hidden`.
+        dtype: of the weights.
+    """
 
     layers: int
     hidden: int
     intermediate: int
     heads: int
     key_value_heads: int
+    head: int = 0
+    dtype: str = "bfloat16"
 
 
 SEVEN_B = Shape(layers=32, hidden=4096, intermediate=11008, heads=32, key_value_heads=32)
@@ -60,7 +66,8 @@ SMALL = Shape(layers=16, hidden=1024, intermediate=4096, heads=16, key_value_hea
 
 
 def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: int) -> Path:
-    """Writes a bf16 model of that shape, with the tiny model's vocabulary, that ends no answer."""
+    """Writes a model of that shape, with the tiny model's vocabulary, that ends no answer."""
+    head = shape.head or shape.hidden // shape.heads
     make_tiny_model(
         folder,
         config={
@@ -69,13 +76,17 @@ def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: 
             "num_hidden_layers": shape.layers,
             "num_attention_heads": shape.heads,
             "num_key_value_heads": shape.key_value_heads,
+            "head_dim": head,
             "max_position_embeddings": context_length,
-            "torch_dtype": "bfloat16",
+            "torch_dtype": shape.dtype,
         },
     )
     (folder / "model.safetensors").unlink()
-    key_values = shape.hidden // shape.heads * shape.key_value_heads
-    numbers = (shape.layers, shape.hidden, shape.intermediate, key_values, VOCABULARY_SIZE, seed)
+    numbers = (
+        *(shape.layers, shape.hidden, shape.intermediate),
+        *(head * shape.heads, head * shape.key_value_heads, VOCABULARY_SIZE, seed),
+    )
     # In a process of its own: the benchmark itself never touches MLX.
-    subprocess.run([sys.executable, "-c", WRITE, str(folder), *map(str, numbers)], check=True)
+    command = [sys.executable, "-c", WRITE, str(folder), shape.dtype, *map(str, numbers)]
+    subprocess.run(command, check=True)
     return folder

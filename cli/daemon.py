@@ -60,7 +60,7 @@ def start(
 
 
 def _run(configuration: DaemonConfig, output: Output) -> int:
-    from mlxsup.supervisor.app import run_daemon
+    from mlxsup.supervisor.daemon import run_daemon
     from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolderError
 
     from .change_printer import ChangePrinter

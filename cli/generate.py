@@ -77,23 +77,37 @@ def _read_stdin() -> str:
 def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
     """Prints the text of a stream as it comes, and gives its result.
 
+    What the model thinks before it answers is shown dimly on a terminal, and nowhere else.
+
     Args:
         stream: read to its end.
         line: cleared before the first text.
         output: how to speak.
     """
-    last = ""
+    last, channel = "", "content"
     try:
         for delta in stream:
-            if not output.is_json and delta.text:
-                line.clear()
+            if output.is_json or not delta.text:
+                continue
+            if delta.channel != channel:
+                line.end_text()
+                channel = delta.channel
+            if channel == "content":
+                line.make_way(delta.text, sys.stdout)
                 output.data(delta.text, newline=False)
                 last = delta.text
+            elif channel == "reasoning" and line.is_possible:
+                line.make_way(delta.text, sys.stderr)
+                dimmed = output.style(delta.text, sys.stderr, dim=True)
+                click.echo(dimmed, nl=False, err=True)
     finally:
         line.clear()
         # A prompt or an error line of the shell would otherwise stand behind the text.
         if last and not last.endswith("\n") and sys.stdout.isatty():
             output.data("")
+    for call in stream.result.tool_calls:
+        called = f"{call['function']['name']}({call['function']['arguments']})"
+        output.note(output.style(f"the model asks for {called}", sys.stderr, dim=True))
     return stream.result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 import click
 
@@ -24,16 +24,34 @@ class LiveLine:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._is_shown = False
+        self._is_beside_text = False
         self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
 
     def show(self, text: str) -> None:
-        """Writes the line in place of what it held."""
-        if self.is_possible:
+        """Writes the line in place of what it held; not where that is half a line of an answer."""
+        if self.is_possible and not self._is_beside_text:
             # A line that wraps could not be cleared.
             text = text[: shutil.get_terminal_size().columns - 1]
             styled = self._output.style(text, sys.stderr, dim=True)
             click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
             self._is_shown = True
+
+    def make_way(self, text: str, stream: TextIO) -> None:
+        """Takes the line away for text of an answer that is about to be written there."""
+        self.clear()
+        self._is_beside_text = stream.isatty() and not text.endswith("\n")
+
+    def end_text(self) -> None:
+        """Begins a new line where half a line of an answer stands on the terminal."""
+        self.clear()
+        if self._is_beside_text:
+            self._output.note("")
+        self._is_beside_text = False
+
+    def remark(self, text: str) -> None:
+        """Writes a line that stays, below what has been written of an answer."""
+        self.end_text()
+        self._output.note(self._output.style(text, sys.stderr, dim=True))
 
     def clear(self) -> None:
         """Takes the line away."""

@@ -1,4 +1,4 @@
-"""What a request waits for, in a line that is gone once the answer comes."""
+"""What a request waits for, in a line that is gone once the answer comes or goes on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from mlxsup.client import Notice
 
 
-def notice_teller(line: LiveLine) -> Callable[[Notice], object] | None:
-    """Shows each notice in the line; None where it could show none, so that none is sent."""
-    if not line.is_possible:
-        return None
-    return lambda notice: line.show(notice_text(notice))
+def notice_teller(line: LiveLine) -> Callable[[Notice], object]:
+    """Shows each notice in the line; that an answer was interrupted stays to be read."""
+
+    def tell(notice: Notice) -> None:
+        if notice.kind == "interrupted":
+            line.remark("the worker ended; the answer goes on when it is back")
+        elif notice.kind != "resumed":
+            line.show(notice_text(notice))
+
+    return tell
 
 
 def notice_text(notice: Notice) -> str:

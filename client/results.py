@@ -32,9 +32,9 @@ class Notice:
     """What a request waits for.
 
     Attributes:
-        kind: `queued`, `loading` or `prefilling`.
+        kind: `queued`, `loading`, `prefilling`, `interrupted` or `resumed`.
         detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`: done
-            and total, in tokens.
+            and total, in tokens · `interrupted`, `resumed`: as the daemon sent it.
     """
 
     kind: NoticeKind

@@ -37,6 +37,10 @@ SILENCE_LIMIT_S = 3.0
 """The supervisor sends `Alive` each second while something is open; three missing mean that it is
 gone, or as good as gone (P2)."""
 
+DOUBT_S = 0.4
+"""For so long the supervisor is waited for once more: where the whole machine stood still, it runs
+again from the same moment as this process, and speaks at once (P2 allows half a second)."""
+
 OWN_LAG_S = 1.0
 """A check that comes this late says that this process slept, not that the supervisor did."""
 
@@ -120,6 +124,7 @@ class Session:
         self._open: dict[RequestId, _Open] = {}
         self._decoder = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
         self._heard_at = 0.0
+        self._doubted_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -127,7 +132,11 @@ class Session:
     @property
     def deadline(self) -> float | None:
         """When `is_silent` should be asked; None while nothing is open."""
-        return self._heard_at + SILENCE_LIMIT_S if self._open else None
+        if not self._open:
+            return None
+        if self._doubted_at is not None:
+            return self._doubted_at + DOUBT_S
+        return self._heard_at + SILENCE_LIMIT_S
 
     def open_stream(self, request_id: RequestId, inbox: Inbox, now: float) -> None:
         """A `Generate` is being sent; its deltas and its end go to the inbox."""
@@ -142,7 +151,7 @@ class Session:
     def _add(self, request_id: RequestId, opened: _Open, now: float) -> None:
         if not self._open:
             # Nothing was owed until now, so silence counts from here.
-            self._heard_at = now
+            self._hear(now)
         self._open[request_id] = opened
 
     def cancel(self, request_id: RequestId) -> Outcome:
@@ -157,7 +166,7 @@ class Session:
 
     def receive(self, frames: Sequence[bytes], now: float) -> Outcome:
         """Takes one message of the supervisor."""
-        self._heard_at = now
+        self._hear(now)
         try:
             message = self._decoder.decode(frames)
         except DecodeError as error:
@@ -283,9 +292,16 @@ class Session:
             return False
         if now - deadline > OWN_LAG_S:
             # This process was stopped or starved itself: what it missed accuses nobody (P7).
-            self._heard_at = now
+            self._hear(now)
+            return False
+        if self._doubted_at is None:
+            self._doubted_at = now
             return False
         return True
+
+    def _hear(self, now: float) -> None:
+        self._heard_at = now
+        self._doubted_at = None
 
     def lose(self, error: ConnectionLost) -> list[Delivery]:
         """The connection is gone, and with it everything that was open (P2).

@@ -15,10 +15,8 @@ from typing import Any
 
 import zmq
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.version import VERSION
 
-from .allocator import return_large_blocks
 from .clients import Clients
 from .clock import PULSE_S, Clock
 from .config import ConfigError, DaemonConfig, load_config
@@ -49,13 +47,7 @@ from .core.events import (
 )
 from .logs import DaemonLog, ModelLog
 from .monitor import is_process_stopped, machine_bytes, measure_footprints
-from .process import use_best_child_watcher
-from .runtime import (
-    RESERVED_FILES,
-    RuntimeFolder,
-    RuntimeFolderError,
-    raise_open_file_limit,
-)
+from .runtime import RuntimeFolder, RuntimeFolderError
 from .signals import Signals
 from .sweep import WorkerRecord
 from .transport import Context
@@ -73,58 +65,6 @@ LOOK_DELAY_S = 0.05
 
 OnChange = Callable[[dict[str, Any]], None]
 OnListening = Callable[[str], None]
-
-
-def run_daemon(
-    config: DaemonConfig,
-    *,
-    on_change: OnChange,
-    on_listening: OnListening,
-    argv: Sequence[str] | None = None,
-) -> int:
-    """Runs a supervisor until it is told to end; called by `mlxsup start` on the main thread.
-
-    Args:
-        config: what to run.
-        on_change: told of each change of a model's state, with the map that watchers get.
-        on_listening: told the endpoint once clients can connect.
-        argv: the command that starts a worker, for tests.
-
-    Returns:
-        The exit code: 0, or 70 for a bug, which the daemon's log describes.
-
-    Raises:
-        RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
-        AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
-    """
-    os.umask(0o077)
-    return_large_blocks()
-    open_files = raise_open_file_limit()
-    use_best_child_watcher()
-    folder = RuntimeFolder.claim(config.runtime_dir)
-    try:
-        log = _open_log(config)
-        record = WorkerRecord(config.runtime_dir)
-        _sweep(record, log)
-        context: Context = zmq.Context()
-        app = App(
-            config,
-            folder=folder,
-            record=record,
-            log=log,
-            context=context,
-            argv=argv or worker_argv(),
-            on_change=on_change,
-        )
-        try:
-            code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
-        finally:
-            context.term()
-        log.write("info", "daemon ended", code=code)
-        log.close()
-        return code
-    finally:
-        folder.release()
 
 
 class App:
@@ -193,7 +133,7 @@ class App:
                 around.folder.client_socket,
                 post=self.dispatch,
                 now=self._clock.now,
-                max_connected=max_clients,
+                max_connected=max(16, max_clients),
             )
         except zmq.ZMQError as error:
             raise RuntimeFolderError(
@@ -444,31 +384,3 @@ def _show_nothing(change: dict[str, Any]) -> None:
 def _text(path: Path) -> str:
     """A path as text that can be encoded, whatever bytes its name has."""
     return os.fsencode(path).decode("utf-8", "replace")
-
-
-def _open_log(config: DaemonConfig) -> DaemonLog:
-    try:
-        config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RuntimeFolderError(
-            f"the log folder {config.log_dir} cannot be created: {error.strerror}",
-            hint="set a log_dir that you may write to",
-        ) from None
-    return DaemonLog(config.log_dir, config.log_level, report)
-
-
-def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
-    """Ends what an earlier supervisor left behind (E6)."""
-    try:
-        leftovers = record.sweep()
-    except OSError as error:
-        log.write("warning", "leftovers not looked for", error=error.strerror)
-        return
-    for leftover in leftovers:
-        log.write(
-            "warning",
-            "leftover worker killed",
-            model=leftover.model,
-            pid=leftover.pid,
-            is_gone=leftover.is_gone,
-        )

@@ -117,5 +117,5 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    # A template is Python code on the helper thread: it gives the owner thread way sooner so (G1).
+    # A template is Python code on a helper thread: it gives the owner thread way sooner so (G1).
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,7 +1,7 @@
 """The seam between the step loop and what turns steps into tokens.
 
 One thread, the process's main thread, calls everything here but `TextCodec.encode`, which runs on
-the helper thread and never touches MLX. `fake_engine.py` and `mlx_engine.py` implement it, and one
+the helper threads and never touches MLX. `fake_engine.py` and `mlx_engine.py` implement it, and one
 contract suite (tests/contract) holds both to it.
 """
 
@@ -181,14 +181,20 @@ class Detokenizer(Protocol):
 
 
 class TextCodec(Protocol):
-    """Templates and tokenisation; touches no MLX object."""
+    """Templates and tokenisation; touches no MLX object.
+
+    One thread may encode with it beside the owner thread; another one needs a `twin`.
+    """
+
+    def twin(self) -> TextCodec:
+        """The same for another thread, sharing nothing that changes; made on that thread."""
 
     @property
     def channel_rules(self) -> ChannelRules:
         """How the model marks the parts of its answers."""
 
     def encode(self, body: RequestBody) -> Prompt:
-        """The prompt of a request; runs on the helper thread.
+        """The prompt of a request; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`, the request's own fault (a template error, no template,
@@ -196,7 +202,7 @@ class TextCodec(Protocol):
         """
 
     def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
-        """What an answer that begins in this channel keeps to; runs on the helper thread.
+        """What an answer that begins in this channel keeps to; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`; no answer can be so.

@@ -186,6 +186,10 @@ class FakeTextCodec:
     def __init__(self, tokenize_s: float = 0.0) -> None:
         self._tokenize_s = tokenize_s
 
+    def twin(self) -> FakeTextCodec:
+        """See `TextCodec.twin`."""
+        return FakeTextCodec(self._tokenize_s)
+
     def encode(self, body: RequestBody) -> Prompt:
         """See `TextCodec.encode`; wrong directives are the request's own error."""
         if self._tokenize_s > 0:

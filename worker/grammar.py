@@ -32,7 +32,8 @@ class Grammar:
         self, matcher: Any, end_tokens: Sequence[int], begins_after: Sequence[int] = ()
     ) -> None:
         self._matcher = matcher
-        self._end_bits = sum(1 << token for token in set(end_tokens))
+        self._end_tokens = frozenset(end_tokens)
+        self._end_bits = sum(1 << token for token in self._end_tokens)
         self._begins_after = list(begins_after)
         self._latest: list[int] = []
         self._can_only_end = False
@@ -53,6 +54,10 @@ class Grammar:
         if not self.error:
             return None
         return "the answer ends early: its response_format became too complex to follow"
+
+    def is_end(self, token: int) -> bool:
+        """Whether this token ended the answer, and is none of it."""
+        return self.is_over and token in self._end_tokens
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer."""
@@ -75,7 +80,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for, and keeps what it compiled; lives on the helper thread.
+    """Compiles what requests ask for, and keeps what it compiled; lives on a helper thread.
 
     Args:
         make_tokenizer: llguidance's view of the model's vocabulary, which takes a second to make.

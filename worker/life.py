@@ -29,7 +29,7 @@ from .link import Link, LinkBrokenError
 from .logs import line
 from .loop import StepLoop, StuckPreprocessingError
 from .owned_engine import OwnedEngine
-from .text import TextThread
+from .text import TextThreads
 
 LINGER_S = 2.0
 """How long the last messages may take to leave."""
@@ -178,7 +178,7 @@ class Life:
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()
-        text = TextThread(engine.text, self._link.wake)
+        text = TextThreads(engine.text, self._link.wake)
         text.start()
         loop = StepLoop(
             engine=engine,

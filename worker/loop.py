@@ -68,7 +68,7 @@ class MessageLink(Protocol):
 
 
 class TextSide(Protocol):
-    """What the loop needs of `text.TextThread`."""
+    """What the loop needs of `text.TextThreads`."""
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt."""
@@ -80,7 +80,7 @@ class TextSide(Protocol):
         """What has been finished."""
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """What is being prepared, and since when."""
+        """What is being prepared for longest, and since when."""
 
 
 class StepLoop:

@@ -71,6 +71,7 @@ class MlxBatch:
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._due: set[int] = set()  # rows whose prompt was read, and whose first token is due
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, Grammar] = {}
         self._spared = list(spared_tokens)
@@ -118,6 +119,7 @@ class MlxBatch:
         self._uids[row.key] = uid
         self._keys[uid] = row.key
         self._prompts[uid] = _Prompt(total=len(tokens), cached=cached, done=cached)
+        self._pacer.begins_deep(cached)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
         if row.grammar is not None:
@@ -130,6 +132,7 @@ class MlxBatch:
         if uid is None:
             return
         del self._keys[uid]
+        self._due.discard(uid)
         prompt = self._prompts.pop(uid, None)
         self._wanted_logprobs.pop(uid, None)
         self._grammars.pop(uid, None)
@@ -167,6 +170,17 @@ class MlxBatch:
         waiting = len(self._prompts)
         return self._pacer.chunk(prefill_rows=waiting, decode_rows=len(self._keys) - waiting)
 
+    def _next_chunk(self) -> int:
+        """As `prefill_chunk`, or 0 where first tokens are due and a long prompt would delay them.
+
+        From the end of its prompt to its first token a row needs two steps. A prompt that takes
+        many chunks anyway is not read on in these two, which are short then; prompts that end with
+        this chunk are.
+        """
+        chunk = self.prefill_chunk()
+        longest = max(prompt.total - prompt.done for prompt in self._prompts.values())
+        return 0 if self._due and longest > chunk else chunk
+
     def step(self) -> StepResult:
         """One `next()`.
 
@@ -178,7 +192,7 @@ class MlxBatch:
         waiting = len(self._prompts)
         decoding = len(self._keys) - waiting
         if waiting:
-            self._generator.prefill_step_size = self.prefill_chunk()
+            self._generator.prefill_step_size = self._next_chunk()
         started = time.perf_counter()
         try:
             prompts, tokens = self._generator.next()
@@ -201,13 +215,18 @@ class MlxBatch:
         return result
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
+        self._due.discard(response.uid)
         grammar = self._grammars.get(response.uid)
         # The grammar has read this token already: the next one's mask is under way.
         is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
+        # A model without an end-of-text token draws the grammar's, which is no part of the answer.
+        is_end = is_over and grammar is not None and grammar.is_end(response.token)
         if response.finish_reason is None:
             key = self._keys[response.uid]
             if is_over:
                 self.remove(key)
+            if is_end:
+                return RowToken(key=key, token=None, finish=FinishReason.STOP)
             finish = FinishReason.STOP if is_over else None
             return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
         self._grammars.pop(response.uid, None)
@@ -218,8 +237,8 @@ class MlxBatch:
             with mx.stream(self._stream):
                 self._prefixes.keep(response.all_tokens, response.prompt_cache)
         finish = _FINISH[response.finish_reason]
-        if finish is FinishReason.STOP:
-            return RowToken(key=key, token=None, finish=finish)
+        if finish is FinishReason.STOP or is_end:
+            return RowToken(key=key, token=None, finish=FinishReason.STOP)
         if is_over:
             finish = FinishReason.STOP
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
@@ -232,6 +251,8 @@ class MlxBatch:
         for response in responses:
             prompt = self._prompts[response.uid]
             done, total = prompt.cached + response.progress[0], prompt.total
+            if done >= total - 1:
+                self._due.add(response.uid)
             if response.end_of_prompt:
                 del self._prompts[response.uid]
                 decoding += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ BYTE_LEVEL = "ByteLevel"
 
 
 class MlxText:
-    """Renders, tokenises and detokenises; `encode` runs on the helper thread.
+    """Renders, tokenises and detokenises; `encode` runs on a helper thread.
 
     Attributes:
         vocabulary_size: valid ids are below it.
@@ -38,6 +39,7 @@ class MlxText:
         self, tokenizer: TokenizerWrapper, *, vocabulary_size: int, decoder: dict[str, Any]
     ) -> None:
         self._tokenizer = tokenizer
+        self._in_use = threading.Lock()
         self.vocabulary_size = vocabulary_size
         self._token_bytes: list[bytes] | None = None
         self._strips_first_space = False
@@ -50,7 +52,7 @@ class MlxText:
         self._grammars = GrammarCompiler(self._grammar_tokenizer)
         self._decoding_tokenizer: Any = tokenizer
         if self._token_bytes is None:
-            # The owner thread decodes while the helper thread encodes, and one tokenizer object
+            # The owner thread decodes while a helper thread encodes, and one tokenizer object
             # refuses to be used by two threads at once.
             self._decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
 
@@ -70,12 +72,26 @@ class MlxText:
         """How the model marks the parts of its answers."""
         return self._channel_rules
 
+    def twin(self) -> MlxText:
+        """The same for another thread: tokenizers change their own settings while they encode."""
+        with self._in_use:
+            tokenizer = copy.deepcopy(self._tokenizer)
+        other = copy.copy(self)
+        other._tokenizer = tokenizer
+        other._in_use = threading.Lock()
+        other._grammars = GrammarCompiler(other._grammar_tokenizer)
+        return other
+
     def encode(self, body: RequestBody) -> Prompt:
         """The prompt of a request.
 
         Raises:
             RemoteError: `invalid_request`, the request's own fault (G6, C7).
         """
+        with self._in_use:
+            return self._encode(body)
+
+    def _encode(self, body: RequestBody) -> Prompt:
         if body.prompt_tokens is not None:
             tokens = list(body.prompt_tokens)
         elif body.messages is not None:
@@ -107,11 +123,12 @@ class MlxText:
         from llguidance.hf import from_tokenizer
 
         try:
-            return from_tokenizer(
-                self._tokenizer._tokenizer,
-                n_vocab=self.vocabulary_size,
-                eos_token=self.stop_tokens or [self._unused_token()],
-            )
+            with self._in_use:
+                return from_tokenizer(
+                    self._tokenizer._tokenizer,
+                    n_vocab=self.vocabulary_size,
+                    eos_token=self.stop_tokens or [self._unused_token()],
+                )
         except ValueError as error:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,

@@ -26,6 +26,9 @@ GROWTH = 2.0
 """A chunk is at most this much larger than the last one: small chunks do not show at which size
 the speed falls."""
 
+DEEP = 2048
+"""Known tokens behind which a prompt is felt to cost more: attention looks at all of them."""
+
 FIXED_CHUNK = 256
 """Where answers shall not depend on what was measured: on a GPU the size of a chunk rounds
 differently."""
@@ -70,6 +73,12 @@ class PrefillPacer:
         cost = (HEADROOM * target_s - (self._pass_s or 0.0)) / self._unit_s
         cost = min(cost, GROWTH * self._largest_cost)
         return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
+
+    def begins_deep(self, known: int) -> None:
+        """A row begins behind so many known tokens; behind many of them each new one costs more
+        than was measured before fewer, so the chunks grow anew."""
+        if known >= DEEP:
+            self._largest_cost = min(self._largest_cost, FIRST_CHUNK)
 
     def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
         """How long a chunk should take at most; 0 when unknown."""

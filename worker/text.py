@@ -1,7 +1,8 @@
 """Templates and tokenisation beside the owner thread: bytes in, plain lists of ids out (A7, G2).
 
-One helper thread does it all: tokenizers change their own settings while they encode, so two
-threads must not share one. It touches no MLX object.
+Two helper threads, one for short and one for long prompts; they touch no MLX object. The encoders
+of most models release the GIL, so that a prompt of 40,000 tokens, 0.1 s of work, holds up the owner
+thread for some steps at most (`python -m bench long_prompt` sets it beside a process of its own).
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from .logs import line
 SLOW_S = 1.0
 """Preprocessing that takes longer is logged (G4)."""
 
+LONG_BODY_BYTES = 16 * 1024
+"""Larger bodies have a thread of their own (G7): a smaller one is tokenised in milliseconds."""
+
 BYTES_PER_TURN = 16 * 1024
-"""A body lets one later and smaller body go first for each so many bytes (G7): small prompts do not
-wait for every large one, and a large one is overtaken a bounded number of times."""
+"""Among long ones, a body lets one later and smaller body go first for each so many bytes (G7): no
+long prompt waits for every longer one, and a longer one is overtaken a bounded number of times."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +74,16 @@ class _Job:
     resume: Resume | None
 
 
-class TextThread:
-    """Turns bodies into prompts.
+class TextThreads:
+    """Turns bodies into prompts, short ones and long ones on a thread each (G7).
+
+    A long prompt may take seconds, and a short one never waits for it. Each thread has a codec of
+    its own, since two threads must not share a tokenizer; the one of the long prompts is made when
+    the first of them comes.
 
     Args:
         codec: the engine's text side.
-        wake: called from the helper thread after each result, so that the step loop looks.
+        wake: called from either thread after each result, so that the step loop looks.
     """
 
     def __init__(
@@ -84,20 +92,16 @@ class TextThread:
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._codec = codec
-        self._wake = wake
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._jobs: list[_Job] = []  # bounded by what the supervisor dispatches at once
-        self._arrivals = 0
         self._results: deque[Tokenised | Refused] = deque()
-        self._busy: tuple[RequestKey, float] | None = None
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+        self._wake = wake
+        self._short = _Lane("text", lambda: codec, self._finished, clock)
+        self._long = _Lane("long text", codec.twin, self._finished, clock)
+        self._lanes = (self._short, self._long)
 
     def start(self) -> None:
-        """Starts the helper thread."""
-        self._thread.start()
+        """Starts both threads."""
+        for lane in self._lanes:
+            lane.thread.start()
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt; the answer comes through `take`.
@@ -105,18 +109,13 @@ class TextThread:
         Of a request that goes on with an answer everything is known already: nothing is rendered
         or tokenised again, which might give another prompt.
         """
-        with self._changed:
-            self._arrivals += 1
-            rank = self._arrivals + len(body) // BYTES_PER_TURN
-            job = _Job(rank, self._arrivals, key, body, self._clock(), resume)
-            heapq.heappush(self._jobs, job)
-            self._changed.notify()
+        lane = self._long if len(body) > LONG_BODY_BYTES else self._short
+        lane.submit(key, body, resume)
 
     def forget(self, key: RequestKey) -> None:
         """Drops a request that has not been begun; the result of one that has may still come."""
-        with self._changed:
-            self._jobs = [job for job in self._jobs if job.key != key]
-            heapq.heapify(self._jobs)
+        for lane in self._lanes:
+            lane.forget(key)
 
     def take(self) -> list[Tokenised | Refused]:
         """What has been finished since the last call, in that order."""
@@ -126,11 +125,64 @@ class TextThread:
         return results
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """The request that is being prepared now and since when (monotonic), if there is one."""
-        return self._busy
+        """Of the requests that are being prepared now the one begun first, and when (monotonic)."""
+        begun = [busy for lane in self._lanes if (busy := lane.busy) is not None]
+        return min(begun, key=lambda busy: busy[1], default=None)
 
     def close(self) -> None:
-        """Ends the thread after what it does now, without waiting for it."""
+        """Ends the threads after what they do now, without waiting for it."""
+        for lane in self._lanes:
+            lane.close()
+
+    def _finished(self, result: Tokenised | Refused) -> None:
+        self._results.append(result)
+        self._wake()
+
+
+class _Lane:
+    """One thread with its own queue and codec.
+
+    Attributes:
+        busy: what it prepares now, and since when.
+
+    Args:
+        name: of the thread.
+        make_codec: called on the thread, with its first job.
+        finished: told each result, on the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_codec: Callable[[], TextCodec],
+        finished: Callable[[Tokenised | Refused], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._make_codec = make_codec
+        self._codec: TextCodec | None = None
+        self._finished = finished
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._jobs: list[_Job] = []  # bounded by what the supervisor dispatches at once
+        self._arrivals = 0
+        self._is_closed = False
+        self.busy: tuple[RequestKey, float] | None = None
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
+        with self._changed:
+            self._arrivals += 1
+            rank = self._arrivals + len(body) // BYTES_PER_TURN
+            job = _Job(rank, self._arrivals, key, body, self._clock(), resume)
+            heapq.heappush(self._jobs, job)
+            self._changed.notify()
+
+    def forget(self, key: RequestKey) -> None:
+        with self._changed:
+            self._jobs = [job for job in self._jobs if job.key != key]
+            heapq.heapify(self._jobs)
+
+    def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._jobs.clear()
@@ -145,11 +197,10 @@ class TextThread:
                     return
                 job = heapq.heappop(self._jobs)
                 began_at = self._clock()
-                self._busy = (job.key, began_at)
+                self.busy = (job.key, began_at)
             result = self._prepare(job)
-            self._results.append(result)
-            self._busy = None
-            self._wake()
+            self.busy = None
+            self._finished(result)
             took_s = self._clock() - began_at
             if took_s > SLOW_S:
                 tokens = len(result.prompt.tokens) if isinstance(result, Tokenised) else 0
@@ -161,11 +212,11 @@ class TextThread:
         try:
             if job.resume is None:
                 body = decode_body(job.body)
-                prompt = self._codec.encode(body)
+                prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
             if body.response_format is not None:
-                grammar = self._codec.grammar(body, prompt.channel)
+                grammar = self._own_codec().grammar(body, prompt.channel)
                 prompt = replace(prompt, grammar=grammar)
         except RemoteError as error:
             return Refused(key=job.key, error=error)
@@ -188,6 +239,11 @@ class TextThread:
             tokenize_s=self._clock() - job.submitted_at,
             resume=job.resume,
         )
+
+    def _own_codec(self) -> TextCodec:
+        if self._codec is None:
+            self._codec = self._make_codec()
+        return self._codec
 
 
 def _from_acceptance(resume: Resume) -> tuple[RequestBody, Prompt]:

@@ -7,38 +7,28 @@ simulations drive it with plain values.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.messages import (
-    Accepted,
     Cancel,
-    Dying,
     Failed,
     Generate,
-    Heartbeat,
-    Hello,
     Load,
-    LoadProgress,
     Message,
     Ping,
-    Ready,
-    Rejected,
     Reload,
     Reply,
     Restart,
     StatusQuery,
-    Step,
     Stop,
     Subscribe,
     Unload,
 )
 from mlxsup.protocol.messages import Event as EventMessage
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
-from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.states import State, Wanted, Why
 
 from .actions import (
     Action,
@@ -48,7 +38,6 @@ from .actions import (
     SendToClient,
     WakeAt,
 )
-from .causes import classify
 from .deadlines import Deadlines
 from .events import (
     Caller,
@@ -70,7 +59,6 @@ from .events import (
     WorkerSaid,
     WorkerSeen,
 )
-from .life import with_wall_time
 from .model import Model
 from .models import Models
 from .phases import Ready as ReadyPhase
@@ -79,25 +67,8 @@ from .requests import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .status import status_map
-from .triggers import (
-    BecameReady,
-    Broke,
-    Died,
-    Due,
-    Greeted,
-    GreetedByOtherVersion,
-    HasPid,
-    Hurry,
-    Progressed,
-    Reconfigured,
-    Removed,
-    WantDown,
-    WantRestart,
-    WantUp,
-)
-from .watchdog import Watch
-
-MAX_LAST_WORDS = 200
+from .triggers import Due, Hurry, Reconfigured, Removed, WantDown, WantRestart, WantUp
+from .worker_events import WorkerEvent, WorkerEvents
 
 
 class Core:
@@ -134,6 +105,7 @@ class Core:
             exit_grace_s=settings.exit_grace_s,
             is_strict=is_strict,
         )
+        self._worker_events = WorkerEvents(self._models, self._serving)
         for entry in models:
             self._models.add(entry)
         # Bounded by the connections that the transport lets in, one entry each.
@@ -292,110 +264,10 @@ class Core:
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
 
-    # ------------------------------------------------------------ workers
+    # ------------------------------------------------------------ the supervisor itself
 
-    def _on_worker_said(self, event: WorkerSaid) -> None:
-        model = self._current(event)
-        if model is not None:
-            _WORKER_HANDLERS[type(event.message)](self, event, model, event.message)
-
-    def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
-        if model.watch is not None:
-            model.watch.stepped(message.step, event.now)
-        if self._serving.step(model, message, event.now):
-            self._models.touch(model)
-
-    def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
-        self._serving.accepted(model, message)
-
-    def _on_rejected(self, event: WorkerSaid, model: Model, message: Rejected) -> None:
-        try:
-            error = RemoteError.from_wire(message.error)
-        except ValueError as wrong:
-            self._models.trigger(
-                model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now
-            )
-            return
-        self._serving.rejected(model, message.key, error, event.now)
-        self._models.touch(model)
-
-    def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
-        model.heartbeat = message
-        if model.watch is not None:
-            model.watch.beat(message, event.now)
-            self._models.look_after(model, event.now)
-
-    def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
-        model.dying = message.message
-
-    def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
-        if message.version != VERSION:
-            self._models.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
-        elif model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="said HELLO after READY"), event.now)
-        else:
-            self._models.trigger(model, Greeted(), event.now)
-
-    def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
-        if model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="reported a load after READY"), event.now)
-        else:
-            progress = Progressed(phase=message.phase, progress=message.progress)
-            self._models.trigger(model, progress, event.now)
-
-    def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
-        if model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="said READY twice"), event.now)
-            return
-        if model.life.state is State.LOADING:
-            model.ready = message
-            model.idle_since = event.now
-        self._models.trigger(model, BecameReady(), event.now)
-
-    def _on_spawned(self, event: Spawned) -> None:
-        model = self._current(event)
-        if model is not None:
-            model.watch = Watch.over(event.now)
-            self._models.trigger(model, HasPid(pid=event.pid), event.now)
-
-    def _on_worker_seen(self, event: WorkerSeen) -> None:
-        model = self._current(event)
-        if model is not None and model.watch is not None:
-            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
-            self._models.look_after(model, event.now)
-
-    def _on_spawn_failed(self, event: SpawnFailed) -> None:
-        model = self._current(event)
-        if model is not None:
-            said = f"could not be spawned: {event.detail}"
-            died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-            self._models.trigger(model, died, event.now)
-
-    def _on_worker_broke(self, event: WorkerBroke) -> None:
-        model = self._current(event)
-        if model is None:
-            return
-        if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
-            self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
-        else:
-            self._models.trigger(model, Broke(detail=event.detail), event.now)
-
-    def _on_exited(self, event: Exited) -> None:
-        model = self._current(event)
-        if model is None:
-            return
-        died = Died(
-            exit_code=event.exit_code,
-            signal_name=event.signal_name,
-            said=model.dying or _last_words(event.last_lines),
-            cause=classify(
-                event.exit_code,
-                [*event.last_lines, model.dying],
-                is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
-            ),
-        )
-        self._models.bury(model, died, event.now)
-        model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
+    def _on_worker_event(self, event: WorkerEvent) -> None:
+        self._worker_events.take(event)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._machine_bytes = event.machine_bytes
@@ -403,8 +275,6 @@ class Core:
             model.footprint_bytes = event.footprint_bytes.get(name, 0)
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
-
-    # ------------------------------------------------------------ the supervisor itself
 
     def _on_started(self, event: Started) -> None:
         self._started_at = event.now
@@ -526,15 +396,6 @@ class Core:
             raise shutting_down()
         return self._models.find(name)
 
-    def _current(
-        self, event: Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
-    ) -> Model | None:
-        """The model an event of a process is about; None for an earlier generation (F9)."""
-        model = self._models.by_name.get(event.model)
-        if model is None or event.generation != model.life.generation:
-            return None
-        return model if model.life.state in HAS_PROCESS else None
-
     def _send(self, connection: ConnectionId, message: Message) -> None:
         self._do(SendToClient(connection=connection, message=message))
 
@@ -542,28 +403,16 @@ class Core:
         self._actions.append(action)
 
 
-def _last_words(lines: Sequence[str]) -> str:
-    """The line of a worker's output that may be a cause: what a fault handler called it, or the
-    last that is neither one of its routine logs nor the end of such a report."""
-    for line in reversed(lines):
-        if line.startswith("Fatal Python error:"):
-            return line.strip()[:MAX_LAST_WORDS]
-    for line in reversed(lines):
-        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) |Extension modules:", line):
-            return line.strip()[:MAX_LAST_WORDS]
-    return ""
-
-
 _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     ClientSaid: Core._on_client_said,
     ClientGone: Core._on_client_gone,
     ClientTooSlow: Core._on_client_too_slow,
-    WorkerSaid: Core._on_worker_said,
-    WorkerSeen: Core._on_worker_seen,
-    Spawned: Core._on_spawned,
-    SpawnFailed: Core._on_spawn_failed,
-    WorkerBroke: Core._on_worker_broke,
-    Exited: Core._on_exited,
+    WorkerSaid: Core._on_worker_event,
+    WorkerSeen: Core._on_worker_event,
+    Spawned: Core._on_worker_event,
+    SpawnFailed: Core._on_worker_event,
+    WorkerBroke: Core._on_worker_event,
+    Exited: Core._on_worker_event,
     Sampled: Core._on_sampled,
     Started: Core._on_started,
     Tick: Core._on_tick,
@@ -583,15 +432,4 @@ _CLIENT_HANDLERS: dict[type[Message], Callable[[Core, ClientSaid, Any], None]] =
     Stop: Core._on_stop,
     Subscribe: Core._on_subscribe,
     Reload: Core._on_reload,
-}
-
-_WORKER_HANDLERS: dict[type[Message], Callable[[Core, WorkerSaid, Model, Any], None]] = {
-    Step: Core._on_step,
-    Accepted: Core._on_accepted,
-    Rejected: Core._on_rejected,
-    Heartbeat: Core._on_heartbeat,
-    Dying: Core._on_dying,
-    Hello: Core._on_hello,
-    LoadProgress: Core._on_load_progress,
-    Ready: Core._on_ready,
 }

@@ -45,6 +45,7 @@ class Request:
         dispatched_at: of the last dispatch.
         started_at: of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
+        acceptance_bytes: about what it takes: prompt, tools, a schema.
         may_resume: whether it goes on after its worker has died.
         is_interrupted: its worker died, and no other has gone on with it yet.
         resumed: how many times it has gone on.
@@ -73,6 +74,7 @@ class Request:
     dispatched_at: float | None = None
     started_at: float | None = None
     acceptance: Acceptance | None = None
+    acceptance_bytes: int = 0
     may_resume: bool = True
     is_interrupted: bool = False
     resumed: int = 0
@@ -95,8 +97,7 @@ class Request:
     @property
     def held_bytes(self) -> int:
         """What the request keeps in memory, as far as it is not bounded by its kind."""
-        prompt = len(self.acceptance.prompt_tokens) if self.acceptance else 0
-        return len(self.body) + prompt + len(self.sent_tokens)
+        return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
 
     def usage(self) -> Usage:
         """Tokens counted so far."""
@@ -210,6 +211,7 @@ class Ledger:
         """The worker took it: the acceptance takes the place of the body."""
         self._held_bytes -= request.held_bytes
         request.acceptance = acceptance
+        request.acceptance_bytes = len(acceptance.prompt_tokens) + len(repr(acceptance.parameters))
         request.body = b""
         self._held_bytes += request.held_bytes
 

@@ -6,13 +6,14 @@ import argparse
 import random
 import resource
 import sys
+import threading
 import time
 
 import psutil
 import zmq
 from mlxsup.protocol.codec import DecodeError, Decoder
 from mlxsup.protocol.messages import CLIENT_MESSAGES
-from support.daemon import Daemon, fake, wait_for_state
+from support.daemon import Daemon, fake, row, wait_for_state
 from support.streams import Reader
 
 from .frames import hostile_frames
@@ -38,16 +39,53 @@ def fuzz_decoder(count: int, seed: int) -> str:
     )
 
 
+class RoundTrips(threading.Thread):
+    """Another client that pings all the while: how long the supervisor's loop stands still.
+
+    Attributes:
+        calm_ms: the longest of the pings before the block.
+        longest_ms: the longest of those within it.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(daemon=True)
+        self._client = daemon.client()
+        self._ended = threading.Event()
+        self.calm_ms = max(self._ping() for _ in range(100))
+        self.longest_ms = 0.0
+
+    def __enter__(self) -> RoundTrips:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+        self._client.close()
+
+    def run(self) -> None:
+        """Pings."""
+        while not self._ended.wait(0.005):
+            self.longest_ms = max(self.longest_ms, self._ping())
+
+    def _ping(self) -> float:
+        start_s = time.perf_counter()
+        self._client.ping()
+        return 1000 * (time.perf_counter() - start_s)
+
+
 def fuzz_socket(count: int, seed: int) -> str:
     """Through the socket of a daemon (fake engine), while a stream runs unbroken."""
     dice = random.Random(seed)
-    with Daemon({"m": fake(fake={"step_s": 0.01})}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        tokens = 3000
-        stream = Reader(client, "m", "undisturbed", max_tokens=tokens).started()
+    endless = {"context_length": 10_000_000}
+    models = {"m": fake(fake={"step_s": 0.01, **endless}), "fast": fake(fake=endless)}
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name in models:
+            wait_for_state(client, name, "READY")
+        stream = Reader(client, "m", "undisturbed", max_tokens=1_000_000).started()
         supervisor = psutil.Process(daemon.process.pid)
         before = supervisor.memory_info().rss
-        with zmq.Context() as context:
+        with zmq.Context() as context, RoundTrips(daemon) as trips:
             sent = 0
             while sent < count:
                 with context.socket(zmq.DEALER) as socket:
@@ -60,11 +98,17 @@ def fuzz_socket(count: int, seed: int) -> str:
                             socket.recv_multipart()
                 client.ping()
         grown = supervisor.memory_info().rss - before
-        assert len(stream.finished(300.0).token_ids) == tokens
-        assert client.status()["models"][0]["generation"] == 1
+        stream.stream.cancel()
+        result = stream.finished()
+        assert result.finish_reason == "cancelled"
+        tokens = len(result.token_ids)
+        right = client.complete("fast", prompt="undisturbed", max_tokens=tokens)
+        assert result.token_ids == right.token_ids
+        assert [row(client, name)["generation"] for name in models] == [1, 1]
     return (
         f"socket (fake engine): {count} messages, the stream of {tokens} tokens unbroken,"
-        f" supervisor RSS {grown / 2**20:+.1f} MiB"
+        f" supervisor RSS {grown / 2**20:+.1f} MiB, longest ping {trips.longest_ms:.0f} ms"
+        f" (before: {trips.calm_ms:.0f} ms)"
     )
 
 

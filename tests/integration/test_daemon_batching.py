@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.daemon import Daemon, fake, row
 from support.streams import Reader
+from support.tiny_model import make_tiny_model
+
+LONG_PROMPT_TOKENS = 40_000
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 8, 16])
@@ -48,3 +53,45 @@ def test_eight_tokens_twice_at_once_J3() -> None:
     with Daemon({"m": fake()}) as daemon, daemon.client() as client:
         readers = [Reader(client, "m", f"hello {n}", max_tokens=8) for n in range(2)]
         assert [len(reader.finished(10.0).token_ids) for reader in readers] == [8, 8]
+
+
+def test_a_40k_token_prompt_on_a_slow_model_is_no_stall_C9_F5_P7() -> None:
+    """Steps of a tenth of their limit, as `worker/prefill.py` cuts them, for eight limits; nothing
+    is predicted, so that only the steps themselves say that all is well."""
+    options = {
+        "step_s": 0.1,
+        "predicted_s": 0.0,
+        "prefill_tokens_per_step": 500,
+        "context_length": 65_536,
+    }
+    model = fake(max_concurrency=4, step_timeout_s=1.0, fake=options)
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        beside = Reader(client, "m", "beside", max_tokens=100)
+        result = client.complete("m", prompt="p" * LONG_PROMPT_TOKENS, max_tokens=3)
+        assert (result.finish_reason, result.resumed) == ("length", 0)
+        assert result.usage.prompt_tokens == LONG_PROMPT_TOKENS
+        assert len(beside.finished().token_ids) == 100
+        after = row(client, "m")
+        assert (after["generation"], after["restarts"]) == (1, 0)
+        assert after["steps"] <= 100 + LONG_PROMPT_TOKENS // 500, "both in the same steps"
+
+
+@pytest.mark.mlx
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_40k_token_prompt_on_real_mlx_is_no_stall_C9_F5_P7(tmp_path: Path) -> None:
+    """At this depth two cores read some two hundred tokens a second: minutes, under a limit of two
+    seconds."""
+    folder = make_tiny_model(tmp_path / "tiny", config={"max_position_embeddings": 49_152})
+    model = {"path": str(folder), "max_concurrency": 2, "step_timeout_s": 2.0}
+    with Daemon({"m": model}) as daemon, daemon.client() as client:
+        beside = Reader(client, "m", "beside", max_tokens=40_000).started()
+        prompt = [300 + (n * 7919) % 1700 for n in range(LONG_PROMPT_TOKENS)]
+        result = client.complete("m", prompt_tokens=prompt, max_tokens=3)
+        assert (result.finish_reason, result.resumed) == ("length", 0)
+        assert result.usage.prompt_tokens == LONG_PROMPT_TOKENS
+        assert beside.is_alive(), "it went on all the while"
+        beside.stream.cancel()
+        assert beside.finished().finish_reason == "cancelled"
+        after = row(client, "m")
+        assert (after["generation"], after["restarts"]) == (1, 0)

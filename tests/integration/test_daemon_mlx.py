@@ -83,7 +83,7 @@ def test_unload_and_load_a_real_engine_many_times_I1(folders: dict[str, Path]) -
             assert wait_for_state(client, "one", "READY")["generation"] == round_ + 2
 
 
-@pytest.mark.parametrize("module", ["client", "cli.main", "supervisor.app"])
+@pytest.mark.parametrize("module", ["client", "cli.main", "supervisor.daemon"])
 def test_only_workers_import_mlx_A3(module: str) -> None:
     code = (
         f"import sys, mlxsup.{module}\n"

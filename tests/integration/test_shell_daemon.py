@@ -18,10 +18,10 @@ from support.eventually import eventually
 SCRIPT = """
 import sys
 from pathlib import Path
-from mlxsup.supervisor import app
+from mlxsup.supervisor import app, daemon
 from mlxsup.supervisor.config import load_config
 {setup}
-sys.exit(app.run_daemon(
+sys.exit(daemon.run_daemon(
     load_config(Path(sys.argv[1])),
     on_change={on_change},
     on_listening=lambda endpoint: print(endpoint, flush=True),

@@ -147,19 +147,35 @@ def test_cancel_in_each_window_D3_G5(window: str) -> None:
         assert worker.ask_for_exit() == 0
 
 
-def test_a_slow_preparation_stops_nobody_G1() -> None:
+def test_a_preparation_that_never_ends_stops_nobody_G1() -> None:
+    """A loop in Python, which fights for the GIL: the rows go on, and steps count their tokens."""
     with WorkerHarness() as worker:
         worker.wait_until_ready()
-        slow = worker.dispatch("[[tokenize slow=0.5]]", max_tokens=1)
-        worker.receive_what_is_there()
-        before = worker.dispatch("quick", max_tokens=1)
-        worker.finish(slow, before)
-        running = worker.dispatch("running", max_tokens=4000)
+        running = worker.dispatch("running", max_tokens=500)
         worker.wait_for(Step)
-        slow = worker.dispatch("[[tokenize slow=0.5]]", max_tokens=1)
-        worker.finish(slow, running)
-        assert worker.streams[slow].finish is FinishReason.LENGTH
-        assert worker.streams[running].finish is FinishReason.LENGTH
+        endless = worker.dispatch("[[tokenize loop]]")
+        (stream,) = worker.finish(running)
+        assert (stream.finish, len(stream.tokens)) == (FinishReason.LENGTH, 500)
+        assert len(stream.steps) == stream.steps[-1] - stream.steps[0] + 1, "a token in each step"
+        assert worker.streams[endless].acceptance is None
+        assert not worker.streams[endless].is_over
+
+
+def test_long_prompts_starve_neither_heartbeats_nor_short_ones_G7() -> None:
+    """Long prompts that take for ever to prepare; everything else goes on as without them."""
+    with WorkerHarness() as worker:
+        worker.wait_until_ready()
+        long = [worker.dispatch("[[tokenize loop]]" + "l" * 100_000) for _ in range(4)]
+        eventually(lambda: worker.beat().requests == 4, what="their arrival")
+        for number in range(20):
+            (short,) = worker.finish(worker.dispatch(f"short {number}", max_tokens=5))
+            assert (short.finish, len(short.tokens)) == (FinishReason.LENGTH, 5)
+        for _ in range(3):
+            assert worker.beat().requests == 4
+        worker.cancel(long[-1])
+        (cancelled,) = worker.finish(long[-1])
+        assert cancelled.finish is FinishReason.CANCELLED
+        assert not any(worker.streams[key].is_over for key in long[:-1])
 
 
 def test_idle_costs_no_processor_time_C5() -> None:

@@ -62,3 +62,28 @@ def test_a_step_is_predicted_C9(tmp_path: Path) -> None:
         decoding = engine.predict_step_s()
         assert 0 < decoding < prefilling <= 2.5
         run_rows(engine)
+
+
+def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(tmp_path: Path) -> None:
+    """From the end of a short prompt to its first token the long one is not read on."""
+    with loaded_engine(make_tiny_model(tmp_path), decode_stall_target_ms=20) as engine:
+        engine.insert(make_row(1, [number % 2000 for number in range(3000)], max_tokens=2))
+        engine.step()
+        done, is_read = 0, False
+        for short in range(2, 6):
+            engine.insert(make_row(short, [7, 8, 9], max_tokens=4))
+            is_read = False
+            while True:
+                result = engine.step()
+                progress = {int(row.key): row.done for row in result.prefill}
+                if is_read:
+                    assert progress[1] == done, "the long prompt was read on"
+                else:
+                    assert progress[1] > done, "the long prompt is starved"
+                done = progress[1]
+                is_read = is_read or progress.get(short, 0) >= 2
+                if any(token.key == short for token in result.tokens):
+                    break
+        assert done < 2999, "the long one was still being read"
+        assert engine.step().prefill[0].done > done, "it goes on"
+        run_rows(engine)

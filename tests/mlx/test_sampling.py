@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_a_bias_forces_and_forbids_tokens(worker: LoopDriver) -> None:
     assert forbidden not in other.tokens
     forced = worker.answer(prompt="hello", max_tokens=3, logit_bias={"70": 100})
     assert forced.tokens == [70, 70, 70]
+
+
+def test_every_draw_is_made_on_the_owner_thread_with_a_key_of_its_own_A6(
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = mx.random.categorical
+    threads: list[int] = []
+
+    def categorical(logits: mx.array, **named: Any) -> mx.array:
+        assert "key" in named, "a draw from the global random state"
+        threads.append(threading.get_ident())
+        return plain(logits, **named)
+
+    monkeypatch.setattr(mx.random, "categorical", categorical)
+    keys = [
+        worker.dispatch(prompt=f"row {n}", temperature=1.0, seed=n, max_tokens=8) for n in range(4)
+    ]
+    worker.finish(*keys)
+    assert len(threads) >= 4 * 8
+    assert set(threads) == {threading.get_ident()}
 
 
 def emoji_bias(worker: LoopDriver) -> dict[str, float]:

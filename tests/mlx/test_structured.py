@@ -259,6 +259,24 @@ def test_a_model_without_an_end_of_text_token_can_write_every_character(
         assert re.fullmatch("a!{2}b?", got.text), got.text
 
 
+def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
+    worker: LoopDriver,
+) -> None:
+    """The form may end at many places, and the model has no token to say that it does."""
+    pattern = "[a-z]{3,9}(-[0-9]{2}){1,9}"
+    form = {"type": "regex", "regex": pattern}
+    answers = [
+        worker.answer(prompt="x", temperature=1.5, seed=seed, response_format=form)
+        for seed in range(20)
+    ]
+    for answer in answers:
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish is FinishReason.STOP
+    assert len({answer.text.count("-") for answer in answers}) > 3
+    check_every_resume(worker, answers[0])
+    assert not worker.engine.has_rows()
+
+
 def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
     """Where the form allows an end and more, the model decides."""
     end = 111  # the letter o, which no number holds

@@ -242,3 +242,26 @@ def test_a_prompt_leaves_the_helper_thread_as_plain_lists_G2(tmp_path: Path) -> 
     thread.join()
     assert type(prompts[0].tokens) is list
     assert {type(token) for token in prompts[0].tokens} == {int}
+
+
+@pytest.mark.parametrize("written", TEXTS)
+def test_a_twin_gives_the_same_and_shares_no_tokenizer_G7(demo_text: MlxText, written: str) -> None:
+    twin = demo_text.twin()
+    assert twin._tokenizer._tokenizer is not demo_text._tokenizer._tokenizer
+    asked = body(messages=[{"role": "user", "content": written}])
+    assert twin.encode(asked) == demo_text.encode(asked)
+    assert twin.vocabulary_size == demo_text.vocabulary_size
+    tokens = demo_text.encode(body(prompt=written)).tokens
+    assert stream(twin.detokenizer(), tokens) == stream(demo_text.detokenizer(), tokens)
+
+
+def test_a_tokenizer_in_use_is_not_copied_meanwhile_G7(demo_text: MlxText) -> None:
+    """It may just be changing its settings."""
+    twins: list[MlxText] = []
+    thread = threading.Thread(target=lambda: twins.append(demo_text.twin()))
+    with demo_text._in_use:
+        thread.start()
+        thread.join(0.2)
+        assert twins == []
+    thread.join(20)
+    assert len(twins) == 1

@@ -63,6 +63,7 @@ MUTANTS = (
     _m("serving", "request.seq += 1", "request.seq += request.resumed + 1"),
     _m("status", '"name": model.name', '"name": model.nome'),
     _m("watchdog", "return Alarm.STOPPED", "return Alarm.NONE"),
+    _m("worker_events", "event.generation != model.life.generation", "False"),
 )  # fmt: skip
 """`status` is read by no played client: it is looked at at the end of each run."""
 

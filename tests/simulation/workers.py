@@ -66,6 +66,7 @@ class PlayedWorker:
         self.hang = ""
         self.rows: dict[RequestKey, Row] = {}
         self.steps = 0
+        self._last_said: Message | None = None
         self._is_stepping = False
         self._step_began = 0.0
         world.after(self._dice.uniform(0.0, 0.3), self._start)
@@ -274,20 +275,27 @@ class PlayedWorker:
     def say(self, message: Message) -> None:
         """Sends the supervisor a message."""
         if self.is_alive and not self.is_broken:
-            self._world.handle(
-                WorkerSaid(
-                    now=self._world.now,
-                    model=self.model,
-                    generation=self.generation,
-                    message=message,
-                )
+            self._last_said = message
+            self._hand_over(message)
+
+    def _hand_over(self, message: Message) -> None:
+        self._world.handle(
+            WorkerSaid(
+                now=self._world.now,
+                model=self.model,
+                generation=self.generation,
+                message=message,
             )
+        )
 
     def exit(self, *, code: int | None = None, signal: str = "") -> None:
         """The process ends."""
         if not self.is_alive:
             return
         self._gone()
+        if self._last_said is not None:  # heard once more, late: nobody may take it for the next's
+            late = self._last_said
+            self._world.after(self._dice.uniform(0.0, 4.0), lambda: self._hand_over(late))
         self._world.handle(
             Exited(
                 now=self._world.now,

@@ -27,7 +27,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import StepLoop
-from mlxsup.worker.text import TextThread
+from mlxsup.worker.text import TextThreads
 
 WAIT_S = 30.0
 MAX_TURNS = 200_000
@@ -112,7 +112,7 @@ class _Link:
         return True
 
     def wait(self, timeout_s: float | None) -> None:
-        assert self._woken.wait(WAIT_S), "nothing came from the helper thread"
+        assert self._woken.wait(WAIT_S), "nothing came from the helper threads"
         self._woken.clear()
 
 
@@ -127,7 +127,7 @@ class LoopDriver:
     def __init__(self, engine: Engine, facts: EngineFacts, max_concurrency: int = 4) -> None:
         self.engine = engine
         self._link = _Link()
-        self._text = TextThread(engine.text, self._link.wake)
+        self._text = TextThreads(engine.text, self._link.wake)
         self._text.start()
         self.loop = StepLoop(
             engine=engine,
@@ -142,7 +142,7 @@ class LoopDriver:
         self._last_key = 0
 
     def close(self) -> None:
-        """Ends the helper thread; the engine is its owner's to close."""
+        """Ends the helper threads; the engine is its owner's to close."""
         self._text.close()
 
     def dispatch(self, resume: Resume | None = None, **parameters: Any) -> int:
@@ -158,7 +158,7 @@ class LoopDriver:
         self._link.post(CancelRow(key=RequestKey(key)))
 
     def turn(self) -> None:
-        """One turn of the loop, waiting for the helper thread where nothing else is to do."""
+        """One turn of the loop, waiting for the helper threads where nothing else is to do."""
         if not self.loop.turn() and self.loop.open_keys:
             self._link.wait(None)
         while self._link.sent:

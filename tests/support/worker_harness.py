@@ -33,6 +33,7 @@ from mlxsup.protocol.messages import (
     Message,
     Ready,
     Rejected,
+    Resume,
     Step,
 )
 from mlxsup.protocol.states import FinishReason
@@ -214,14 +215,22 @@ class WorkerHarness:
         """Whether a heartbeat waits, or comes within the time."""
         return bool(self._beats.poll(int(timeout_s * 1000)))
 
-    def dispatch(self, prompt: str = "", body: bytes | None = None, **parameters: Any) -> int:
-        """Dispatches a request and returns its key."""
+    def dispatch(
+        self,
+        prompt: str = "",
+        body: bytes | None = None,
+        resume: Resume | None = None,
+        **parameters: Any,
+    ) -> int:
+        """Dispatches a request, or one that goes on, and returns its key."""
         key, self._next_key = self._next_key, self._next_key + 1
+        if resume is not None:
+            body = b""
         if body is None:
             if prompt:
                 parameters["prompt"] = prompt
             body = encode_body(RequestBody(**parameters))
-        self.send(Dispatch(key=RequestKey(key), body=body))
+        self.send(Dispatch(key=RequestKey(key), resume=resume, body=body))
         return key
 
     def cancel(self, key: int) -> None:

@@ -36,9 +36,9 @@ def config(tmp_path: Path) -> Path:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, run_daemon: Callable[..., int]) -> None:
-    module = ModuleType("mlxsup.supervisor.app")
+    module = ModuleType("mlxsup.supervisor.daemon")
     module.run_daemon = run_daemon  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlxsup.supervisor.app", module)
+    monkeypatch.setitem(sys.modules, "mlxsup.supervisor.daemon", module)
 
 
 def run(*arguments: str) -> int:

@@ -6,7 +6,15 @@ from typing import Any
 
 from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Result
-from mlxsup.client.session import OWN_LAG_S, SILENCE_LIMIT_S, Delivery, Item, Outcome, Session
+from mlxsup.client.session import (
+    DOUBT_S,
+    OWN_LAG_S,
+    SILENCE_LIMIT_S,
+    Delivery,
+    Item,
+    Outcome,
+    Session,
+)
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.messages import (
@@ -133,7 +141,11 @@ def test_silence_counts_only_while_something_is_open_P2() -> None:
     assert session.deadline == 100.0 + SILENCE_LIMIT_S
     receive(session, Alive(), now=102.5)
     assert not session.is_silent(102.5 + SILENCE_LIMIT_S - 0.1)
-    assert session.is_silent(102.5 + SILENCE_LIMIT_S)
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S), "it is waited for once more"
+    assert session.deadline == 102.5 + SILENCE_LIMIT_S + DOUBT_S
+    assert not session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S - 0.1)
+    assert session.is_silent(102.5 + SILENCE_LIMIT_S + DOUBT_S)
+    assert SILENCE_LIMIT_S + DOUBT_S <= 3.5
 
 
 def test_own_sleep_accuses_nobody_P7() -> None:
@@ -142,7 +154,8 @@ def test_own_sleep_accuses_nobody_P7() -> None:
     late = SILENCE_LIMIT_S + OWN_LAG_S + 60.0
     assert not session.is_silent(late)
     assert not session.is_silent(late + SILENCE_LIMIT_S - 0.1)
-    assert session.is_silent(late + SILENCE_LIMIT_S)
+    assert not session.is_silent(late + SILENCE_LIMIT_S)
+    assert session.is_silent(late + SILENCE_LIMIT_S + DOUBT_S)
 
 
 def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:
@@ -163,3 +176,14 @@ def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None
     assert isinstance(running.items[-1], ConnectionLost)
     assert isinstance(command.items[-1], ConnectionLost)
     assert len(session) == 0
+
+
+def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    woken = SILENCE_LIMIT_S + OWN_LAG_S / 2  # both sides stood still: too short for the guard
+    assert not session.is_silent(woken)
+    receive(session, Alive(), now=woken + DOUBT_S / 2)
+    assert not session.is_silent(woken + DOUBT_S)
+    assert session.deadline == woken + DOUBT_S / 2 + SILENCE_LIMIT_S
+    assert box.items == []

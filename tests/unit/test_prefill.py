@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlxsup.worker.prefill import (
+    DEEP,
     FIRST_CHUNK,
     FIXED_CHUNK,
     LARGEST_CHUNK,
@@ -103,6 +104,24 @@ def test_short_prompts_do_not_make_long_ones_slow() -> None:
     for _ in range(20):
         prefill(pacer, 2, lambda cost: 0.015 + 1e-4 * cost)
     assert pacer.chunk(prefill_rows=1, decode_rows=0) >= before // 2
+
+
+def test_a_row_that_begins_deep_is_read_in_small_chunks_first_C9() -> None:
+    """Behind 35,000 tokens of a prefix cache each token costs five times as much."""
+    pacer = make_pacer()
+    prefill(pacer, 2000, lambda cost: 0.001 * cost, decode_rows=2)
+    pacer.begins_deep(35_000)
+    deep = prefill(pacer, 2000, lambda cost: 0.005 * cost, decode_rows=2)
+    assert all(took_s <= 0.25 for _, took_s in deep)
+    assert max(size for size, _ in deep) > 30, "they grow again"
+
+
+def test_a_row_that_begins_behind_few_known_tokens_changes_nothing() -> None:
+    pacer = make_pacer()
+    prefill(pacer, 2000, lambda cost: 0.001 * cost, decode_rows=2)
+    before = pacer.chunk(prefill_rows=1, decode_rows=2)
+    pacer.begins_deep(DEEP - 1)
+    assert pacer.chunk(prefill_rows=1, decode_rows=2) == before
 
 
 def test_rows_share_the_cost() -> None:

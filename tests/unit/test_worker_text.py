@@ -9,14 +9,25 @@ from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engine import Prompt
-from mlxsup.worker.text import BYTES_PER_TURN, Refused, TextThread, Tokenised
+from mlxsup.worker.text import (
+    LONG_BODY_BYTES,
+    Refused,
+    TextThreads,
+    Tokenised,
+)
 from support.eventually import eventually
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 
 
 class ScriptedCodec:
-    """Encodes to the prompt's length; can be held, or told to raise."""
+    """Encodes to the prompt's length; can be held, or told to raise.
+
+    Attributes:
+        for_long: the twin that was asked for; held by a gate of its own.
+    """
+
+    for_long: "ScriptedCodec | None" = None
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -34,27 +45,39 @@ class ScriptedCodec:
             raise self.raises
         return Prompt(tokens=[len(body.prompt)])
 
+    def twin(self) -> "ScriptedCodec":
+        assert self.for_long is None, "two twins"
+        self.for_long = ScriptedCodec()
+        self.for_long.gate.clear()
+        return self.for_long
+
     def detokenizer(self):
         raise NotImplementedError
 
 
 class Text:
-    """A running text thread with what it produced."""
+    """Running text threads with what they produced."""
 
     def __init__(self) -> None:
         self.codec = ScriptedCodec()
         self.wakes = threading.Semaphore(0)
-        self.thread = TextThread(self.codec, self.wakes.release)
-        self.thread.start()
+        self.threads = TextThreads(self.codec, self.wakes.release)
+        self.threads.start()
 
     def submit(self, key: RequestKey, prompt: str) -> None:
-        self.thread.submit(key, encode_body(RequestBody(prompt=prompt)))
+        self.threads.submit(key, encode_body(RequestBody(prompt=prompt)))
 
     def results(self, count: int) -> list[Tokenised | Refused]:
         """Waits for so many wakes and takes what is there."""
         for _ in range(count):
             assert self.wakes.acquire(timeout=10)
-        return self.thread.take()
+        return self.threads.take()
+
+
+def join(threads: TextThreads) -> None:
+    for lane in threads._lanes:
+        lane.thread.join(10)
+        assert not lane.thread.is_alive()
 
 
 @pytest.fixture
@@ -62,9 +85,10 @@ def text() -> Iterator[Text]:
     made = Text()
     yield made
     made.codec.gate.set()
-    made.thread.close()
-    made.thread._thread.join(10)
-    assert not made.thread._thread.is_alive()
+    if made.codec.for_long is not None:
+        made.codec.for_long.gate.set()
+    made.threads.close()
+    join(made.threads)
 
 
 def test_encodes_beside_the_calling_thread_and_wakes_it_A7(text: Text) -> None:
@@ -96,7 +120,7 @@ def test_what_a_template_raises_is_the_requests_own_error_G6(text: Text, raised,
 
 
 def test_a_body_that_is_not_msgpack_is_refused_C7(text: Text) -> None:
-    text.thread.submit(A, b"\xc1")
+    text.threads.submit(A, b"\xc1")
     (result,) = text.results(1)
     assert isinstance(result, Refused)
     assert result.error.code is ErrorCode.INVALID_REQUEST
@@ -105,38 +129,108 @@ def test_a_body_that_is_not_msgpack_is_refused_C7(text: Text) -> None:
 def hold_with_a_first_one(text: Text) -> None:
     text.codec.gate.clear()
     text.submit(A, "first")
-    eventually(lambda: text.thread.busy() is not None)
+    eventually(lambda: text.threads.busy() is not None)
 
 
 def test_a_forgotten_request_is_not_begun_G5(text: Text) -> None:
     hold_with_a_first_one(text)
     text.submit(B, "second")
-    text.thread.forget(B)
+    text.threads.forget(B)
     text.submit(C, "third")
     text.codec.gate.set()
     assert [result.key for result in text.results(2)] == [A, C]
     assert text.codec.seen == ["first", "third"]
 
 
-def test_small_prompts_overtake_a_large_one_but_not_for_ever_G7(text: Text) -> None:
+def long_prompt(bodies: float = 1) -> str:
+    return "L" * int(LONG_BODY_BYTES * bodies + 1)
+
+
+def hold_with_a_long_one(text: Text) -> ScriptedCodec:
+    """Returns the codec of the long ones, which waits at its gate."""
+    text.submit(A, long_prompt())
+    eventually(lambda: text.codec.for_long is not None and text.codec.for_long.seen)
+    assert text.codec.for_long is not None
+    return text.codec.for_long
+
+
+def test_small_prompts_never_wait_for_long_ones_G7(text: Text) -> None:
+    for_long = hold_with_a_long_one(text)
+    text.submit(B, long_prompt())
+    small = [RequestKey(number) for number in range(10, 20)]
+    for key in small:
+        text.submit(key, "small")
+    assert [result.key for result in text.results(10)] == small, "in order, the long ones held"
+    for_long.gate.set()
+    assert [result.key for result in text.results(2)] == [A, B]
+
+
+def test_long_prompts_never_wait_for_small_ones_G7(text: Text) -> None:
     hold_with_a_first_one(text)
-    text.submit(B, "L" * (3 * BYTES_PER_TURN))
-    for number in range(10, 20):
-        text.submit(RequestKey(number), f"small{number}")
+    text.submit(B, long_prompt())
+    eventually(lambda: text.codec.for_long is not None)
+    assert text.codec.for_long is not None
+    text.codec.for_long.gate.set()
+    assert [result.key for result in text.results(1)] == [B]
     text.codec.gate.set()
+    assert [result.key for result in text.results(1)] == [A]
+
+
+def test_two_threads_never_share_a_codec_G7(text: Text) -> None:
+    for_long = hold_with_a_long_one(text)
+    for_long.gate.set()
+    text.submit(B, "small")
+    text.submit(C, long_prompt())
+    text.results(3)
+    assert len(text.codec.threads) == len(for_long.threads) == 1
+    assert text.codec.threads.isdisjoint(for_long.threads)
+
+
+def test_a_long_prompt_is_overtaken_by_shorter_ones_but_not_for_ever_G7(text: Text) -> None:
+    for_long = hold_with_a_long_one(text)
+    text.submit(B, long_prompt(4))
+    shorter = [RequestKey(number) for number in range(10, 20)]
+    for key in shorter:
+        text.submit(key, long_prompt())
+    for_long.gate.set()
     order = [result.key for result in text.results(12)]
-    assert order.index(B) == 3 or order.index(B) == 4
-    assert [key for key in order if key >= 10] == list(range(10, 20))
+    assert order.index(B) == 3, "A had begun, and two went first"
+    assert [key for key in order if key >= 10] == shorter
+
+
+def test_a_forgotten_long_prompt_is_not_begun_G5(text: Text) -> None:
+    for_long = hold_with_a_long_one(text)
+    text.submit(B, long_prompt())
+    text.threads.forget(B)
+    text.submit(C, long_prompt())
+    for_long.gate.set()
+    assert [result.key for result in text.results(2)] == [A, C]
+
+
+def test_what_was_begun_first_is_the_busy_one(text: Text) -> None:
+    assert text.threads.busy() is None
+    for_long = hold_with_a_long_one(text)
+    text.codec.gate.clear()
+    text.submit(B, "small")
+    eventually(lambda: text.codec.seen)
+    busy = text.threads.busy()
+    assert busy is not None
+    assert busy[0] == A
+    for_long.gate.set()
+    text.results(1)
+    busy = text.threads.busy()
+    assert busy is not None
+    assert busy[0] == B
 
 
 def test_slow_preprocessing_is_logged_without_its_text_G4(caplog) -> None:
     times = iter([0.0, 0.0, 2.5, 2.5, 2.5])
     woken = threading.Event()
-    thread = TextThread(ScriptedCodec(), woken.set, clock=lambda: next(times))
-    thread.submit(A, encode_body(RequestBody(prompt="secret words")))
-    thread.start()
+    threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
+    threads.submit(A, encode_body(RequestBody(prompt="secret words")))
+    threads.start()
     assert woken.wait(10)
     eventually(lambda: "slow preprocessing key=1 tokens=1 seconds=2.500" in caplog.text)
     assert "secret" not in caplog.text
-    thread.close()
-    thread._thread.join(10)
+    threads.close()
+    join(threads)

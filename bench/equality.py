@@ -1,0 +1,96 @@
+"""How often an answer is bit for bit the same, through the loop of a real worker process.
+
+Asked twice alone, in a batch of eight, and resumed at some token of it (F10). On a CPU all of them
+are the same, which tests prove; on a GPU kernels of other shapes round differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.messages import Resume
+from support.worker_harness import Stream, WorkerHarness
+
+from .report import print_table
+
+PROMPTS = 200
+TOKENS = 48
+BATCH = 8
+SAMPLINGS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8})
+SUBJECTS = ("a fox", "the moon", "rice", "a bridge", "winter", "glass", "a clock", "salt", "Rome")
+QUESTIONS = (
+    "What is {subject}?",
+    "Write two sentences about {subject}.",
+    "Why would somebody paint {subject}?",
+    "Tell a child about {subject}.",
+)
+
+
+class Rates:
+    """Counts equal answers of one model.
+
+    Args:
+        worker: ready; answers up to BATCH requests at once.
+    """
+
+    def __init__(self, worker: WorkerHarness) -> None:
+        self._worker = worker
+
+    def row(self, name: str, sampling: Mapping[str, float]) -> list[str]:
+        """One line of the table."""
+        asked = [question(n) | dict(sampling) for n in range(PROMPTS)]
+        alone = [self._answers([one])[0] for one in asked]
+        again = [self._answers([one])[0] for one in asked]
+        batched: list[Stream] = []
+        for start in range(0, PROMPTS, BATCH):
+            batched += self._answers(asked[start : start + BATCH])
+        resumed = [self._resumed(whole, n) for n, whole in enumerate(alone)]
+        how = ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "greedy"
+        tokens = [whole.tokens for whole in alone]
+        others = [[one.tokens for one in again], [one.tokens for one in batched], resumed]
+        counts = [sum(map(list.__eq__, tokens, other)) for other in others]
+        return [f"{name}, {how}", *(f"{count} of {PROMPTS}" for count in counts)]
+
+    def _answers(self, asked: list[dict[str, Any]]) -> list[Stream]:
+        """What these give together."""
+        keys = [self._worker.dispatch(**one) for one in asked]
+        answers = self._worker.finish(*keys, timeout_s=600)
+        assert all(answer.error is None for answer in answers), answers
+        return answers
+
+    def _resumed(self, whole: Stream, number: int) -> list[int]:
+        """The tokens of an answer that was interrupted once and went on, alone."""
+        delivered = whole.tokens[: 1 + number % max(1, len(whole.tokens) - 1)]
+        assert whole.acceptance is not None
+        resume = Resume(acceptance=whole.acceptance, delivered=pack_tokens(delivered))
+        (rest,) = self._worker.finish(self._worker.dispatch(resume=resume), timeout_s=600)
+        assert rest.error is None, rest.error
+        return delivered + rest.tokens
+
+
+def question(number: int) -> dict[str, Any]:
+    """A request of its own for each number; the same each time."""
+    ask = QUESTIONS[number % len(QUESTIONS)].format(subject=SUBJECTS[number % len(SUBJECTS)])
+    return {
+        "messages": [{"role": "user", "content": f"{ask} ({number})"}],
+        "max_tokens": TOKENS,
+        "seed": number,
+    }
+
+
+def print_equality(folders: Mapping[str, Path], backend: str = "CUDA") -> None:
+    """Measures every model and prints the table."""
+    rows = []
+    for name, folder in folders.items():
+        with WorkerHarness(
+            engine="mlx", path=str(folder), max_concurrency=BATCH, step_timeout_s=120.0
+        ) as worker:
+            worker.wait_until_ready(timeout_s=600)
+            rates = Rates(worker)
+            rows += [rates.row(name, sampling) for sampling in SAMPLINGS]
+    print(f"## The same answer of {TOKENS} tokens ({backend})\n")
+    columns = ["model", "alone twice", f"alone and in a batch of {BATCH}", "alone and resumed"]
+    print_table(columns, rows)

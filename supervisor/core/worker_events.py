@@ -1,0 +1,183 @@
+"""What is heard of a worker, from it and about its process, becomes triggers of its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.messages import (
+    Accepted,
+    Dying,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Message,
+    Ready,
+    Rejected,
+    Step,
+)
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
+from mlxsup.protocol.version import VERSION
+
+from .causes import classify
+from .events import Exited, Spawned, SpawnFailed, WorkerBroke, WorkerSaid, WorkerSeen
+from .life import with_wall_time
+from .model import Model
+from .models import Models
+from .serving import Serving
+from .triggers import BecameReady, Broke, Died, Greeted, GreetedByOtherVersion, HasPid, Progressed
+from .watchdog import Watch
+
+MAX_LAST_WORDS = 200
+
+WorkerEvent = Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
+
+
+class WorkerEvents:
+    """Takes every event of a process.
+
+    Args:
+        models: whose processes they are.
+        serving: of the requests that they hold.
+    """
+
+    def __init__(self, models: Models, serving: Serving) -> None:
+        self._models = models
+        self._serving = serving
+
+    def take(self, event: WorkerEvent) -> None:
+        """Takes one event; one of an earlier generation is nothing (F9)."""
+        model = self._models.by_name.get(event.model)
+        if model is None or event.generation != model.life.generation:
+            return
+        if model.life.state in HAS_PROCESS:
+            _HANDLERS[type(event)](self, event, model)
+
+    # ------------------------------------------------------------ about its process
+
+    def _on_spawned(self, event: Spawned, model: Model) -> None:
+        model.watch = Watch.over(event.now)
+        self._models.trigger(model, HasPid(pid=event.pid), event.now)
+
+    def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
+        said = f"could not be spawned: {event.detail}"
+        died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
+        self._models.trigger(model, died, event.now)
+
+    def _on_seen(self, event: WorkerSeen, model: Model) -> None:
+        if model.watch is not None:
+            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
+            self._models.look_after(model, event.now)
+
+    def _on_broke(self, event: WorkerBroke, model: Model) -> None:
+        if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
+            self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
+        else:
+            self._models.trigger(model, Broke(detail=event.detail), event.now)
+
+    def _on_exited(self, event: Exited, model: Model) -> None:
+        died = Died(
+            exit_code=event.exit_code,
+            signal_name=event.signal_name,
+            said=model.dying or _last_words(event.last_lines),
+            cause=classify(
+                event.exit_code,
+                [*event.last_lines, model.dying],
+                is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+            ),
+        )
+        self._models.bury(model, died, event.now)
+        model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
+
+    # ------------------------------------------------------------ what it says
+
+    def _on_said(self, event: WorkerSaid, model: Model) -> None:
+        _MESSAGE_HANDLERS[type(event.message)](self, event, model, event.message)
+
+    def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if model.watch is not None:
+            model.watch.stepped(message.step, event.now)
+        if self._serving.step(model, message, event.now):
+            self._models.touch(model)
+
+    def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
+        self._serving.accepted(model, message)
+
+    def _on_rejected(self, event: WorkerSaid, model: Model, message: Rejected) -> None:
+        try:
+            error = RemoteError.from_wire(message.error)
+        except ValueError as wrong:
+            self._models.trigger(
+                model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now
+            )
+            return
+        self._serving.rejected(model, message.key, error, event.now)
+        self._models.touch(model)
+
+    def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
+        model.heartbeat = message
+        if model.watch is not None:
+            model.watch.beat(message, event.now)
+            self._models.look_after(model, event.now)
+
+    def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
+        model.dying = message.message
+
+    def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
+        if message.version != VERSION:
+            self._models.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
+        elif model.life.state in SERVES:
+            self._models.trigger(model, Broke(detail="said HELLO after READY"), event.now)
+        else:
+            self._models.trigger(model, Greeted(), event.now)
+
+    def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
+        if model.life.state in SERVES:
+            self._models.trigger(model, Broke(detail="reported a load after READY"), event.now)
+        else:
+            progress = Progressed(phase=message.phase, progress=message.progress)
+            self._models.trigger(model, progress, event.now)
+
+    def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
+        if model.life.state in SERVES:
+            self._models.trigger(model, Broke(detail="said READY twice"), event.now)
+            return
+        if model.life.state is State.LOADING:
+            model.ready = message
+            model.idle_since = event.now
+        self._models.trigger(model, BecameReady(), event.now)
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The line of a worker's output that may be a cause: what a fault handler called it, or the
+    last that is neither one of its routine logs nor the end of such a report."""
+    for line in reversed(lines):
+        if line.startswith("Fatal Python error:"):
+            return line.strip()[:MAX_LAST_WORDS]
+    for line in reversed(lines):
+        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) |Extension modules:", line):
+            return line.strip()[:MAX_LAST_WORDS]
+    return ""
+
+
+_HANDLERS: dict[type[WorkerEvent], Callable[[WorkerEvents, Any, Model], None]] = {
+    Spawned: WorkerEvents._on_spawned,
+    SpawnFailed: WorkerEvents._on_spawn_failed,
+    WorkerSaid: WorkerEvents._on_said,
+    WorkerSeen: WorkerEvents._on_seen,
+    WorkerBroke: WorkerEvents._on_broke,
+    Exited: WorkerEvents._on_exited,
+}
+
+_MESSAGE_HANDLERS: dict[type[Message], Callable[[WorkerEvents, WorkerSaid, Model, Any], None]] = {
+    Step: WorkerEvents._on_step,
+    Accepted: WorkerEvents._on_accepted,
+    Rejected: WorkerEvents._on_rejected,
+    Heartbeat: WorkerEvents._on_heartbeat,
+    Dying: WorkerEvents._on_dying,
+    Hello: WorkerEvents._on_hello,
+    LoadProgress: WorkerEvents._on_load_progress,
+    Ready: WorkerEvents._on_ready,
+}

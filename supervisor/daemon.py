@@ -1,0 +1,104 @@
+"""The daemon from first to last: the runtime folder, the logs, leftovers, then the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+import zmq
+from mlxsup.protocol.launch import worker_argv
+
+from .allocator import return_large_blocks
+from .app import App, OnChange, OnListening, report
+from .config import DaemonConfig
+from .logs import DaemonLog
+from .process import use_best_child_watcher
+from .runtime import (
+    RESERVED_FILES,
+    RuntimeFolder,
+    RuntimeFolderError,
+    raise_open_file_limit,
+)
+from .sweep import WorkerRecord
+from .transport import Context
+
+
+def run_daemon(
+    config: DaemonConfig,
+    *,
+    on_change: OnChange,
+    on_listening: OnListening,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a supervisor until it is told to end; called by `mlxsup start` on the main thread.
+
+    Args:
+        config: what to run.
+        on_change: told of each change of a model's state, with the map that watchers get.
+        on_listening: told the endpoint once clients can connect.
+        argv: the command that starts a worker, for tests.
+
+    Returns:
+        The exit code: 0, or 70 for a bug, which the daemon's log describes.
+
+    Raises:
+        RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
+        AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
+    """
+    os.umask(0o077)
+    return_large_blocks()
+    open_files = raise_open_file_limit()
+    use_best_child_watcher()
+    folder = RuntimeFolder.claim(config.runtime_dir)
+    try:
+        log = _open_log(config)
+        record = WorkerRecord(config.runtime_dir)
+        _sweep(record, log)
+        context: Context = zmq.Context()
+        app = App(
+            config,
+            folder=folder,
+            record=record,
+            log=log,
+            context=context,
+            argv=argv or worker_argv(),
+            on_change=on_change,
+        )
+        try:
+            code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
+        finally:
+            context.term()
+        log.write("info", "daemon ended", code=code)
+        log.close()
+        return code
+    finally:
+        folder.release()
+
+
+def _open_log(config: DaemonConfig) -> DaemonLog:
+    try:
+        config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeFolderError(
+            f"the log folder {config.log_dir} cannot be created: {error.strerror}",
+            hint="set a log_dir that you may write to",
+        ) from None
+    return DaemonLog(config.log_dir, config.log_level, report)
+
+
+def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
+    """Ends what an earlier supervisor left behind (E6)."""
+    try:
+        leftovers = record.sweep()
+    except OSError as error:
+        log.write("warning", "leftovers not looked for", error=error.strerror)
+        return
+    for leftover in leftovers:
+        log.write(
+            "warning",
+            "leftover worker killed",
+            model=leftover.model,
+            pid=leftover.pid,
+            is_gone=leftover.is_gone,
+        )

@@ -1,0 +1,223 @@
+"""Clients that behave badly, in a process of their own: `python -m promises.crowd WHAT …`.
+
+Each prints one line when it has begun, and one of JSON when it ends; it ends when what it does is
+done, or when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import msgpack
+import zmq
+from fuzz.frames import hostile_frames
+from mlxsup.client import AsyncClient, RequestError
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.messages import Generate
+
+STREAMS = 8
+BIG = "[[fault big=20000]]"
+
+
+def begun() -> None:
+    """Says so."""
+    print("begun", flush=True)
+
+
+def until_input_ends() -> threading.Event:
+    """Set once nobody holds the other end of standard input."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return ended
+
+
+def listen(
+    endpoint: str, model: str, prompt: str, count: int, *, is_reading: bool
+) -> dict[str, Any]:
+    """Streams that are read, or are not read until the input ends; then all is read."""
+    ended, codes, open_ids = until_input_ends(), Counter[str](), set(range(count))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.setsockopt(zmq.RCVHWM, 0 if is_reading else 1)
+        peer.connect(endpoint)
+        tokens = 4000 if prompt == BIG or not is_reading else 1_000_000
+        for n in open_ids:
+            body = msgpack.packb({"prompt": f"{prompt} {n}", "max_tokens": tokens})
+            peer.send_multipart(
+                encode(Generate(id=RequestId(str(n)), model=ModelName(model), body=body))
+            )
+        begun()
+        while not ended.is_set():
+            if not is_reading:
+                ended.wait()
+            elif peer.poll(100):
+                peer.recv_multipart()
+        until = time.monotonic() + 30.0
+        while not is_reading and open_ids and time.monotonic() < until:
+            if not peer.poll(1000):
+                continue
+            message = msgpack.unpackb(peer.recv_multipart()[0], strict_map_key=False)
+            if message["type"] in ("failed", "done"):
+                open_ids.discard(int(message["id"]))
+                codes[message.get("error", {}).get("code", "done")] += 1
+    return {"codes": codes}
+
+
+async def flood(endpoint: str, model: str, count: int) -> dict[str, Any]:
+    """So many requests at once, on one connection."""
+    ends, refused_ms = Counter[str](), []
+    async with AsyncClient(endpoint) as client:
+
+        async def ask(number: int) -> None:
+            asked_s = time.monotonic()
+            try:
+                await client.complete(model, prompt=f"{number}", max_tokens=5)
+                ends["served"] += 1
+            except RequestError as error:
+                ends[error.code.value] += 1
+                refused_ms.append(1000 * (time.monotonic() - asked_s))
+
+        begun()
+        start_s = time.monotonic()
+        await asyncio.gather(*map(ask, range(count)))
+        took_s = time.monotonic() - start_s
+    median_ms = statistics.median(refused_ms) if refused_ms else 0.0
+    return {"ends": ends, "took_s": took_s, "refused_ms": median_ms}
+
+
+def connect(path: str, count: int) -> dict[str, Any]:
+    """Bare connections to a Unix socket, which say nothing and go."""
+    begun()
+    start_s = time.monotonic()
+    for _ in range(count):
+        with socket.socket(socket.AF_UNIX) as bare:
+            bare.connect(path)
+    return {"took_s": time.monotonic() - start_s}
+
+
+def throw_frames(endpoint: str, count: int) -> dict[str, Any]:
+    """Hostile frames at the socket of mlxsup."""
+    dice = random.Random(1)
+    begun()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 1000)
+        peer.connect(endpoint)
+        for _ in range(count):
+            peer.send_multipart(hostile_frames(dice))
+            while peer.poll(0):
+                peer.recv_multipart()
+    return {}
+
+
+# ---------------------------------------------------------------- against HTTP
+
+
+def request_bytes(prompt: str, max_tokens: int) -> bytes:
+    """A request for a stream, as the peer takes it."""
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+    )
+
+
+def http_listen(port: int, *, is_reading: bool) -> dict[str, Any]:
+    """Streams of the peer that are read, or are not."""
+    ended, sockets = until_input_ends(), []
+    for n in range(STREAMS):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20 if is_reading else 2048)
+        one.connect(("127.0.0.1", port))
+        one.sendall(request_bytes(f"{n}", 4000))
+        one.setblocking(False)
+        sockets.append(one)
+    begun()
+    while not ended.wait(0.05):
+        for one in sockets if is_reading else ():
+            try:
+                while one.recv(2**16):
+                    pass
+            except BlockingIOError:
+                pass
+    for one in sockets:
+        one.close()
+    return {}
+
+
+async def http_flood(port: int, count: int) -> dict[str, Any]:
+    """So many requests at once, each on a connection of its own, as the peer wants it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count)), hard))
+    ends = Counter[str]()
+
+    async def ask(number: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_bytes(f"{number}", 5))
+            text = await reader.read()
+            writer.close()
+            ends["served" if b"[DONE]" in text else "failed"] += 1
+        except OSError:
+            ends["failed"] += 1
+
+    begun()
+    start_s = time.monotonic()
+    await asyncio.gather(*map(ask, range(count)))
+    return {"ends": ends, "took_s": time.monotonic() - start_s}
+
+
+def http_garbage(port: int, count: int) -> dict[str, Any]:
+    """Connections that bring noise."""
+    dice = random.Random(1)
+    begun()
+    for _ in range(count):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5.0) as one:
+                one.sendall(dice.randbytes(dice.randrange(1, 400)))
+        except OSError:
+            pass  # it may close first
+    return {}
+
+
+def main() -> int:
+    """Does one of these."""
+    what, where, *rest = sys.argv[1:]
+    match what:
+        case "silent" | "reading":
+            result = listen(*(where, *rest[:2]), int(rest[2]), is_reading=what == "reading")
+        case "flood":
+            result = asyncio.run(flood(where, rest[0], int(rest[1])))
+        case "connect":
+            result = connect(where, int(rest[0]))
+        case "frames":
+            result = throw_frames(where, int(rest[0]))
+        case "http-silent" | "http-reading":
+            result = http_listen(int(where), is_reading=what == "http-reading")
+        case "http-flood":
+            result = asyncio.run(http_flood(int(where), int(rest[0])))
+        case "http-garbage":
+            result = http_garbage(int(where), int(rest[0]))
+        case _:
+            raise SystemExit(f"no crowd is called {what}")
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Badly behaved clients, started and ended; `crowd.py` is what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+TESTS = Path(__file__).parents[1]
+
+
+class Crowd:
+    """A process of badly behaved clients, which has begun."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "promises.crowd", *arguments],
+            cwd=TESTS,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "begun\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has done what it came for."""
+        return self._process.poll() is not None
+
+    def result(self, timeout_s: float = 120.0) -> dict[str, Any]:
+        """Tells it to end, and waits for what it says."""
+        text, _ = self._process.communicate(timeout=timeout_s)
+        assert self._process.returncode == 0, "the crowd failed"
+        found: dict[str, Any] = json.loads(text)
+        return found

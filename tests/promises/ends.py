@@ -1,0 +1,329 @@
+"""P2, P12, P13, P19, P20: the supervisor ends, is started twice, or is told to read a bad file."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from typing import Any
+
+import psutil
+from mlxsup.client import ConnectionLost, RequestError
+from support.daemon import Daemon, fake, gone_within, is_alive, row, wait_for_state
+from support.eventually import eventually
+
+from .measure import FAKE, Figure, Measure, Place, Values, at_most, equals
+from .watching import TimedReader
+
+STREAMS = 8
+SLOW = {"step_s": 0.02}
+ENDLESS = 4000
+"""Tokens: more than a round waits for."""
+
+DRAIN_S = 2.0
+EXIT_GRACE_S = 5.0
+ALREADY_RUNNING = 75
+BAD_CONFIGURATION = 78
+
+
+def start_streams(client: Any, model: str, max_tokens: int) -> list[TimedReader]:
+    """Streams of different answers, each with its first token."""
+    readers = [TimedReader(client, model, f"{n}", max_tokens=max_tokens) for n in range(STREAMS)]
+    for reader in readers:
+        reader.started()
+    return readers
+
+
+def lost_connections(place: Place) -> Values:
+    """P2: the supervisor is killed under its clients."""
+    with Daemon({"m": fake(fake=SLOW)}) as daemon, daemon.client() as client:
+        readers = start_streams(client, "m", ENDLESS)
+        start_s = time.monotonic()
+        daemon.kill()
+        for reader in readers:
+            reader.join(60.0)
+            assert isinstance(reader.error, ConnectionLost), reader.error
+        return {"lost": max(reader.ended_at for reader in readers) - start_s}
+
+
+# ---------------------------------------------------------------- P12
+
+
+def wait_for_exit(daemon: Daemon) -> float:
+    """When the supervisor ended; it and all that it had must be gone."""
+    assert daemon.process is not None
+    processes = daemon.processes()
+    daemon.process.wait(90.0)
+    ended_at = time.monotonic()
+    assert not any(is_alive(process) for process in processes), "children are left"
+    return ended_at
+
+
+def finishing_drain() -> Values:
+    """SIGTERM while streams run that end in time."""
+    with Daemon({"m": fake(fake=SLOW)}) as daemon, daemon.client() as client:
+        readers = start_streams(client, "m", 50)
+        assert daemon.process is not None
+        start_s = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        eventually(lambda: is_refused(client), timeout_s=20.0)
+        refused_s = time.monotonic() - start_s
+        exit_s = wait_for_exit(daemon) - start_s
+        for reader in readers:
+            assert len(reader.finished().token_ids) == 50
+    return {"refused": 1000 * refused_s, "drained": exit_s}
+
+
+def is_refused(client: Any) -> bool:
+    """Whether a new request is answered by `shutting_down`."""
+    try:
+        client.complete("m", prompt="late", max_tokens=1)
+    except RequestError as error:
+        code = error.code
+    else:
+        return False
+    assert code == "shutting_down", code
+    return True
+
+
+def cut_drain() -> float:
+    """SIGTERM while streams run that would not end; returns how long the exit took."""
+    limit = {"drain_timeout_s": DRAIN_S}
+    with Daemon({"m": fake(fake=SLOW)}, limit) as daemon, daemon.client() as client:
+        readers = start_streams(client, "m", ENDLESS)
+        assert daemon.process is not None
+        start_s = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        exit_s = wait_for_exit(daemon) - start_s
+        for reader in readers:
+            assert reader.failed().code in ("shutting_down", "worker_crashed"), reader.error
+    return exit_s
+
+
+def second_signal() -> float:
+    """A second SIGTERM in a long drain; returns how long the exit took from there."""
+    limit = {"drain_timeout_s": 60.0}
+    with Daemon({"m": fake(fake=SLOW)}, limit) as daemon, daemon.client() as client:
+        readers = start_streams(client, "m", ENDLESS)
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGTERM)
+        eventually(lambda: is_refused(client), timeout_s=20.0)
+        start_s = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        exit_s = wait_for_exit(daemon) - start_s
+        for reader in readers:
+            reader.failed()
+    return exit_s
+
+
+def asked_to_end(place: Place) -> Values:
+    """P12: SIGTERM, in three situations."""
+    return {**finishing_drain(), "cut": cut_drain(), "second": second_signal()}
+
+
+# ---------------------------------------------------------------- P13
+
+WINDOWS = ("load", "prefill", "decode", "idle", "stopped", "wedged")
+
+
+def orphans_in(window: str) -> float:
+    """How long the worker outlives its supervisor, which is killed in this state."""
+    options: dict[str, Any] = {"step_s": 0.05, "prefill_tokens_per_step": 1}
+    if window == "load":
+        options["load_s"] = 30.0
+    daemon = Daemon({"m": fake(fake=options)})
+    try:
+        daemon.start()
+        with daemon.client() as client:
+            wait_for_state(client, "m", "LOADING" if window == "load" else "READY")
+            eventually(lambda: row(client, "m")["pid"])
+            readers = prepare(client, window)
+            processes = daemon.processes()
+            assert len(processes) == 2
+            if window == "stopped":
+                processes[1].suspend()
+                eventually(lambda: processes[1].status() == psutil.STATUS_STOPPED)
+            daemon.kill()
+            gone_s = gone_within(processes, 60.0)
+            for reader in readers:
+                reader.join(60.0)
+        return gone_s
+    finally:
+        daemon.__exit__(None, None, None)
+
+
+def prepare(client: Any, window: str) -> list[TimedReader]:
+    """Brings the worker into the state."""
+    if window not in ("prefill", "decode", "wedged"):
+        return []
+    prompts = {"prefill": "x" * 500, "decode": "x", "wedged": "[[fault stall=gil at=2]]"}
+    reader = TimedReader(client, "m", prompts[window], max_tokens=1000)
+    if window == "prefill":
+        eventually(lambda: row(client, "m")["steps"] > 2)
+    else:
+        reader.started()
+    return [reader]
+
+
+def orphans(place: Place) -> Values:
+    """P13: the supervisor is killed; each process is known by pid and start time."""
+    return {window: orphans_in(window) for window in WINDOWS}
+
+
+# ---------------------------------------------------------------- P19, P20
+
+
+def start_again(daemon: Daemon, count: int) -> list[subprocess.Popen[bytes]]:
+    """So many more starts on the same runtime folder, at once."""
+    command = daemon.command("start", "--config", str(daemon.config))
+    quiet = subprocess.DEVNULL
+    return [subprocess.Popen(command, stdout=quiet, stderr=quiet) for _ in range(count)]
+
+
+def starts_at_once(place: Place) -> Values:
+    """P19: many starts where none runs, then as many while one serves."""
+    count = place.sizes.starts
+    daemon = Daemon({"m": fake(fake=SLOW)})
+    start_s = time.monotonic()
+    started = start_again(daemon, count)
+    try:
+        eventually(lambda: sum(p.poll() is not None for p in started) == count - 1, timeout_s=120.0)
+        alone_s = time.monotonic() - start_s
+        [survivor] = [p for p in started if p.poll() is None]
+        daemon.process = survivor  # type: ignore[assignment]
+        with daemon.client() as client:
+            stream = TimedReader(client, "m", "kept", max_tokens=600).started()
+            start_s = time.monotonic()
+            refused = start_again(daemon, count)
+            started += refused
+            codes = [p.wait(120.0) for p in refused]
+            refused_s = time.monotonic() - start_s
+            assert len(stream.finished().token_ids) == 600
+            assert row(client, "m")["generation"] == 1
+        codes += [p.returncode for p in started[:count] if p is not survivor]
+        assert set(codes) == {ALREADY_RUNNING}, codes
+        assert survivor.poll() is None
+    finally:
+        for process in started:
+            if process is not daemon.process and process.poll() is None:
+                process.kill()
+        daemon.__exit__(None, None, None)
+    return {"alone": alone_s, "refused": refused_s}
+
+
+def bad_reload(place: Place) -> Values:
+    """P20: the file is wrong; then it is right again."""
+    models = {"m": fake(fake=SLOW)}
+    with Daemon(models) as daemon, daemon.client() as client:
+        stream = TimedReader(client, "m", "kept", max_tokens=200).started()
+        daemon.write_config({"m": fake(fake=SLOW, max_concurrency=-1)})
+        start_s = time.monotonic()
+        refused = daemon.run("reload")
+        refused_s = time.monotonic() - start_s
+        assert refused.returncode == BAD_CONFIGURATION, refused
+        daemon.write_config(models)
+        start_s = time.monotonic()
+        assert daemon.run("reload").returncode == 0
+        good_s = time.monotonic() - start_s
+        assert len(stream.finished().token_ids) == 200
+        assert row(client, "m")["generation"] == 1
+    return {"code": refused.returncode, "refused": refused_s, "good": good_s}
+
+
+MEASURES = (
+    Measure(
+        promise="P2",
+        where=FAKE,
+        round=lost_connections,
+        figures=(
+            Figure(
+                key="lost",
+                what="supervisor SIGKILL: until the last of 8 streams has `ConnectionLost`",
+                target="≤3.5 s",
+                is_kept=at_most("lost", 3.5),
+            ),
+        ),
+    ),
+    Measure(
+        promise="P12",
+        where=FAKE,
+        round=asked_to_end,
+        figures=(
+            Figure(
+                key="refused",
+                what="SIGTERM: until a new request gets `shutting_down`",
+                unit="ms",
+                digits=0,
+            ),
+            Figure(
+                key="drained",
+                what="SIGTERM: exit, 8 streams with 1 s to go complete, 0 children",
+                target="≤30 s (the limit)",
+                is_kept=at_most("drained", 30.0),
+            ),
+            Figure(
+                key="cut",
+                what="SIGTERM, endless streams, limit 2 s: exit, 0 children",
+                target="≤limit + 5 s",
+                is_kept=at_most("cut", DRAIN_S + EXIT_GRACE_S),
+            ),
+            Figure(
+                key="second",
+                what="second SIGTERM in a drain of 60 s: exit",
+                target="at once (≤5 s)",
+                is_kept=at_most("second", EXIT_GRACE_S),
+            ),
+        ),
+    ),
+    Measure(
+        promise="P13",
+        where=FAKE,
+        round=orphans,
+        figures=tuple(
+            Figure(
+                key=window,
+                what=f"supervisor SIGKILL, worker {state}: until no process is left",
+                target="≤1 s",
+                is_kept=at_most(window, 1.0),
+            )
+            for window, state in zip(
+                WINDOWS,
+                ("loads", "prefills", "decodes", "is idle", "is stopped", "is wedged, GIL held"),
+                strict=True,
+            )
+        ),
+    ),
+    Measure(
+        promise="P19",
+        where=FAKE,
+        round=starts_at_once,
+        figures=(
+            Figure(key="alone", what="20 starts at once: 1 lives, 19 have ended with exit 75"),
+            Figure(
+                key="refused",
+                what="20 more while it streams: all ended with exit 75, the stream is whole",
+            ),
+        ),
+        most_repeats=3,
+    ),
+    Measure(
+        promise="P20",
+        where=FAKE,
+        round=bad_reload,
+        figures=(
+            Figure(
+                key="code",
+                what="bad reload: exit code; the stream is whole, the old process serves on",
+                unit="",
+                digits=0,
+                target="78",
+                is_kept=equals("code", BAD_CONFIGURATION),
+            ),
+            Figure(
+                key="refused",
+                what="bad reload: `mlxsup reload` ends (without: a good one)",
+                without="good",
+            ),
+        ),
+    ),
+)

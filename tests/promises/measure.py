@@ -1,0 +1,189 @@
+"""What is measured for a promise: figures, what they are held against, how a round gets them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAKE = "fake engine"
+CPU = "MLX, CPU"
+
+Values = Mapping[str, float | list[float]]
+"""What one round has measured, by key."""
+
+Samples = Mapping[str, Sequence[float]]
+"""What all rounds have measured, by key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much a run does; the defaults are what is published.
+
+    Attributes:
+        repeats: rounds, interleaved: each holds every measure, with and without its fault.
+        crashes: P3, of 64 running rows, in each round.
+        cycles: P14.
+        unloads: P21.
+        flood: P16.
+        connects: P18.
+        starts: P19.
+        pause_s: P7, for which the whole tree is stopped.
+        long_prompt: P7, in tokens.
+        patience_s: how long a peer is waited for.
+        peer_flood: requests; each is a connection of its own.
+    """
+
+    repeats: int = 5
+    crashes: int = 10
+    cycles: int = 1000
+    unloads: int = 50
+    flood: int = 10_000
+    connects: int = 10_000
+    starts: int = 20
+    pause_s: float = 60.0
+    long_prompt: int = 40_000
+    patience_s: float = 30.0
+    peer_flood: int = 1000
+
+
+SMALL = Sizes(
+    repeats=1,
+    crashes=2,
+    cycles=10,
+    unloads=2,
+    flood=600,
+    connects=300,
+    starts=4,
+    pause_s=6.0,
+    long_prompt=5000,
+    patience_s=3.0,
+    peer_flood=50,
+)
+"""For the test, and while something is changed here: seconds, and no figure to publish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What every round is given.
+
+    Attributes:
+        sizes: how much it does.
+        tiny: the folder of a real model.
+    """
+
+    sizes: Sizes
+    tiny: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One line of the report.
+
+    Attributes:
+        key: of the values measured with the fault.
+        what: for people.
+        unit: for people.
+        target: for people; as in the table of promises.
+        is_kept: whether the samples keep it; None where the round's own assertions decide.
+        without: the key of the same without the fault; empty where there is no such thing.
+        theirs: the key of the same of the peer; such a figure stands in the table beside it.
+        digits: after the point.
+        quantile: named beside the median.
+    """
+
+    key: str
+    what: str
+    unit: str = "s"
+    target: str = ""
+    is_kept: Callable[[Samples], bool] | None = None
+    without: str = ""
+    theirs: str = ""
+    digits: int = 2
+    quantile: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A promise, and how to measure it.
+
+    Attributes:
+        promise: its id.
+        where: on what it runs (J5).
+        round: measures once, with the fault and without.
+        figures: what comes of it.
+        most_repeats: fewer than the run has, where one round is long.
+
+    Raises:
+        AssertionError: out of `round`, where what is promised is not so.
+    """
+
+    promise: str
+    where: str
+    round: Callable[[Place], Values]
+    figures: tuple[Figure, ...]
+    most_repeats: int = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of a measure in all rounds."""
+
+    measure: Measure
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    rounds: int = 0
+    problem: str = ""
+
+    def add(self, values: Values) -> None:
+        """Another round."""
+        self.rounds += 1
+        for key, value in values.items():
+            self.samples.setdefault(key, []).extend(value if isinstance(value, list) else [value])
+
+    def is_kept(self, figure: Figure) -> bool:
+        """Whether the promise was kept in every round."""
+        if self.problem or figure.key not in self.samples:
+            return False
+        return figure.is_kept is None or figure.is_kept(self.samples)
+
+
+def at_most(key: str, limit: float) -> Callable[[Samples], bool]:
+    """Every sample keeps to the limit."""
+    return lambda samples: max(samples[key]) <= limit
+
+
+def equals(key: str, value: float) -> Callable[[Samples], bool]:
+    """Every sample is that value."""
+    return lambda samples: set(samples[key]) == {value}
+
+
+def at_most_beside(key: str, base: str, more: float) -> Callable[[Samples], bool]:
+    """In every round no more above what was measured without the fault."""
+    return lambda samples: all(
+        value <= usual + more for value, usual in zip(samples[key], samples[base], strict=True)
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def spread(figure: Figure, values: Sequence[float], patience_s: float) -> str:
+    """Median and range, for people; what never came is infinite, and was waited for so long."""
+    if not values:
+        return "–"
+    if all(math.isinf(value) for value in values):
+        return f"none within {patience_s:.0f} s"
+
+    def show(value: float) -> str:
+        return "none" if math.isinf(value) else f"{value:.{figure.digits}f}"
+
+    text = show(statistics.median(values))
+    if min(values) != max(values):
+        text += f" ({show(min(values))} to {show(max(values))})"
+    if figure.quantile is not None:
+        text += f", p{100 * figure.quantile:.0f} {show(quantile(values, figure.quantile))}"
+    return f"{text} {figure.unit}".rstrip()

@@ -1,0 +1,1 @@
+"""Hours of ordinary use: nothing may grow (J4)."""
