@@ -25,10 +25,10 @@ def undisturbed(prompt: str, count: int) -> list[int]:
 PROGRAM = """
 import sys
 from pathlib import Path
-from mlxsup.supervisor import app
+from mlxsup.supervisor import daemon
 from mlxsup.supervisor.config import load_config
 {setup}
-sys.exit(app.run_daemon(
+sys.exit(daemon.run_daemon(
     load_config(Path(sys.argv[1])),
     on_change=lambda change: None,
     on_listening=lambda endpoint: None,
