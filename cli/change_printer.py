@@ -34,10 +34,14 @@ class ChangePrinter:
         self._is_live = output.has_colour(sys.stdout) and not output.is_json
         self._has_live_line = False
         self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
-        self._thread.start()
 
     def listening(self, endpoint: str) -> None:
-        """The daemon answers there."""
+        """The daemon answers there.
+
+        Only now is there a thread: signals that a starting daemon holds back would end the process
+        on any thread that does not.
+        """
+        self._thread.start()
         self._put({"endpoint": endpoint, "pid": os.getpid()})
 
     def changed(self, change: Mapping[str, Any]) -> None:
@@ -47,8 +51,9 @@ class ChangePrinter:
 
     def close(self) -> None:
         """Writes what waits, as far as somebody reads."""
-        self._put(None)
-        self._thread.join(FLUSH_LIMIT_S)
+        if self._thread.is_alive():
+            self._put(None)
+            self._thread.join(FLUSH_LIMIT_S)
 
     def _put(self, value: Mapping[str, Any] | None) -> None:
         try:

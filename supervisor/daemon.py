@@ -20,6 +20,7 @@ from .runtime import (
     RuntimeFolderError,
     raise_open_file_limit,
 )
+from .signals import held_back
 from .sweep import WorkerRecord
 from .transport import Context
 
@@ -50,30 +51,44 @@ def run_daemon(
     return_large_blocks()
     open_files = raise_open_file_limit()
     use_best_child_watcher()
-    folder = RuntimeFolder.claim(config.runtime_dir)
-    try:
-        log = _open_log(config)
-        record = WorkerRecord(config.runtime_dir)
-        _sweep(record, log)
-        context: Context = zmq.Context()
-        app = App(
-            config,
-            folder=folder,
-            record=record,
-            log=log,
-            context=context,
-            argv=argv or worker_argv(),
-            on_change=on_change,
-        )
+    with held_back():
+        folder = RuntimeFolder.claim(config.runtime_dir)
         try:
-            code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
+            return _serve(
+                config, folder, open_files, argv or worker_argv(), on_change, on_listening
+            )
         finally:
-            context.term()
-        log.write("info", "daemon ended", code=code)
-        log.close()
-        return code
+            folder.release()
+
+
+def _serve(
+    config: DaemonConfig,
+    folder: RuntimeFolder,
+    open_files: int,
+    argv: Sequence[str],
+    on_change: OnChange,
+    on_listening: OnListening,
+) -> int:
+    log = _open_log(config)
+    record = WorkerRecord(config.runtime_dir)
+    _sweep(record, log)
+    context: Context = zmq.Context()
+    app = App(
+        config,
+        folder=folder,
+        record=record,
+        log=log,
+        context=context,
+        argv=argv,
+        on_change=on_change,
+    )
+    try:
+        code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
     finally:
-        folder.release()
+        context.term()
+    log.write("info", "daemon ended", code=code)
+    log.close()
+    return code
 
 
 def _open_log(config: DaemonConfig) -> DaemonLog:

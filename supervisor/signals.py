@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Signals that come before `Signals` listens wait for it, instead of ending the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Signals:
@@ -32,6 +43,7 @@ class Signals:
         for number in ENDING:
             self._loop.add_signal_handler(number, self._ask_for_end, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, signal.SIGHUP))
 
     def ignore(self) -> None:
         """From here on the end cannot be hurried: what is left is bounded and short."""

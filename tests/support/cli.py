@@ -120,8 +120,7 @@ class Terminal:
             stderr=follower,
             env=environment(**({"TERM": "xterm"} | variables)),
             start_new_session=True,
-            # The terminal becomes the session's own, so that Ctrl-C reaches the command.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
         )
         os.close(follower)
 
@@ -183,6 +182,13 @@ class Terminal:
         self.process.wait()
         if self._is_there:
             self.hang_up()
+
+
+def _own_terminal() -> None:
+    """In the new session: the terminal becomes its own, so that Ctrl-C reaches the command, and
+    it hears of the terminal's end, whatever the tests themselves were started under."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def on_terminal(arguments: Sequence[str], **variables: str) -> str:

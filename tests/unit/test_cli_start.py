@@ -120,6 +120,7 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
     stuck = StuckOutput()
     monkeypatch.setattr(sys, "stdout", stuck)
     printer = ChangePrinter(Output())
+    printer.listening("ipc:///x")
     for _ in range(MAX_WAITING * 2):
         printer.changed(CHANGE)
     stuck.is_free.set()
