@@ -94,12 +94,11 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
                 channel = delta.channel
             if channel == "content":
                 line.make_way(delta.text, sys.stdout)
-                output.data(delta.text, newline=False)
+                output.answer(delta.text, sys.stdout)
                 last = delta.text
             elif channel == "reasoning" and line.is_possible:
                 line.make_way(delta.text, sys.stderr)
-                dimmed = output.style(delta.text, sys.stderr, dim=True)
-                click.echo(dimmed, nl=False, err=True)
+                output.answer(delta.text, sys.stderr, dim=True)
     finally:
         line.clear()
         # A prompt or an error line of the shell would otherwise stand behind the text.

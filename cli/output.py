@@ -16,6 +16,13 @@ from .exit_status import CliError
 
 SCHEMA_VERSION = 1
 
+_CONTROLS = set(range(0x20)) - {ord("\n"), ord("\t")}
+VISIBLE = {
+    **{code: 0x2400 + code for code in _CONTROLS},
+    **dict.fromkeys((0x7F, *range(0x80, 0xA0)), 0xFFFD),
+}
+"""Control characters as signs for them, for a model may write anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -38,6 +45,11 @@ class Output:
     def data(self, text: str, *, newline: bool = True) -> None:
         """Writes what was asked for, at once."""
         click.echo(text, nl=newline)
+
+    def answer(self, text: str, stream: TextIO, **style: Any) -> None:
+        """Writes a piece of what a model says; its control characters steer no terminal."""
+        shown = text.translate(VISIBLE) if stream.isatty() else text
+        click.echo(self.style(shown, stream, **style) if style else shown, file=stream, nl=False)
 
     def object(self, value: Mapping[str, Any]) -> None:
         """Writes one object, on one line."""

@@ -81,8 +81,14 @@ class TerminalReader:
     def read(self) -> str | None:
         """See `Reader.read`; an interrupt gives up the turn."""
         turn = read_turn(self._read_line)
-        if turn is not None and turn.strip():
-            self._remember(turn)
+        if turn is None or not turn.strip():
+            return turn
+        try:
+            turn.encode()
+        except UnicodeEncodeError:
+            click.echo("that line is not UTF-8, and was not sent", err=True)
+            return ""
+        self._remember(turn)
         return turn
 
     def _read_line(self, prompt: str) -> str | None:

@@ -16,6 +16,13 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 MAX_KEPT = 32
 """Compiled grammars that are kept; a large one takes a second to compile."""
 
+MAX_CHOICES = 20_000
+"""What may come next at one place of a form: properties of an object, for example."""
+
+FREE_STEPS = 2
+WALKED_TOKENS = 16
+"""So far a form is tried before the request is accepted: any first tokens, then forced ones."""
+
 NO_WHITESPACE = {"whitespace_flexible": False}
 
 
@@ -45,15 +52,17 @@ class Grammar:
 
     @property
     def error(self) -> str:
-        """Why the matcher gave up; empty where it did not."""
-        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+        """Why the matcher gave up, which ends the answer; empty where it did not."""
+        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    @property
-    def warning(self) -> str | None:
-        """A sentence for people where the grammar was given up."""
-        if not self.error:
-            return None
-        return "the answer ends early: its response_format became too complex to follow"
+    def refusal(self) -> RemoteError:
+        """What a request is answered with whose grammar was given up."""
+        return RemoteError(
+            ErrorCode.INVALID_REQUEST,
+            "the answer cannot go on within its response_format, which is too complex or demands"
+            f" the text of a special token: {self.error}",
+            detail={"parameter": "response_format"},
+        )
 
     def is_end(self, token: int) -> bool:
         """Whether this token ended the answer, and is none of it."""
@@ -102,7 +111,10 @@ class GrammarCompiler:
         """
         if response_format is None or response_format["type"] == "text":
             return None
-        key = json.dumps(response_format, sort_keys=True)
+        try:
+            key = json.dumps(response_format, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise _impossible(str(error)) from None
         matcher = self._matchers.pop(key, None)
         if matcher is None:
             matcher = self._compile(response_format)
@@ -113,7 +125,7 @@ class GrammarCompiler:
 
     def _compile(self, response_format: dict[str, Any]) -> Any:
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
         except ImportError:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
@@ -123,7 +135,12 @@ class GrammarCompiler:
         if self._tokenizer is None:
             self._tokenizer = self._make_tokenizer()
         try:
-            matcher = LLMatcher(self._tokenizer, _grammar_text(response_format), log_level=0)
+            matcher = LLMatcher(
+                self._tokenizer,
+                _grammar_text(response_format),
+                log_level=0,
+                limits=LLParserLimits(max_items_in_row=MAX_CHOICES),
+            )
         except ValueError as error:
             raise _impossible(str(error)) from None
         if matcher.is_error():
@@ -131,6 +148,7 @@ class GrammarCompiler:
         probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
         if probe.mask() is None:
             raise _impossible(probe.error or "it allows the empty answer alone")
+        _walk_ahead(probe)
         return matcher
 
 
@@ -145,6 +163,29 @@ def _grammar_text(response_format: dict[str, Any]) -> str:
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=NO_WHITESPACE))  # type: ignore[arg-type]
 
 
+def _walk_ahead(probe: Grammar) -> None:
+    """Goes where every answer must go: a form that breaks there is refused before it begins.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    for step in range(WALKED_TOKENS):
+        mask = probe.mask()
+        if probe.error:
+            raise _impossible(probe.error)
+        allowed = int.from_bytes(mask or b"", "little")
+        if not allowed or (step >= FREE_STEPS and allowed.bit_count() > 1):
+            return
+        probe.accept((allowed & -allowed).bit_length() - 1)
+
+
+def _first_line(text: object) -> str:
+    """What llguidance says, without the state of its parser."""
+    return " ".join(str(text).split("<state>")[0].split())
+
+
 def _impossible(why: str) -> RemoteError:
-    why = " ".join(why.split())[:300]
+    why = _first_line(why)[:300]
+    if "NoExtensionBias" in why or not why:
+        why = "nothing can match it"
     return invalid("response_format", "a format that an answer can have", shown=f"this: {why}")

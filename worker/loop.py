@@ -276,6 +276,7 @@ class StepLoop:
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
         rows, self._ended = self._ended, []
+        refused: list[tuple[RequestKey, RemoteError]] = []
         now = self._clock()
         for token in result.tokens:
             running = self._running.get(token.key)
@@ -289,6 +290,9 @@ class StepLoop:
                 del self._running[token.key]
                 if token.finish is None:
                     self._engine.remove(token.key)
+                if running.grammar is not None and running.has_broken_form:
+                    deltas[-1].finish = None
+                    refused.append((token.key, running.grammar.refusal()))
             rows += deltas
         prefill = [
             PrefillProgress(key=row.key, done=row.done, total=row.total)
@@ -296,6 +300,8 @@ class StepLoop:
             if row.key in self._running
         ]
         self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
+        for key, error in refused:
+            self._reject(key, error)
 
     def _publish_idle(self, *, is_memory_new: bool = False) -> None:
         requests = self._held_requests()

@@ -120,6 +120,11 @@ class RunningRow:
     cached_tokens: int = 0
     has_token: bool = False
 
+    @property
+    def has_broken_form(self) -> bool:
+        """Whether its grammar was given up, so that the answer is none."""
+        return self.grammar is not None and bool(self.grammar.error)
+
     def replay(self, row: Row) -> list[RowDelta] | None:
         """Takes the text to where it stood after the tokens that the client has already.
 
@@ -182,6 +187,4 @@ class RunningRow:
             for piece in pieces
         ] or [RowDelta(key=self.key, channel=self.answer.channel)]
         deltas[-1].finish = finish
-        if finish is not None and self.grammar is not None and self.grammar.warning:
-            deltas[-1].warning = self.grammar.warning
         return deltas

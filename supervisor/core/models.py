@@ -224,7 +224,7 @@ class Models:
             case RunningEnds(error=error):
                 self._serving.fail_running(model, error)
             case RunningLost(text=text, verdict=verdict):
-                self._serving.lose_running(model, text, verdict, now)
+                self._serving.lose_running(model, text, verdict)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)

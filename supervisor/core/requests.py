@@ -41,7 +41,6 @@ class Request:
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
         stage: queued or running.
-        queue_limit_s: what `queue_deadline` was made of; an interrupted answer waits afresh.
         dispatched_at: of the last dispatch.
         started_at: of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
@@ -69,7 +68,6 @@ class Request:
     queue_deadline: float | None = None
     first_token_deadline: float | None = None
     deadline: float | None = None
-    queue_limit_s: float | None = None
     stage: Stage = Stage.QUEUED
     dispatched_at: float | None = None
     started_at: float | None = None

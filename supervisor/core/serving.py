@@ -98,7 +98,6 @@ class Serving:
             body=message.body,
             digest=digest,
             arrived_at=now,
-            queue_limit_s=queue_limit_s,
             queue_deadline=_after(now, queue_limit_s, 0.0),
             first_token_deadline=_after(
                 now, message.first_token_timeout_s, self.settings.first_token_timeout_s
@@ -295,7 +294,7 @@ class Serving:
         for request in list(model.running.values()):
             self.fail(model, request, error)
 
-    def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+    def lose_running(self, model: Model, text: str, verdict: Verdict) -> None:
         """The process is gone with its rows: they wait again, before all others, to be resumed.
 
         What the worker had not accepted yet is dispatched again as new. A row ends instead where
@@ -308,7 +307,7 @@ class Serving:
             if error is not None:
                 self._end(request, error=error)
             else:
-                self._interrupt(request, text, now)
+                self._interrupt(request, text)
                 again.append(request)
         again.sort(key=lambda request: not model.recovery.runs_alone(request.digest))
         model.line.rejoin(request.key for request in again)
@@ -335,7 +334,7 @@ class Serving:
                 return worker_crashed(name, text, sent)
         return None
 
-    def _interrupt(self, request: Request, text: str, now: float) -> None:
+    def _interrupt(self, request: Request, text: str) -> None:
         self.ledger.move(request, Stage.QUEUED)
         request.dispatched_at = None
         request.told.clear()
@@ -343,7 +342,7 @@ class Serving:
             request.started_at = None
         else:
             request.is_interrupted = True
-            request.queue_deadline = _after(now, request.queue_limit_s, 0.0)
+            request.queue_deadline = None  # a limit for the start, and it was started
             detail = {"cause": text, "tokens_sent": request.tokens_sent}
             self._notify(request, NoticeKind.INTERRUPTED, detail)
         self._set_deadline(request)

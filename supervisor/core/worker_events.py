@@ -31,6 +31,11 @@ from .triggers import BecameReady, Broke, Died, Greeted, GreetedByOtherVersion, 
 from .watchdog import Watch
 
 MAX_LAST_WORDS = 200
+ROUTINE = re.compile(
+    r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
+    r"|\s*(File|Binary file) \".*\",? |\s*<"
+)
+"""Lines that say nothing of a death: logs below an error, and what a fault handler lists."""
 
 WorkerEvent = Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
 
@@ -157,7 +162,7 @@ def _last_words(lines: Sequence[str]) -> str:
         if line.startswith("Fatal Python error:"):
             return line.strip()[:MAX_LAST_WORDS]
     for line in reversed(lines):
-        if line.strip() and not re.match(r"\S+Z (DEBUG|INFO) |Extension modules:", line):
+        if line.strip() and not ROUTINE.match(line):
             return line.strip()[:MAX_LAST_WORDS]
     return ""
 

@@ -307,7 +307,62 @@ def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
         grammar.accept(token)
         grammar.mask()
     assert grammar.is_over
-    assert grammar.warning
+    assert grammar.error
+
+
+ENDLESS_SCHEMA = {
+    "$ref": "#/$defs/n",
+    "$defs": {
+        "n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [of_schema(ENDLESS_SCHEMA), of_schema({"$ref": "#"}), {"type": "regex", "regex": r"[^\s\S]"}],
+)
+def test_a_form_that_breaks_where_every_answer_goes_is_refused(
+    worker: LoopDriver, form: dict[str, Any]
+) -> None:
+    answer = worker.answer(prompt="x", max_tokens=20, response_format=form)
+    assert answer.error is not None
+    assert answer.error["code"] == "invalid_request"
+    assert answer.tokens == []
+    assert "<state>" not in answer.error["message"]
+
+
+def test_a_wide_schema_is_followed(worker: LoopDriver) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    wide = {"type": "object", "properties": properties, "additionalProperties": False}
+    answer = worker.answer(
+        prompt="x", max_tokens=40, seed=1, temperature=1.0, response_format=of_schema(wide)
+    )
+    assert answer.error is None
+    assert answer.text.startswith(('{"p', "{}"))
+
+
+def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    """llguidance gives up in mid-answer; its neighbour does not notice."""
+    free = {"prompt": "tell", "max_tokens": 30}
+    alone = worker.answer(**free).tokens
+    form = {"type": "regex", "regex": "[a-z]{40}"}
+    beside = worker.dispatch(**free)
+    key = worker.dispatch(prompt="x", max_tokens=90, seed=2, temperature=1.0, response_format=form)
+    while len(worker.answers[key].tokens) < 3:
+        worker.turn()
+    grammar = worker.loop._running[key].grammar
+    assert grammar is not None
+    grammar._matcher.consume_token(worker.engine.text.vocabulary_size - 1)
+    broken, kept = worker.finish(key, beside)
+    assert broken.finish is None
+    assert broken.error is not None
+    assert broken.error["code"] == "invalid_request"
+    assert broken.error["detail"]["parameter"] == "response_format"
+    assert kept.tokens == alone
+    assert not worker.engine.has_rows()
 
 
 def test_compiled_grammars_are_kept_and_bounded(worker: LoopDriver) -> None:

@@ -573,6 +573,15 @@ def test_the_cause_is_what_the_fault_handler_called_it_not_its_last_line() -> No
 
 def test_routine_logs_are_no_cause() -> None:
     driver = in_state(State.READY)
+    driver.exit(
+        last_lines=(
+            "2026-01-01T00:00:00.1Z WARNING a prompt could not be prepared key=3",
+            "Current thread 0x00007f0a (most recent call first):",
+            '  File "<frozen runpy>", line 198 in _run_module_as_main',
+        )
+    )
+    assert driver.row()["last_exit"]["detail"] == ""
+    driver = in_state(State.READY)
     driver.exit(last_lines=("2026-01-01T00:00:00.1Z INFO model ready model=m",))
     assert driver.row()["last_exit"]["detail"] == ""
 
