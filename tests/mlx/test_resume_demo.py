@@ -27,8 +27,60 @@ def worker() -> Iterator[LoopDriver]:
     engine.close()
 
 
+SAMPLED = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": SAMPLED,
+    "penalties, bias and stops": SAMPLED
+    | {
+        "top_k": 40,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {"260": 2.0},
+        "stop": ["never to be found", "\n\n\n\n"],
+    },
+    "a schema": SAMPLED
+    | {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "animal": {"type": "string", "minLength": 40, "maxLength": 80},
+                        "legs": {"type": "integer", "minimum": 0, "maximum": 99},
+                    },
+                    "required": ["animal", "legs"],
+                    "additionalProperties": False,
+                }
+            },
+        }
+    },
+}
+
+
 @pytest.mark.bits
-@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 7}])
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_an_answer_alone_is_the_one_among_seven_that_come_and_go_C10(
+    worker: LoopDriver, parameters: dict[str, Any]
+) -> None:
+    alone = worker.answer(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    neighbours = [
+        worker.dispatch(prompt=f"Tale {n}", max_tokens=4 + 3 * n, temperature=n % 2, seed=n)
+        for n in range(4)
+    ]
+    key = worker.dispatch(messages=QUESTION, max_tokens=LENGTH, **parameters)
+    while len(worker.answers[key].tokens) < 12:
+        worker.turn()
+    neighbours += [worker.dispatch(prompt=f"Late {n}", max_tokens=8, seed=n) for n in range(3)]
+    among, *_ = worker.finish(key, *neighbours)
+    assert (among.tokens, among.text, among.finish) == (alone.tokens, alone.text, alone.finish)
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
     worker: LoopDriver, parameters: dict[str, Any]
 ) -> None:
