@@ -186,12 +186,12 @@ class RequestBody:
             return
         if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
             raise invalid("chat_template_kwargs", "a map with names as keys", extra)
-        if self.messages is None:
-            raise invalid("chat_template_kwargs", "messages for the template", shown="none of them")
         if taken := sorted(RESERVED_TEMPLATE_NAMES & extra.keys()):
             raise invalid(
                 "chat_template_kwargs", "names that are not mlxsup's own", shown=", ".join(taken)
             )
+        if self.messages is None:
+            raise invalid("chat_template_kwargs", "messages for the template", shown="none of them")
 
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty where absent."""
