@@ -12,8 +12,9 @@ import pytest
 from mlxsup.client import Client, Delta, RequestError
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
-from support.faults import PATIENT, SubstitutedWorkers, undisturbed
+from support.faults import PATIENT, undisturbed
 from support.reference import greedy_answers
+from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
 
@@ -147,7 +148,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, lis
         "max_concurrency": COUNT,
     }
     argv = [sys.executable, "-P", "-c", ABORTING.format(marker=MARKER)]
-    with SubstitutedWorkers({"m": entry}, argv=argv) as daemon:
+    with ScriptedDaemon({"m": entry}).scripted(argv=argv) as daemon:
         daemon.allowed_words = {"Traceback"}
         with daemon.client() as client:
             wait_for_state(client, "m", "READY")

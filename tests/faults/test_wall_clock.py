@@ -8,7 +8,8 @@ import sys
 
 from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
-from support.faults import SubstitutedWorkers, undisturbed
+from support.faults import undisturbed
+from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
 
 JUMPING = """
@@ -26,7 +27,7 @@ def test_a_wall_clock_that_jumps_by_an_hour_kills_nobody_P7() -> None:
     )
     argv = [sys.executable, "-P", "-c", JUMPING + WORKER]
     with (
-        SubstitutedWorkers({"m": model, "n": model}, argv=argv, setup=JUMPING) as daemon,
+        ScriptedDaemon({"m": model, "n": model}).scripted(JUMPING, argv) as daemon,
         daemon.client() as client,
     ):
         limits = {"timeout_s": 60.0, "queue_timeout_s": 60.0, "first_token_timeout_s": 60.0}

@@ -14,36 +14,7 @@ import pytest
 from mlxsup.client import Client, RequestError
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from mlxsup.supervisor import app, daemon
-from mlxsup.supervisor.config import load_config
-{setup}
-sys.exit(daemon.run_daemon(
-    load_config(Path(sys.argv[1])),
-    on_change={on_change},
-    on_listening=lambda endpoint: print(endpoint, flush=True),
-    argv={argv},
-))
-"""
-
-
-class ScriptedDaemon(Daemon):
-    """A daemon whose parts are replaced by a script."""
-
-    script = ""
-
-    def scripted(
-        self, setup: str = "", argv: list[str] | None = None, on_change: str = "lambda change: None"
-    ) -> ScriptedDaemon:
-        self.script = SCRIPT.format(setup=setup, argv=argv, on_change=on_change)
-        return self
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", self.script, str(self.config)]
-
+from support.scripted_daemon import ScriptedDaemon
 
 QUICK = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 
