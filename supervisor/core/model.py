@@ -133,8 +133,7 @@ class Model:
     def is_over_memory(self) -> bool:
         """Whether its worker last held more memory than its limit; without one of its own, so
         much of the machine that a SIGKILL is the system's."""
-        settings = self.life.settings
-        limit = settings.memory_limit_bytes or settings.launch.memory_limit_bytes or 0
+        limit = self.life.settings.launch.memory_limit_bytes or 0
         if not limit:
             return 0 < self.machine_bytes * MACHINE_SHARE < self.footprint_bytes
         beat = self.heartbeat

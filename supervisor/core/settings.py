@@ -64,8 +64,6 @@ class ModelSettings:
         preload: load when the supervisor starts; else on the first request.
         idle_unload_s: unload after this long without a request; 0 for never.
         load_stall_timeout_s: a load without progress for this long has stalled.
-        memory_limit_bytes: a worker that reported more and is killed ran out of memory; 0: what
-            its launch says, or most of the machine.
         restart: the restart policy.
     """
 
@@ -74,7 +72,6 @@ class ModelSettings:
     preload: bool = True
     idle_unload_s: float = 0.0
     load_stall_timeout_s: float = 120.0
-    memory_limit_bytes: int = 0
     restart: RestartSettings = field(default_factory=RestartSettings)
 
 

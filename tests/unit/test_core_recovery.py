@@ -25,12 +25,12 @@ ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
 HOUR_S = 3600.0
 
 
-def engine_of(rows: int, **changes: object) -> Driver:
+def engine_of(rows: int, *, memory_limit_bytes: int | None = None, **changes: object) -> Driver:
     """A READY model with so many rows and room for many crashes."""
     restart = RestartSettings(
         max_restarts=50, stable_s=10.0, backoff_initial_s=0.1, backoff_max_s=0.1
     )
-    launch = replace(LAUNCH, max_concurrency=rows)
+    launch = replace(LAUNCH, max_concurrency=rows, memory_limit_bytes=memory_limit_bytes)
     driver = Driver([entry(launch=launch, restart=restart, **changes)], SETTINGS)
     driver.load()
     driver.come_up()
