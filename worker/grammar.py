@@ -55,8 +55,11 @@ class Grammar:
         """Why the matcher gave up, which ends the answer; empty where it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
-    def refusal(self) -> RemoteError:
-        """What a request is answered with whose grammar was given up."""
+    @property
+    def refusal(self) -> RemoteError | None:
+        """What the request is answered with where the grammar was given up; None where not."""
+        if not self.error:
+            return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
             "the answer cannot go on within its response_format, which is too complex or demands"

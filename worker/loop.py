@@ -290,9 +290,10 @@ class StepLoop:
                 del self._running[token.key]
                 if token.finish is None:
                     self._engine.remove(token.key)
-                if running.grammar is not None and running.has_broken_form:
+                refusal = running.grammar.refusal if running.grammar is not None else None
+                if refusal is not None:
                     deltas[-1].finish = None
-                    refused.append((token.key, running.grammar.refusal()))
+                    refused.append((token.key, refusal))
             rows += deltas
         prefill = [
             PrefillProgress(key=row.key, done=row.done, total=row.total)

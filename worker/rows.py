@@ -120,11 +120,6 @@ class RunningRow:
     cached_tokens: int = 0
     has_token: bool = False
 
-    @property
-    def has_broken_form(self) -> bool:
-        """Whether its grammar was given up, so that the answer is none."""
-        return self.grammar is not None and bool(self.grammar.error)
-
     def replay(self, row: Row) -> list[RowDelta] | None:
         """Takes the text to where it stood after the tokens that the client has already.
 
