@@ -27,6 +27,7 @@ from .measure import (
     equals,
     quantile,
 )
+from .replacing import replaced_after
 from .watching import Changes, ExitWatch, TimedReader
 
 ROWS = 64
@@ -107,20 +108,7 @@ def undisturbed_neighbour(place: Place, *, entry: Entry, tokens: int) -> Values:
 
 def ready_again(place: Place, *, entry: Entry) -> Values:
     """From SIGKILL to READY, and a cold load."""
-    with Daemon({"m": entry(place)}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        client.unload("m")
-        start_s = time.monotonic()
-        client.load("m")
-        cold_s = time.monotonic() - start_s
-        changes = Changes(client)
-        stream = TimedReader(client, "m", "goes on", max_tokens=300).started()
-        before = row(client, "m")
-        start_s = time.monotonic()
-        os.kill(before["pid"], signal.SIGKILL)
-        ready_s = changes.ready_at("m", before["generation"] + 1) - start_s
-        assert len(stream.finished().token_ids) == 300
-    return {"cold": cold_s, "ready": ready_s}
+    return replaced_after(entry(place), signal.SIGKILL, tokens=300)
 
 
 # ---------------------------------------------------------------- P9

@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import psutil
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.tiny_model import make_tiny_model
 
 from .crashes import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values, at_most, at_most_beside, equals
+from .replacing import replaced_after
 from .watching import Changes, TimedReader
 
 LIMIT_S = 2.0
@@ -27,22 +27,7 @@ BURN = "while True: pass"
 
 def stopped_worker(place: Place, *, entry: Entry) -> Values:
     """P5: SIGSTOP in the middle of an answer; and a cold load."""
-    with Daemon({"m": entry(place)}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
-        client.unload("m")
-        start_s = time.monotonic()
-        client.load("m")
-        cold_s = time.monotonic() - start_s
-        changes = Changes(client)
-        stream = TimedReader(client, "m", "goes on", max_tokens=500).started()
-        before = row(client, "m")
-        start_s = time.monotonic()
-        os.kill(before["pid"], signal.SIGSTOP)
-        ready_s = changes.ready_at("m", before["generation"] + 1) - start_s
-        assert not psutil.pid_exists(before["pid"]), "the stopped process is still there"
-        assert len(stream.finished().token_ids) == 500
-        assert row(client, "m")["suspects"] == 0
-    return {"cold": cold_s, "ready": ready_s}
+    return replaced_after(entry(place), signal.SIGSTOP, tokens=500)
 
 
 def stuck_step(place: Place) -> Values:
