@@ -216,19 +216,25 @@ class MlxBatch:
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         self._due.discard(response.uid)
+        key = self._keys[response.uid]
+        finish = None if response.finish_reason is None else _FINISH[response.finish_reason]
+        is_text = finish is not FinishReason.STOP
         grammar = self._grammars.get(response.uid)
         # The grammar has read this token already: the next one's mask is under way.
-        is_over = grammar is not None and grammar.is_over and response.finish_reason != "stop"
-        # A model without an end-of-text token draws the grammar's, which is no part of the answer.
-        is_end = is_over and grammar is not None and grammar.is_end(response.token)
-        if response.finish_reason is None:
-            key = self._keys[response.uid]
-            if is_over:
-                self.remove(key)
-            if is_end:
-                return RowToken(key=key, token=None, finish=FinishReason.STOP)
-            finish = FinishReason.STOP if is_over else None
-            return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
+        if is_text and grammar is not None and grammar.is_over:
+            finish = FinishReason.STOP
+            # A model without an end-of-text token draws the grammar's, which is no part either.
+            is_text = not grammar.is_end(response.token)
+        if response.finish_reason is not None:
+            self._forget_ended(response)
+        elif finish is not None:
+            self.remove(key)
+        if not is_text:
+            return RowToken(key=key, token=None, finish=finish)
+        return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
+
+    def _forget_ended(self, response: Any) -> None:
+        """A row that has left the generator by itself; its prompt may serve others."""
         self._grammars.pop(response.uid, None)
         key = self._keys.pop(response.uid)
         del self._uids[key]
@@ -236,12 +242,6 @@ class MlxBatch:
         if key != WARMUP_KEY:
             with mx.stream(self._stream):
                 self._prefixes.keep(response.all_tokens, response.prompt_cache)
-        finish = _FINISH[response.finish_reason]
-        if finish is FinishReason.STOP or is_end:
-            return RowToken(key=key, token=None, finish=FinishReason.STOP)
-        if is_over:
-            finish = FinishReason.STOP
-        return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
 
     def _take_prompts(
         self, responses: Sequence[Any], result: StepResult, *, decoding: int, took_s: float
