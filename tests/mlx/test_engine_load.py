@@ -430,19 +430,23 @@ def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(tmp_path: Path) -
     engine.close()
 
 
-def test_wiring_is_off_and_the_limit_comes_back_E3(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device with a wired limit, simulated: several workers must not wire all of it each."""
-    limit = [7]
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """All limits set on a simulated device that can wire 1000 bytes; it began with 7."""
+    limits = [7]
 
     def set_wired_limit(value: int) -> int:
-        limit.append(value)
-        return limit[-2]
+        limits.append(value)
+        return limits[-2]
 
     info = dict(mx.device_info()) | {"max_recommended_working_set_size": 1000}
     monkeypatch.setattr(mx, "device_info", lambda: info)
     monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
+    return limits
+
+
+def test_wiring_is_off_and_the_limit_comes_back_E3(tiny: Path, limit: list[int]) -> None:
+    """Several workers must not wire all of it each."""
     with loaded_engine(tiny):
         assert 1000 in limit, "mlx-lm's constructor wires what the machine recommends"
         assert limit[-1] == 0
@@ -451,18 +455,9 @@ def test_wiring_is_off_and_the_limit_comes_back_E3(
 
 @pytest.mark.parametrize(("asked", "wired"), [(300, 300), (5000, 1000), (None, 1000)])
 def test_wiring_takes_what_the_spec_says_within_the_machine_I3(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, wired: int
+    tiny: Path, limit: list[int], asked: int | None, wired: int
 ) -> None:
     """None is as much as was loaded, here above what the simulated machine recommends."""
-    limit = [7]
-
-    def set_wired_limit(value: int) -> int:
-        limit.append(value)
-        return limit[-2]
-
-    info = dict(mx.device_info()) | {"max_recommended_working_set_size": 1000}
-    monkeypatch.setattr(mx, "device_info", lambda: info)
-    monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
     with loaded_engine(tiny, wired_limit_bytes=asked):
         assert limit[-1] == wired
     assert limit[-1] == 7
