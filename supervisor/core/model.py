@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.messages import Ready as ReadyMessage
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WorkerPhase
 
 from .events import Caller
 from .fairness import WaitingLine
@@ -118,6 +118,15 @@ class Model:
         if alone is not None and (alone.key in self.running or alone.key in self.leaving):
             return alone.digest
         return None
+
+    @property
+    def doing(self) -> Heartbeat | None:
+        """The latest beat, while it can tell what the owner thread does: one from the load says
+        nothing of a worker that has said READY since."""
+        beat = self.heartbeat
+        if beat and beat.phase is WorkerPhase.LOADING and self.ready:
+            return None
+        return beat
 
     @property
     def held(self) -> list[Digest]:

@@ -42,7 +42,7 @@ def status_map(
 
 def model_row(model: Model, now: float) -> dict[str, Any]:
     """One model's part of the status."""
-    life, phase, beat = model.life, model.life.phase, model.heartbeat
+    life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
         "name": model.name,
         "state": life.state.value,
@@ -69,8 +69,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
         "footprint_bytes": model.footprint_bytes,
-        "phase": beat.phase.value if beat else None,
-        "phase_s": beat.phase_s if beat else None,
+        "phase": doing.phase.value if doing else None,
+        "phase_s": doing.phase_s if doing else None,
         "held_by_worker": beat.requests if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,

@@ -82,6 +82,21 @@ def test_a_stale_beat_does_not_make_the_next_step_look_long() -> None:
     assert driver.state() is State.READY
 
 
+def test_a_beat_from_the_load_says_nothing_of_a_worker_that_is_ready() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    driver.beat(WorkerPhase.LOADING, phase_s=3.0)
+    assert (driver.row()["phase"], driver.row()["phase_s"]) == ("loading", 3.0)
+    driver.ready()
+    assert (driver.row()["phase"], driver.row()["phase_s"]) == (None, None)
+    driver.beat(WorkerPhase.LOADING, phase_s=4.0)  # sent before, on the other socket
+    assert driver.row()["phase"] is None
+    driver.beat(WorkerPhase.IDLE)
+    assert driver.row()["phase"] == "idle"
+
+
 def test_a_pause_of_the_whole_machine_makes_no_step_long_P7() -> None:
     driver = serving()
     driver.pass_time(1.0)
