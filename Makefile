@@ -7,10 +7,10 @@ setup: ## .venv with mlxsup and its development tools
 	@tools/setup.sh
 
 models/smollm2/config.json: | setup
-	@.venv/bin/python tools/fetch_demo_model.py --target models/smollm2
+	@.venv/bin/python -m mlxsup.cli.demo_model models/smollm2
 
 demo: setup models/smollm2/config.json ## two models of a real kind, a crash, a restart: two minutes
-	@.venv/bin/python tools/demo.py
+	@.venv/bin/mlxsup demo --config config.example.toml
 
 test: setup models/smollm2/config.json ## everything but soaks
 	.venv/bin/python -m pytest -m 'not slow'

@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "generate:generate",
     "chat": "chat:chat",
     "logs": "logs:logs",
+    "demo": "demo:demo",
     "config": "config:config",
     "completion": "completion:completion",
 }

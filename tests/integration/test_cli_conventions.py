@@ -42,7 +42,7 @@ ONCE: list[list[str]] = [
     ["completion", "zsh"],
     ["completion", "fish"],
 ]
-"""Every command that ends by itself, but `stop`; in this order."""
+"""Every command that ends by itself, but `stop`, and `demo` (test_cli_demo.py); in this order."""
 
 FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
 """Every command that goes on until it is interrupted, but `start`."""
@@ -322,7 +322,7 @@ def test_every_command_takes_json() -> None:
 
 
 def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
-    tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop"}
+    tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop", "demo"}
     assert tried == set(root.list_commands(click.Context(root)))
 
 

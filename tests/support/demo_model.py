@@ -18,8 +18,7 @@ def demo_model_folder() -> Path:
     """
     folder = CHECKOUT / "models" / "smollm2"
     if not folder.is_dir():
-        tool = CHECKOUT / "tools" / "fetch_demo_model.py"
-        command = [sys.executable, str(tool), "--target", str(folder)]
+        command = [sys.executable, "-m", "mlxsup.cli.demo_model", str(folder)]
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
         )

