@@ -135,7 +135,8 @@ def _daemon(folder: Path, tables: Mapping[str, Any], output: Output) -> Iterator
     config.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in whole.items()))
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As Ctrl-C: the daemon must not stay.
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     _headline(output, "mlxsup start: one process for each model")
     arguments = ["--config", str(config)]
     started = start_detached(endpoint_in(folder / "run"), folder / "logs", arguments)

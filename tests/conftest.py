@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,10 @@ from hypothesis import HealthCheck, settings
 # says anything about the code. What a test draws and asserts stays the same.
 settings.register_profile("mlxsup", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("mlxsup")
+
+# Processes inherit what is ignored, and whatever starts the tests in the background ignores these.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -185,10 +185,8 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """In the new session: the terminal becomes its own, so that Ctrl-C reaches the command, and
-    it hears of the terminal's end, whatever the tests themselves were started under."""
+    """In the new session: the terminal becomes its own, so that Ctrl-C reaches the command."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def on_terminal(arguments: Sequence[str], **variables: str) -> str:
