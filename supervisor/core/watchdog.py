@@ -140,10 +140,9 @@ class Watch:
         if step_timeout_s is not None:
             stuck_at = self.stuck_at(step_timeout_s)
             is_stuck = stuck_at is not None and now >= stuck_at
-            if is_stuck and not is_silent and self._was_heard_lately(now):
-                return Alarm.STUCK
             if is_stuck or now >= self.silent_at(step_timeout_s):
-                # Silent: whether it was stopped from outside decides about its requests.
+                # Whether it was stopped from outside, since its last beat, decides about its
+                # requests.
                 is_known = self.seen_running_at is not None and (
                     now - self.seen_running_at < RECHECK_S
                 )
@@ -157,9 +156,6 @@ class Watch:
         if now >= self.heard_at + SILENCE_S:
             return f"no sign of life for {now - self.heard_at:.1f} s, though the process runs"
         return f"step {self.step + 1} ({self.phase}) did not end in {now - self.progress_at:.1f} s"
-
-    def _was_heard_lately(self, now: float) -> bool:
-        return now - self.heard_at < SLACK_S + 0.5
 
     def _look(self, now: float) -> Alarm:
         if self.looked_at is not None and now < self.looked_at + RECHECK_S:

@@ -24,18 +24,25 @@ def serving(step_timeout_s: float = LIMIT_S) -> Driver:
     return driver
 
 
+def seen_running(driver: Driver) -> list[WorkerSignal]:
+    """Answers a look at the process, if there was one: it is not stopped."""
+    if driver.of(LookAtWorker):
+        driver.seen(is_stopped=False)
+    return driver.signals()
+
+
 def beats(driver: Driver, seconds: int, **beat: object) -> list[WorkerSignal]:
     """A beat each second that says the same; returns the signals sent meanwhile."""
     signals = []
     phase_s = float(beat.pop("phase_s", 0.0))
     for _ in range(seconds):
         driver.pass_time(1.0)
-        signals += driver.signals()
+        signals += seen_running(driver)
         if driver.state() is not State.READY:
             break
         phase_s += 1.0
         driver.beat(phase_s=phase_s, **beat)
-        signals += driver.signals()
+        signals += seen_running(driver)
     return signals
 
 
@@ -151,6 +158,19 @@ def test_a_stopped_process_is_found_killed_and_accuses_nobody_F7_P5(state: State
     driver.exit()
     assert driver.row()["suspects"] == 0
     assert driver.row()["last_exit"]["reason"] == "stall"
+
+
+def test_stopped_right_after_a_beat_a_short_step_limit_accuses_nobody_F7() -> None:
+    driver = serving(step_timeout_s=1.0)
+    driver.pass_time(1.0)
+    driver.beat(WorkerPhase.DECODE)
+    while driver.state() is State.READY:
+        driver.pass_time(0.25)
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=True)
+    assert driver.signals() == [WorkerSignal.KILL]
+    driver.exit()
+    assert (driver.row()["suspects"], driver.row()["last_exit"]["reason"]) == (0, "stall")
 
 
 def test_a_late_beat_alone_kills_nobody_P5_P7() -> None:
