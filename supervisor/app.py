@@ -298,7 +298,7 @@ class App:
         """Measures each second, off the loop's thread: reading a process's memory can take long."""
         total_bytes = machine_bytes()
         while True:
-            pids = {unit.model: unit.pid for unit in self._workers.values() if unit.pid}
+            pids = [unit.pid for unit in self._workers.values() if unit.pid]
             footprints = await asyncio.to_thread(measure_footprints, pids)
             sampled = Sampled(
                 now=self._clock.now(), footprint_bytes=footprints, machine_bytes=total_bytes

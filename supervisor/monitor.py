@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import psutil
-from mlxsup.protocol.ids import ModelName
 
 
 def machine_bytes() -> int:
@@ -13,12 +12,12 @@ def machine_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def measure_footprints(pids: Mapping[ModelName, int]) -> dict[ModelName, int]:
-    """Resident bytes of each process; a process that is gone is left out."""
+def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
+    """Resident bytes of each process, by pid; a process that is gone is left out."""
     result = {}
-    for model, pid in pids.items():
+    for pid in pids:
         try:
-            result[model] = int(psutil.Process(pid).memory_info().rss)
+            result[pid] = int(psutil.Process(pid).memory_info().rss)
         except psutil.Error:
             continue
     return result

@@ -271,8 +271,9 @@ class Core:
 
     def _on_sampled(self, event: Sampled) -> None:
         self._machine_bytes = event.machine_bytes
-        for name, model in self._models.by_name.items():
-            model.footprint_bytes = event.footprint_bytes.get(name, 0)
+        for model in self._models:
+            pid = model.life.pid
+            model.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
 

@@ -147,11 +147,11 @@ class Sampled(Event):
     """What the monitor measured.
 
     Attributes:
-        footprint_bytes: resident bytes of each worker's process.
+        footprint_bytes: resident bytes of each worker's process, by pid; one may be gone since.
         machine_bytes: memory of the machine.
     """
 
-    footprint_bytes: Mapping[ModelName, int]
+    footprint_bytes: Mapping[int, int]
     machine_bytes: int
 
 

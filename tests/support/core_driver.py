@@ -47,6 +47,7 @@ from mlxsup.supervisor.core.events import (
     ConnectionId,
     Event,
     Exited,
+    Sampled,
     ShutdownAsked,
     Spawned,
     SpawnFailed,
@@ -240,6 +241,13 @@ class Driver:
         """A heartbeat."""
         message = Heartbeat(step=step, phase=phase, phase_s=phase_s, predicted_s=predicted_s)
         return self.worker(message, model)
+
+    def sample(
+        self, footprint_bytes: int, *, machine_bytes: int = 1, pid: int | None = None
+    ) -> list[Action]:
+        """The monitor has measured `m`, whose process is this one now or was it before."""
+        measured = {pid or self.row()["pid"]: footprint_bytes}
+        return self.do(Sampled(now=self.now, footprint_bytes=measured, machine_bytes=machine_bytes))
 
     def seen(self, *, is_stopped: bool, model: str = "m") -> list[Action]:
         """The shell has looked at the process."""

@@ -8,7 +8,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.messages import Dispatch, Event, Heartbeat, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
-from mlxsup.supervisor.core.events import Reloaded, Sampled
+from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.recovery import (
     MAX_QUARANTINED,
     MAX_SUSPECTS,
@@ -316,7 +316,7 @@ def test_out_of_memory_halves_the_rows_and_accuses_nobody() -> None:
 def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
     driver = engine_of(4, memory_limit_bytes=1000)
     driver.serve("a", "b")
-    driver.do(Sampled(now=driver.now, footprint_bytes={"m": 1001}, machine_bytes=1))
+    driver.sample(1001)
     assert crash(driver, "SIGKILL") == [1]
     assert driver.row()["row_limit"] == 1
     driver.worker(Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000))
@@ -324,18 +324,31 @@ def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
 
 
+def test_what_was_measured_of_a_process_says_nothing_of_the_next_one() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    before = driver.row()["pid"]
+    driver.sample(1000)
+    assert driver.row()["footprint_bytes"] == 1000
+    driver.exit()
+    driver.sample(1001, pid=before)
+    assert driver.row()["footprint_bytes"] == 0
+    driver.come_up(pid=before + 1)
+    driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
 def test_a_kill_under_the_limit_is_a_kill_from_outside() -> None:
     driver = engine_of(4, memory_limit_bytes=1000)
     driver.serve("a", "b")
-    driver.do(Sampled(now=driver.now, footprint_bytes={"m": 1000}, machine_bytes=1))
+    driver.sample(1000)
     assert crash(driver, "SIGKILL") == [1, 2]
 
 
 def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[int]:
     """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
     driver.serve("a", "b")
-    footprint = {"m": footprint_bytes}
-    driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=machine_bytes))
+    driver.sample(footprint_bytes, machine_bytes=machine_bytes)
     return crash(driver, "SIGKILL")
 
 
