@@ -146,6 +146,8 @@ class MlxBatch:
     def give_back(self) -> None:
         """Frees what is kept for speed alone."""
         self._prefixes.clear()
+        # A pass that is under way would give its memory back too late.
+        mx.synchronize(self._stream)
         mx.clear_cache()
 
     def has_rows(self) -> bool:

@@ -84,7 +84,7 @@ def test_sigkill_from_outside_20_times_quarantines_nobody_P10(daemon: Daemon) ->
     with daemon.client() as client:
         before = wait_for_state(client, "outside", "READY")["generation"]
         prompts = [f"runs {n}" for n in range(COUNT)]
-        count = 1000
+        count = 3900
         readers = [Reader(client, "outside", prompt, max_tokens=count) for prompt in prompts]
         for kill in range(20):
             seen = wait_for_state(client, "outside", "READY")
@@ -94,9 +94,13 @@ def test_sigkill_from_outside_20_times_quarantines_nobody_P10(daemon: Daemon) ->
             eventually(lambda held=held: all(map(gained, readers, held)), timeout_s=60.0)
             os.kill(seen["pid"], signal.SIGKILL)
             eventually(lambda kill=kill: row(client, "outside")["generation"] > before + kill)
+        wait_for_state(client, "outside", "READY")
+        held = [len(reader.tokens) for reader in readers]
+        eventually(lambda: all(map(gained, readers, held)), timeout_s=60.0)
         for prompt, reader in zip(prompts, readers, strict=True):
+            reader.stream.cancel()
             result = reader.finished(120)
-            assert result.token_ids == undisturbed(prompt, count)
+            assert result.token_ids == undisturbed(prompt, len(result.token_ids))
             assert result.resumed == 20
         assert crashes(client, "outside", before) == 20
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from support.daemon import Daemon, fake, row, wait_for_state
-from support.eventually import eventually
 from support.faults import PATIENT, undisturbed
 from support.streams import Reader
 
@@ -62,22 +61,22 @@ def test_a_death_at_10_50_and_90_percent_of_a_load_keeps_the_queue_P8(
 ) -> None:
     model = f"loads-{name}"
     with daemon.client() as client:
+        changes = client.events()
         other = Reader(client, "other", f"while {name}", max_tokens=200).started()
         waiting = [Reader(client, model, f"waits {n}", max_tokens=4) for n in range(3)]
         for generation, percent in enumerate((10, 50, 90), start=1):
-            at = eventually(
-                lambda share=percent / 100, generation=generation: (
-                    (seen := row(client, model))["generation"] == generation
-                    and (seen["progress"] or {}).get("fraction", 0.0) >= share
-                    and seen
-                ),
-                timeout_s=30.0,
+            # Each change is told, so that none is missed, however late it is heard.
+            at = next(
+                change
+                for change in changes
+                if (change["model"], change["generation"]) == (model, generation)
+                and (change["progress"] or {}).get("fraction", 0.0) >= percent / 100
             )
-            assert at["state"] == "LOADING"
+            assert at["to"] == "LOADING"
             os.kill(at["pid"], getattr(signal, name))
         for number, reader in enumerate(waiting):
             assert reader.finished().token_ids == undisturbed(f"waits {number}", 4)
-        after = row(client, model)
-        assert (after["state"], after["generation"], after["suspects"]) == ("READY", 4, 0)
+        after = wait_for_state(client, model, "READY")
+        assert (after["generation"], after["suspects"]) == (4, 0)
         assert other.finished().token_ids == undisturbed(f"while {name}", 200)
         client.unload(model)

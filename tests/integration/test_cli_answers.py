@@ -48,7 +48,11 @@ def test_in_a_pipe_the_answer_is_the_same_and_the_remark_beside_it_F10(daemon: D
     arguments = generate(daemon, PROMPT, "--max-tokens", "100")
     whole = run_cli(*arguments).stdout
     with subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        command(*arguments),
+        bufsize=0,  # `read` takes no more than it gives, and leaves the rest to `communicate`
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
     ) as asked:
         assert asked.stdout is not None
         first = asked.stdout.read(1)

@@ -104,9 +104,9 @@ def run_burst(daemon: Daemon, prompts: list[str], lengths: list[int]) -> Burst:
 
 def test_who_waits_begins_as_soon_as_a_row_ends_C3() -> None:
     """One long answer keeps the batch from ever being empty; the others share three rows and end
-    ten steps apart, so that each end has let the next one in before there is another."""
-    long = 250
-    lengths = [long, 20, 30, 40] + [30] * (REQUESTS - ROWS)
+    twenty steps apart, so that each end has let the next one in before there is another."""
+    long = 340
+    lengths = [long, 20, 40, 60] + [60] * (REQUESTS - ROWS)
     model = fake(max_concurrency=ROWS, fake={"step_s": 0.03})
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         burst = run_burst(daemon, [f"prompt {n}" for n in range(REQUESTS)], lengths)

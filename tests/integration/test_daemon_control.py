@@ -193,7 +193,7 @@ def test_one_bad_request_fails_alone_C7(pair: Daemon) -> None:
 def test_stop_lets_streams_finish_and_returns_when_every_process_is_gone_E1_E3_E5() -> None:
     with Daemon({"m": fake(fake=SLOW, max_concurrency=1)}) as daemon:
         with daemon.client() as client:
-            running = Reader(client, "m", "runs", max_tokens=60).started()
+            running = Reader(client, "m", "runs", max_tokens=200).started()
             queued = Reader(client, "m", "waits", max_tokens=5)
             eventually(lambda: row(client, "m")["queued"] == 1)
             processes = daemon.processes()

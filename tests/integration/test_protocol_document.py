@@ -165,6 +165,8 @@ def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> N
             states.append(event["value"]["to"])
         assert list(dict.fromkeys(states)) == ["PENDING", "LOADING", "READY"]
         say(watching, "cancel", id="second")
+        say(watching, "ping", id="heard")
+        assert watching.hear()["id"] == "heard"
         say(raw, "unload", id="u", model="cold")
         assert raw.hear()["type"] == "reply"
         say(watching, "ping", id="p")

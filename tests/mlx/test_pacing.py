@@ -55,11 +55,15 @@ def test_a_step_is_predicted_C9(tmp_path: Path) -> None:
     """What is predicted is an upper estimate, so the stall limit never meets honest work."""
     with loaded_engine(make_tiny_model(tmp_path)) as engine:
         assert engine.predict_step_s() == 0.0, "nothing to do"
-        engine.insert(make_row(1, list(range(1000)), max_tokens=20))
+        engine.insert(make_row(1, list(range(1000)), max_tokens=40))
         prefilling = engine.predict_step_s()
         while not engine.step().tokens:
             pass
+        # The machine may be busy with something else in one step, but not in every one.
         decoding = engine.predict_step_s()
+        for _ in range(30):
+            engine.step()
+            decoding = min(decoding, engine.predict_step_s())
         assert 0 < decoding < prefilling <= 2.5
         run_rows(engine)
 

@@ -38,7 +38,8 @@ class Crowd:
         trace: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.communicate()
+        with self._process:  # closes its pipes and waits for it
+            pass
 
     @property
     def is_over(self) -> bool:
@@ -47,7 +48,11 @@ class Crowd:
 
     def result(self, timeout_s: float = 120.0) -> dict[str, Any]:
         """Tells it to end, and waits for what it says."""
-        text, _ = self._process.communicate(timeout=timeout_s)
-        assert self._process.returncode == 0, "the crowd failed"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        # Not `communicate`, which knows nothing of what `readline` has read beyond its line.
+        text = self._process.stdout.read()
+        assert self._process.wait(timeout_s) == 0, "the crowd failed"
         found: dict[str, Any] = json.loads(text)
         return found

@@ -34,7 +34,11 @@ class Usage:
 def is_quiet(status: dict[str, Any]) -> bool:
     """Whether nobody holds a request; what the workers say of it comes with their next beat."""
     return status["queue"]["waiting"] == 0 and not any(
-        model["running"] or model["queued"] or model["held_by_worker"] for model in status["models"]
+        model["running"]
+        or model["queued"]
+        or model["held_by_worker"]
+        or (model["pid"] and model["phase"] != "idle")
+        for model in status["models"]
     )
 
 
@@ -53,7 +57,8 @@ def sample(daemon: Daemon, client: Client) -> Usage:
             rss_mb[model["name"]] = psutil.Process(model["pid"]).memory_info().rss / 1e6
     return Usage(
         rss_mb=rss_mb,
-        files=supervisor.num_fds(),
+        # It reads its workers' memory from a file each second.
+        files=min(supervisor.num_fds() for _ in range(3)),
         threads=supervisor.num_threads(),
         processes=len(daemon.processes()),
         rows=sum(len(model["running"]) + model["queued"] for model in status["models"]),

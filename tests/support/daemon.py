@@ -167,7 +167,7 @@ class Daemon:
 
     def processes(self) -> list[psutil.Process]:
         """The supervisor and its workers."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             return []
         try:
             supervisor = psutil.Process(self.process.pid)
@@ -205,8 +205,11 @@ def wait_for_state(
 ) -> dict[str, Any]:
     """Waits until the model is in one of the states; returns its row."""
     wanted: Sequence[str] = [states] if isinstance(states, str) else list(states)
-    eventually(lambda: row(client, model)["state"] in wanted, timeout_s=timeout_s)
-    return row(client, model)
+    return eventually(
+        lambda: (seen := row(client, model))["state"] in wanted and seen,
+        timeout_s=timeout_s,
+        what=f"{model} in {' or '.join(wanted)}",
+    )
 
 
 def gone_within(processes: Sequence[psutil.Process], timeout_s: float) -> float:
