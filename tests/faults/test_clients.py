@@ -128,17 +128,25 @@ def test_a_flood_of_10000_requests_is_refused_or_served_and_others_are_served_P1
 ) -> None:
     body = pack({"prompt": "flood", "max_tokens": 2})
     with RawClient(daemon.endpoint) as flood, daemon.client() as client:
-        for number in range(10_000):
-            flood.say(generate(body, id=f"f{number}"))
-        other = Reader(client, "other", "beside", max_tokens=50)
-        same = Reader(client, "m", "beside", max_tokens=50)
         ends: Counter[str] = Counter()
         ids = set()
-        while len(ids) < 10_000:
-            message = flood.hear(60.0)
-            assert message["id"] not in ids, "two ends"
-            ids.add(message["id"])
-            ends[message["type"] if message["type"] == "done" else message["error"]["code"]] += 1
+
+        def hear_until(count: int) -> None:
+            while len(ids) < count:
+                message = flood.hear(60.0)
+                assert message["id"] not in ids, "two ends"
+                ids.add(message["id"])
+                is_done = message["type"] == "done"
+                ends["done" if is_done else message["error"]["code"]] += 1
+
+        for number in range(10_000):
+            flood.say(generate(body, id=f"f{number}"))
+            if number % 1000 == 999:
+                # Where the flood takes long, one who reads nothing all the while is given up.
+                hear_until(number // 2)
+        other = Reader(client, "other", "beside", max_tokens=50)
+        same = Reader(client, "m", "beside", max_tokens=50)
+        hear_until(10_000)
         assert set(ends) == {"done", "overloaded"}
         assert ends["done"] >= 64, ends
         assert other.finished().token_ids == undisturbed("beside", 50)
@@ -147,7 +155,7 @@ def test_a_flood_of_10000_requests_is_refused_or_served_and_others_are_served_P1
 
 
 def test_duplicate_and_unknown_ids_harm_no_stream_P1(daemon: Daemon) -> None:
-    body = pack({"prompt": "twice", "max_tokens": 300})
+    body = pack({"prompt": "twice", "max_tokens": 1000})
     with RawClient(daemon.endpoint) as peer, RawClient(daemon.endpoint) as namesake:
         peer.say(generate(body, id="a"))
         namesake.say(generate(body, id="a"))  # another's id is another's
@@ -161,7 +169,7 @@ def test_duplicate_and_unknown_ids_harm_no_stream_P1(daemon: Daemon) -> None:
         for one in (peer, namesake):
             done = one.hear()
             assert (done["type"], done["id"]) == ("done", "a")
-            assert done["usage"]["completion_tokens"] == 300
+            assert done["usage"]["completion_tokens"] == 1000
         peer.say(generate(pack({"prompt": "again", "max_tokens": 1}), id="a"))
         assert peer.hear()["type"] == "done", "an id that has ended may be used again"
 

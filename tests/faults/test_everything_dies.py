@@ -48,7 +48,7 @@ def test_every_worker_killed_at_once_loads_one_after_the_other_and_loses_nothing
     daemon.allowed_words = {"Traceback"}
     with daemon.client() as client:
         running = {
-            (model, n): Reader(client, model, f"{model} {n}", max_tokens=150)
+            (model, n): Reader(client, model, f"{model} {n}", max_tokens=300)
             for model in NAMES
             for n in range(3)
         }
@@ -59,7 +59,7 @@ def test_every_worker_killed_at_once_loads_one_after_the_other_and_loses_nothing
             os.kill(pid, getattr(signal, name))
         for (model, n), reader in running.items():
             result = reader.finished()
-            assert result.token_ids == undisturbed(f"{model} {n}", 150)
+            assert result.token_ids == undisturbed(f"{model} {n}", 300)
             assert result.resumed == 1
         after = [row(client, model) for model in NAMES]
         assert [seen["generation"] for seen in after] == [2] * len(NAMES)

@@ -145,10 +145,10 @@ def test_a_full_disk_refuses_a_start_and_stops_no_daemon_P1_P8(disk: Daemon) -> 
     disk.write_config(models)
     with disk, disk.client() as client:
         wait_for_state(client, "m", "READY")
-        running = Reader(client, "m", "runs", max_tokens=100).started()
+        running = Reader(client, "m", "runs", max_tokens=300).started()
         ballast = fill(place)
         os.kill(row(client, "m")["pid"], 9)
-        assert running.finished().token_ids == undisturbed("runs", 100)
+        assert running.finished().token_ids == undisturbed("runs", 300)
         client.restart("m", now=True)
         assert row(client, "m")["generation"] == 3
         ballast.unlink()

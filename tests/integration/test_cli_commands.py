@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,8 @@ from support.scripted_supervisor import (
 )
 
 TIME_LIMIT_S = 30
+PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
+"""What a command adds that had to wait for more than a second."""
 
 
 def model(name: str, **values: Any) -> dict[str, Any]:
@@ -201,7 +204,8 @@ def test_unknown_model_is_answered_with_close_names(supervisor: ScriptedSupervis
 def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedSupervisor) -> None:
     done = at(supervisor, "load", "qwen")
     assert done.returncode == 1
-    assert done.stderr == "error: qwen: no folder /q\nhint: see `mlxsup logs qwen`\n"
+    said = PROGRESS.sub("", done.stderr)
+    assert said == "error: qwen: no folder /q\nhint: see `mlxsup logs qwen`\n"
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
@@ -255,8 +259,7 @@ def test_interrupt_cancels_the_request_and_exits_130_D12(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=TIME_LIMIT_S)
         assert (process.returncode, out, err) == (130, b"", b"")
-        eventually(lambda: supervisor.got(Cancel))
-        assert script.open == []
+        eventually(lambda: supervisor.got(Cancel) and not script.open)
 
 
 def test_reader_that_leaves_cancels_quietly_D12(folder: Path) -> None:

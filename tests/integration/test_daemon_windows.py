@@ -18,6 +18,7 @@ import pytest
 from mlxsup.client import AsyncClient, Client, Notice, RequestError
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
+from support.faults import undisturbed
 from support.streams import Reader
 
 SLOW = {"step_s": 0.02}
@@ -67,13 +68,16 @@ def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
         at_once.cancel()
         assert [d.text for d in at_once] == [] or at_once.result.finish_reason == "cancelled"
 
-        tokenising = client.generate("m", prompt="[[tokenize slow=4]]", max_tokens=5)
+        eventually(lambda: is_quiet(client))  # or an older beat would answer the next question
+        # Long prompts are prepared on a thread of their own: nobody waits for this one.
+        prompt = "[[tokenize slow=60]]" + "l" * 20_000
+        tokenising = client.generate("m", prompt=prompt, max_tokens=5)
         eventually(lambda: row(client, "m")["held_by_worker"] == 1)
         tokenising.cancel()
         assert [list(tokenising), tokenising.result.finish_reason] == [[], "cancelled"]
 
         prefilling = client.generate("m", prompt="x" * 3000, max_tokens=5)
-        eventually(lambda: row(client, "m")["held_by_worker"] >= 1)
+        eventually(lambda: row(client, "m")["phase"] == "prefill")
         prefilling.cancel()
         assert [list(prefilling), prefilling.result.finish_reason] == [[], "cancelled"]
         eventually(lambda: is_quiet(client))
@@ -96,7 +100,7 @@ def test_a_cancel_right_behind_its_request_is_never_lost_D5(daemon: Daemon) -> N
 
 def test_no_token_comes_after_a_cancel_and_the_caller_never_waits_D3_D4(daemon: Daemon) -> None:
     with daemon.client() as client:
-        stream = client.generate("m", prompt="x", max_tokens=4000)
+        stream = client.generate("m", prompt="[[fault slow=0.4]] x", max_tokens=3000)
         next(iter(stream))
         stream.cancel()
         stream.cancel()  # twice does nothing (D6)
@@ -110,12 +114,12 @@ def test_no_token_comes_after_a_cancel_and_the_caller_never_waits_D3_D4(daemon: 
 
 def test_cancelling_a_queued_request_touches_no_running_one_D13(daemon: Daemon) -> None:
     with daemon.client() as client:
-        expected = client.complete("m", prompt="holds", max_tokens=60).token_ids
-        running = [Reader(client, "m", "holds", max_tokens=60).started() for _ in range(2)]
+        running = [Reader(client, "m", "holds", max_tokens=200).started() for _ in range(2)]
         for _ in range(20):
             stream = client.generate("m", prompt="queued", max_tokens=5)
             stream.cancel()
             assert list(stream) == []
+        expected = undisturbed("holds", 200)
         assert [reader.finished().token_ids for reader in running] == [expected] * 2
 
 
@@ -236,9 +240,13 @@ def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> 
         eventually(lambda: is_quiet(client), timeout_s=60.0)
         assert client.complete("m", prompt="last", max_tokens=2).finish_reason == "length"
         for process, (descriptors, threads, resident) in zip(processes, before, strict=True):
-            eventually(lambda p=process, d=descriptors: footprint(p)[0] <= d, timeout_s=30.0)
+            eventually(
+                lambda p=process, d=descriptors, t=threads: (
+                    footprint(p)[0] <= d and footprint(p)[1] == t
+                ),
+                timeout_s=30.0,
+            )
             after = footprint(process)
-            assert after[1] == threads
             print(f"RSS of {process.name()} grew by {(after[2] - resident) / 2**20:.1f} MiB")
             assert after[2] - resident < 32 * 2**20
         assert row(client, "m")["restarts"] == 0
@@ -272,11 +280,12 @@ def test_a_load_costs_another_model_no_token_B7() -> None:
     }
     with Daemon(models) as daemon, daemon.client() as client:
         client.load("one")
-        expected = client.complete("one", prompt="streams", max_tokens=120).token_ids
-        streaming = Reader(client, "one", "streams", max_tokens=120).started()
+        streaming = Reader(client, "one", "streams", max_tokens=4000).started()
         client.load("two")
         assert streaming.is_alive(), "the load was over before the stream"
-        assert streaming.finished().token_ids == expected
+        streaming.stream.cancel()
+        tokens = streaming.finished().token_ids
+        assert tokens == undisturbed("streams", len(tokens))
 
 
 def test_idle_unload_meets_a_new_request_I5() -> None:
@@ -410,7 +419,7 @@ def test_ping_status_and_cancel_are_answered_whatever_the_worker_does_H1(busy: s
 
 def test_the_control_plane_answers_while_a_model_loads_and_the_queue_is_full_H1_H5() -> None:
     limits = {"max_queue": 8, "max_queue_per_client": 8}
-    model = fake(fake={"load_s": 2.0}, preload=False)
+    model = fake(fake={"load_s": 4.0}, preload=False)
     with Daemon({"m": model}, limits) as daemon, daemon.client() as client:
         readers = [Reader(client, "m", f"p{n}", max_tokens=1) for n in range(8)]
         eventually(lambda: row(client, "m")["queued"] == 8)

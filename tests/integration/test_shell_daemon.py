@@ -221,12 +221,14 @@ def test_a_full_log_disk_stops_nobody(client_of: Any) -> None:
     for name in ("a.log", "mlxsup.log"):
         (daemon.logs / name).symlink_to("/dev/full")
     with daemon:
-        client = client_of(daemon)
-        wait_for_state(client, "a", "READY")
-        assert client.complete("a", prompt="x", max_tokens=3).finish_reason == "length"
-        assert "cannot be written, lines are lost" in daemon.output
-        for name in ("a.log", "mlxsup.log"):
-            (daemon.logs / name).unlink()
+        try:
+            client = client_of(daemon)
+            wait_for_state(client, "a", "READY")
+            assert client.complete("a", prompt="x", max_tokens=3).finish_reason == "length"
+            assert "cannot be written, lines are lost" in daemon.output
+        finally:
+            for name in ("a.log", "mlxsup.log"):
+                (daemon.logs / name).unlink()  # who reads it comes to no end
 
 
 def test_a_log_folder_that_cannot_be_made_exits_73() -> None:
@@ -257,7 +259,15 @@ def test_processes_come_and_go_without_leaving_anything_P14(client_of: Any) -> N
             return supervisor.num_fds(), supervisor.num_threads(), len(children)
 
         client.restart("a", now=True)  # the first one may open what stays
-        before = counts()
+        eventually(lambda: row(client, "a")["phase"] == "idle")
+        seen: list[tuple[int, int, int]] = []
+
+        def is_settled() -> bool:
+            seen.append(counts())
+            return seen[-2:-1] == seen[-1:]
+
+        eventually(is_settled)
+        before = seen[-1]
         for _ in range(20):
             client.restart("a", now=True)
         eventually(lambda: counts() == before)
