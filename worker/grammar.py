@@ -62,8 +62,8 @@ class Grammar:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            "the answer cannot go on within its response_format, which is too complex or demands"
-            f" the text of a special token: {self.error}",
+            "the answer cannot go on within its response_format, which is too complex:"
+            f" {self.error}",
             detail={"parameter": "response_format"},
         )
 

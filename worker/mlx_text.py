@@ -120,14 +120,14 @@ class MlxText:
         return self._grammars.compile(body.response_format, begins_after)
 
     def _grammar_tokenizer(self) -> Any:
-        from llguidance.hf import from_tokenizer
+        from .grammar_tokenizer import make_grammar_tokenizer
 
         try:
             with self._in_use:
-                return from_tokenizer(
+                return make_grammar_tokenizer(
                     self._tokenizer._tokenizer,
-                    n_vocab=self.vocabulary_size,
-                    eos_token=self.stop_tokens or [self._unused_token()],
+                    vocabulary_size=self.vocabulary_size,
+                    end_tokens=self.stop_tokens or [self._unused_token()],
                 )
         except ValueError as error:
             raise RemoteError(

@@ -17,7 +17,7 @@ from mlxsup.worker.mlx_text import MlxText, load_text
 from mlxsup.worker.tool_calls import ToolCallReader
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 
@@ -36,26 +36,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
 
 def mark(folder: Path) -> None:
     """Gives the tokenizer markers of its own, in the place of its last entries."""
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    model = tokenizer["model"]
-    first = VOCABULARY_SIZE - len(MARKERS)
-    gone = {token for token, number in model["vocab"].items() if number >= first}
-    model["vocab"] = {t: n for t, n in model["vocab"].items() if t not in gone}
-    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in gone]
-    tokenizer["added_tokens"] = [
-        {
-            "id": first + place,
-            "content": marker,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": False,
-        }
-        for place, marker in enumerate(MARKERS)
-    ]
-    path.write_text(json.dumps(tokenizer))
+    add_tokens(folder, MARKERS, is_special=False)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
 

@@ -18,7 +18,7 @@ from mlxsup.worker.mlx_engine import MlxEngine
 from support.demo_model import demo_model_folder
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 pytest.importorskip("llguidance")
@@ -308,6 +308,49 @@ def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
         grammar.mask()
     assert grammar.is_over
     assert grammar.error
+
+
+NAMES = ("<|end|>", "a<|end|>b", "<|mark|>🦊\n")
+SPECIAL = {VOCABULARY_SIZE - 2, VOCABULARY_SIZE - 1}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    """A model with two special tokens, one of them its end of text."""
+    folder = tmp_path_factory.mktemp("models") / "named"
+    make_tiny_model(folder, eos_token_id=VOCABULARY_SIZE - 1)
+    add_tokens(folder, ["<|mark|>", "<|end|>"], is_special=True)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def of_names(name: str) -> dict[str, dict[str, Any]]:
+    """Forms that demand this text, and one that allows it."""
+    digit = {"enum": [3, 4]}
+    both = {"type": "object", "properties": {"stop": {"const": name}, "n": digit}}
+    return {
+        "const": of_schema({"const": name}),
+        "object": of_schema(both | {"required": ["stop", "n"], "additionalProperties": False}),
+        "enum": of_schema({"enum": [name, name + "!"]}),
+        "regex": {"type": "regex", "regex": re.escape(json.dumps(name, ensure_ascii=False))},
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", of_names(""))
+def test_the_name_of_a_special_token_is_text_like_any_other(
+    named: LoopDriver, form: str, name: str
+) -> None:
+    """Where the form leaves no choice, too: no end of text comes in its stead."""
+    answer = named.answer(prompt="x", max_tokens=90, response_format=of_names(name)[form])
+    assert (answer.error, answer.finish) == (None, FinishReason.STOP)
+    found = json.loads(answer.text)
+    assert (found["stop"] if form == "object" else found.rstrip("!")) == name
+    assert not SPECIAL & set(answer.tokens[:-1])
+    check_every_resume(named, answer)
 
 
 ENDLESS_SCHEMA = {

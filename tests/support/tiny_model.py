@@ -8,6 +8,7 @@ have logits far below the others.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,29 @@ def make_tiny_model(
         metadata={"format": "mlx"},
     )
     return folder
+
+
+def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:
+    """Gives the tokenizer of a tiny model tokens of its own, in the place of its last entries.
+
+    Args:
+        folder: of the model.
+        names: the last of them gets the last id.
+        is_special: whether they are none of the text.
+    """
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    model = tokenizer["model"]
+    first = VOCABULARY_SIZE - len(names)
+    gone = {token for token, number in model["vocab"].items() if number >= first}
+    model["vocab"] = {t: n for t, n in model["vocab"].items() if t not in gone}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in gone]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] = [
+        {"id": first + place, "content": name, "special": is_special} | flags
+        for place, name in enumerate(names)
+    ]
+    path.write_text(json.dumps(tokenizer))
 
 
 def _write_json(path: Path, value: Any) -> None:
