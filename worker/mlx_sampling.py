@@ -112,8 +112,9 @@ def _keep_top_p(logits: mx.array, top_p: float) -> mx.array:
     """Removes all but the smallest set of tokens whose probabilities reach `top_p`."""
     ordered = mx.sort(mx.softmax(logits, axis=-1), axis=-1)
     above = mx.cumsum(ordered, axis=-1, reverse=True, inclusive=False)
-    # The likeliest token has nothing above it, so at least one is kept.
-    least = mx.min(mx.where(above < top_p, ordered, mx.inf), axis=-1, keepdims=True)
+    # The likeliest token has nothing above it, and is kept also where `top_p` rounds to 0.
+    is_in = (above < top_p) | (above == 0)
+    least = mx.min(mx.where(is_in, ordered, mx.inf), axis=-1, keepdims=True)
     return mx.where(mx.softmax(logits, axis=-1) < least, -mx.inf, logits)
 
 

@@ -53,6 +53,11 @@ def test_min_p_is_a_share_of_the_likeliest(min_p: float, kept: int) -> None:
     assert sum(count > 0 for count in draws(min_p=min_p)) == kept
 
 
+@pytest.mark.parametrize("top_p", [0.01, 1e-30, 1e-46, 5e-324])
+def test_a_tiny_top_p_keeps_the_likeliest(top_p: float) -> None:
+    assert draws(top_p=top_p)[1:] == [0, 0, 0]
+
+
 def test_xtc_leaves_out_the_top_choices_so_often() -> None:
     always = draws(xtc_probability=1.0, xtc_threshold=0.15)
     assert always[:2] == [0, 0], "0.2 is the least likely of those above the threshold"
