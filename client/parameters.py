@@ -120,7 +120,8 @@ def check_limit(name: str, value: float | None) -> float | None:
 
 def _check_name(parameter: str, value: object, max_characters: int) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= max_characters:
-        raise invalid(parameter, f"text of 1 to {max_characters} characters", value)
+        shown = f"text of {len(value)}" if isinstance(value, str) else ""
+        raise invalid(parameter, f"text of 1 to {max_characters} characters", value, shown=shown)
     try:
         value.encode()
     except UnicodeEncodeError:
