@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -280,6 +281,26 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
     done = run(daemon, arguments, "--json")
     assert (done.returncode, done.stderr) == (1, "")
     assert json.loads(done.stdout)["error"]["code"] == code
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlxsup.cli.main":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from mlxsup.cli.__main__ import run
+run()
+"""
+
+
+def test_an_interrupt_before_a_command_has_begun_ends_it_without_a_word() -> None:
+    command_line = [sys.executable, "-c", INTERRUPTED_IMPORT, "status"]
+    done = subprocess.run(command_line, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 # ---------------------------------------------------------------- help

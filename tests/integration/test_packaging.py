@@ -209,7 +209,7 @@ def test_licence_entry_point_and_metadata_are_in_the_wheel(built: Built) -> None
             Path(n).name: archive.read(n).decode() for n in names_in(built.wheel) if "-info" in n
         }
     assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
-    assert "mlxsup = mlxsup.cli.main:main" in texts["entry_points.txt"]
+    assert "mlxsup = mlxsup.cli.__main__:run" in texts["entry_points.txt"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
     for requirement in PROJECT["project"]["dependencies"]:
         name = requirement.partition(">")[0]
