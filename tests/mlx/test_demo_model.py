@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.gguf import quantization, undo_interleave
+from mlxsup.worker.gguf import quantization, save_weights, undo_interleave
 from support.demo_model import demo_model_folder
 from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
@@ -88,6 +88,11 @@ def test_a_missing_file_and_an_existing_folder_are_refused(tmp_path: Path) -> No
     existing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
     assert existing.returncode == 65
     assert "exists already" in existing.stderr
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be written to"):
+        save_weights(tmp_path / "gone" / "model.safetensors", {"a": mx.zeros(3)})
 
 
 def test_fetching_again_does_nothing(tmp_path: Path) -> None:
