@@ -1,8 +1,8 @@
 """`mlxsup demo`: what mlxsup does, shown on a real model in a minute or two.
 
-Starts a daemon of its own, with its sockets and logs in a temporary folder, so that it never meets
-one that runs already; streams from two models at once; kills one worker in mid-answer, again and
-again; and shows that neither answer changed.
+Is a daemon of its own, with its sockets and logs in a temporary folder, so that it never meets one
+that runs already; streams from two models at once; kills one worker in mid-answer, again and again;
+and shows that neither answer changed.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _serve_and_show(
     if isinstance(failure, CliError):
         if failure.code in ("shutting_down", "connection_lost"):
             raise KeyboardInterrupt
-        failure.hint = hint
+        if failure.code in ("load_failed", "model_failed"):
+            failure.hint = hint  # Its logs go with the demonstration.
     if failure is not None:
         raise failure
     _tell(output, "every process is gone")
