@@ -16,6 +16,7 @@ settings.load_profile("mlxsup")
 # Processes inherit what is ignored, and whatever starts the tests in the background ignores these.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
