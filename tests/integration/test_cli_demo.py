@@ -15,8 +15,11 @@ from support.daemon import Daemon, fake, is_alive, toml_of
 from support.eventually import eventually
 
 STEP_S = 0.05
-PACED_STEP_S = 0.12
+PACED_STEP_S = 0.09
 """Slow enough that each of three kills meets an answer that runs."""
+
+QUICK_STEP_S = 0.01
+"""Where it does not matter whether they do."""
 
 TOLD = re.compile(r"\d\d:\d\d:\d\d [ab]: ")
 """What is told of a load that takes long."""
@@ -66,15 +69,16 @@ def test_its_story_is_plain_in_a_pipe_and_a_running_daemon_is_left_alone(tmp_pat
 
 
 def test_on_a_terminal_it_has_headlines(tmp_path: Path) -> None:
-    shown = on_terminal(["demo", "--config", str(write_config(tmp_path, "a", "b"))])
+    config = write_config(tmp_path, "a", "b", step_s=QUICK_STEP_S)
+    shown = on_terminal(["demo", "--config", str(config)])
     assert "\x1b[1mmlxsup status\x1b[0m" in shown
     assert "\nevery process is gone" in ESCAPE.sub("", shown)
 
 
 @pytest.mark.parametrize("name", ["", "SIGINT", "SIGTERM", "SIGQUIT", "SIGKILL"])
 def test_it_leaves_nothing_when_given_up_either(tmp_path: Path, name: str) -> None:
-    config = str(write_config(tmp_path, "a", "b"))
-    with Piped("demo", "--config", config) as piped:
+    config = write_config(tmp_path, "a", "b", step_s=STEP_S if name else QUICK_STEP_S)
+    with Piped("demo", "--config", str(config)) as piped:
         while "killed pid" not in (line := piped.line()):
             assert line, piped.end()
         demo = psutil.Process(piped.process.pid)

@@ -60,12 +60,12 @@ def test_a_40k_token_prompt_on_a_slow_model_is_no_stall_C9_F5_P7() -> None:
     """Steps far below their limit, as `worker/prefill.py` cuts them, for more than two limits;
     nothing is predicted, so that only the steps themselves say that all is well."""
     options = {
-        "step_s": 0.1,
+        "step_s": 0.05,
         "predicted_s": 0.0,
         "prefill_tokens_per_step": 500,
         "context_length": 65_536,
     }
-    model = fake(max_concurrency=4, step_timeout_s=3.0, fake=options)
+    model = fake(max_concurrency=4, step_timeout_s=1.5, fake=options)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         beside = Reader(client, "m", "beside", max_tokens=100)
         result = client.complete("m", prompt="p" * LONG_PROMPT_TOKENS, max_tokens=3)
