@@ -108,7 +108,7 @@ def test_interrupt_cancels_the_answer_and_not_the_chat_D4(daemon: Daemon, tmp_pa
         terminal.expect("| ")
         terminal.type("nor this")
         terminal.expect("nor this")
-        terminal.type("\x03")
+        terminal.interrupt()
         terminal.expect("> ")
         terminal.type("/exit\r")
         terminal.end()

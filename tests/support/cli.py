@@ -17,6 +17,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+import psutil
+
+from .eventually import eventually
+
 TIME_LIMIT_S = 60.0
 COLUMNS = 80
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
@@ -138,6 +142,16 @@ class Terminal:
         found = self.seen[self._read_until : place]
         self._read_until = place + len(text)
         return found
+
+    def interrupt(self) -> None:
+        """Presses Ctrl-C while the command waits for a key.
+
+        As fast as no person is, readline would miss it: a signal that comes while it still draws
+        a key waits for the next one.
+        """
+        shown = psutil.Process(self.process.pid)
+        eventually(lambda: shown.status() == psutil.STATUS_SLEEPING)
+        self.type("\x03")
 
     def hang_up(self) -> None:
         """The terminal is gone: its window was closed, or the line to it was lost."""
