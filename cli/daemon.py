@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from mlxsup.protocol.ids import ModelName
 
 from .connection import output_options
 from .exit_status import CliError, ExitStatus
@@ -16,6 +18,10 @@ from .output import Output
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config import DaemonConfig
+
+
+SHOW_DRAIN_TIMEOUT_S = 1.0
+"""A demonstration that is given up ends soon."""
 
 
 @click.command(short_help="Run the daemon.")
@@ -47,7 +53,7 @@ def start(
         message = "--model and --config exclude each other"
         raise CliError(message, code="usage", hint="see `mlxsup start -h`", status=ExitStatus.USAGE)
     if models:
-        configuration = _configure(models, output, is_shown=not is_detached)
+        configuration = configure(models, output, is_shown=not is_detached)
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
         path = _find_configuration(config_path)
@@ -106,6 +112,37 @@ def serve(
         ) from None
 
 
+def serve_two(
+    configuration: DaemonConfig, folder: Path, *, on_listening: Callable[[str], None]
+) -> int:
+    """Is a daemon of the first two models, a single one under two names; for `mlxsup demo`.
+
+    All else is as where no file says so: limits to restarts, above all, for there will be some.
+
+    Args:
+        configuration: of one model at least.
+        folder: for its sockets and logs.
+        on_listening: told the endpoint once it answers there.
+
+    Raises:
+        CliError: its folder cannot be used.
+    """
+    from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+
+    first, second = (*configuration.models, *configuration.models)[:2]
+    if second is first:
+        second = replace(first, name=ModelName(f"{first.name}-copy"))
+    shown = replace(
+        configuration,
+        config_path=None,
+        runtime_dir=folder / "run",
+        log_dir=folder / "logs",
+        core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
+        models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
+    )
+    return serve(shown, on_change=lambda _: None, on_listening=on_listening)
+
+
 def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], output: Output) -> None:
     from mlxsup.client.endpoint import endpoint_in
 
@@ -123,8 +160,13 @@ def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], outpu
         output.note(f"its output goes to {started.output}; end it with `mlxsup stop`")
 
 
-def _configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
-    """The configuration of `--model` options, which is shown so that it can be kept.
+def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
+    """The configuration of `--model` options.
+
+    Args:
+        models: each `FOLDER` or `NAME=FOLDER`.
+        output: how to speak.
+        is_shown: whether it is printed, so that it can be kept.
 
     Raises:
         CliError: a name is none, or stands twice.

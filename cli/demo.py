@@ -7,20 +7,20 @@ and shows that neither answer changed.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .connection import Target, connect, output_options, read_toml, resolve
+from .connection import Target, connect, output_options
 from .exit_status import CliError
 from .output import VISIBLE, Output
 from .status import show_models
@@ -39,9 +39,6 @@ KILLS = 3
 EXACT_BACKENDS = ("cpu", "fake")
 """On a GPU a resumed answer may round differently."""
 
-DRAIN_TIMEOUT_S = 1.0
-"""Given up in the middle, it ends soon."""
-
 
 @click.command(short_help="See what mlxsup does, on a small model.")
 @click.option(
@@ -59,68 +56,32 @@ def demo(config_path: Path | None, output: Output) -> None:
     Streams from two models at once, kills one worker three times in mid-answer, and shows that
     neither answer changed. A daemon that already runs is left alone.
     """
+    from .daemon import configure, read_configuration, serve_two
+
     if config_path is None:
         from .demo_model import fetch
 
         folder = fetch(Path(MODEL_FOLDER).expanduser(), output)
-        tables: dict[str, Any] = {"models": {n: {"path": str(folder)} for n in ("one", "two")}}
+        named = [f"{name}={folder}" for name in ("one", "two")]
+        configuration = configure(named, output, is_shown=False)
         hint = f"remove {folder}, and it is fetched again"
     else:
-        tables = _tables_of(config_path)
+        configuration = read_configuration(config_path)
         hint = f"see more of it with `mlxsup start --config {config_path}`"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
-    with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as name:
-        shown = _serve_and_show(Path(name), tables, hint, output)
+    with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
+        shown = _show(partial(serve_two, configuration, Path(place)), hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
         output.data(f"\nTo use this model: mlxsup start --model {MODEL_FOLDER}")
 
 
-def _tables_of(path: Path) -> dict[str, Any]:
-    """What a file says of its first two models; of a single one, under two names.
-
-    Raises:
-        CliError: the file is wrong.
-    """
-    from .daemon import read_configuration
-
-    read_configuration(path)
-    table = read_toml(path)
-    models: dict[str, Any] = dict(list(table["models"].items())[:2])
-    if len(models) == 1:
-        [(name, model)] = models.items()
-        models[f"{name}-copy"] = model
-    return {
-        "defaults": _model_table(table.get("defaults", {}), path),
-        "models": {name: _model_table(model, path) for name, model in models.items()},
-    }
-
-
-def _model_table(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Its paths absolute, and without limits to restarts: there will be some."""
-    kept = {key: value for key, value in table.items() if key != "restart"}
-    return kept | ({"path": str(resolve(kept["path"], path))} if "path" in kept else {})
-
-
-def _toml(value: Any) -> str:
-    """A value of TOML; tables on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(value[key])}" for key in value) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    # The basic strings of TOML have the escapes of JSON but for DEL.
-    return json.dumps(value).replace("\x7f", "\\u007f")
-
-
-def _serve_and_show(
-    folder: Path, tables: Mapping[str, Any], hint: str, output: Output
-) -> dict[str, Any]:
+def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
     """Is the daemon, so that none is left without its demonstration, which a thread gives.
 
     Args:
-        folder: for its sockets and logs.
-        tables: of its configuration.
+        serve: is the daemon until it is told to end; takes `on_listening`.
         hint: what helps where a model fails.
         output: how to speak.
 
@@ -128,19 +89,9 @@ def _serve_and_show(
         CliError: the daemon did not start, or a request failed.
         KeyboardInterrupt: a signal ended it.
     """
-    from .daemon import read_configuration, serve
-
-    supervisor = {
-        "runtime_dir": str(folder / "run"),
-        "log_dir": str(folder / "logs"),
-        "drain_timeout_s": DRAIN_TIMEOUT_S,
-    }
-    config = folder / "config.toml"
-    whole = {"supervisor": supervisor, **tables}
-    config.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in whole.items()))
     _headline(output, "mlxsup start: one process for each model")
-    story = _Story(list(tables["models"]), output)
-    code = serve(read_configuration(config), on_change=lambda _: None, on_listening=story.begin)
+    story = _Story(output)
+    code = serve(on_listening=story.begin)
     failure = story.finish()
     if code:
         raise CliError(f"the daemon ended with exit code {code}", code="internal")
@@ -159,18 +110,16 @@ class _Story(threading.Thread):
     """What is shown, beside the daemon that it is shown on.
 
     Args:
-        names: of the models.
         output: how to speak.
 
     Attributes:
         shown: what `--json` prints.
     """
 
-    def __init__(self, names: Sequence[str], output: Output) -> None:
+    def __init__(self, output: Output) -> None:
         super().__init__(name="mlxsup-demo", daemon=True)
         self.shown: dict[str, Any] = {}
         self._failure: CliError | OSError | None = None
-        self._names = names
         self._output = output
         self._endpoint = ""
 
@@ -184,9 +133,10 @@ class _Story(threading.Thread):
         try:
             with connect(Target(endpoint=self._endpoint)) as client:
                 try:
-                    self._load(client)
-                    _ask_both(client, self._names, self._output)
-                    self.shown = _kill_one(client, self._names, self._output)
+                    names = [model["name"] for model in client.status()["models"]]
+                    _load_both(client, names, self._output)
+                    _ask_both(client, names, self._output)
+                    self.shown = _kill_one(client, names, self._output)
                     _show_status(client, self._output)
                     _headline(self._output, "mlxsup stop")
                 finally:
@@ -204,12 +154,6 @@ class _Story(threading.Thread):
             raise KeyboardInterrupt
         self.join()
         return self._failure
-
-    def _load(self, client: Client) -> None:
-        for name in self._names:
-            with progress_shown(client, name, self._output):
-                client.load(name)
-            _tell(self._output, f"{name}: READY as pid {_row(client, name)['pid']}")
 
 
 class _Answer(threading.Thread):
@@ -275,6 +219,13 @@ class _Answer(threading.Thread):
     def resumed(self) -> int:
         """How many times it went on after a crash."""
         return self._stream.result.resumed
+
+
+def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
+    for name in names:
+        with progress_shown(client, name, output):
+            client.load(name)
+        _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
 
 
 def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:

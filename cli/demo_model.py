@@ -39,14 +39,15 @@ def fetch(target: Path, output: Output) -> Path:
     """
     if target.is_dir():
         return target
+    lock_path = target.parent / f".{target.name}.lock"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - below
+        lock_path.touch()
     except OSError as error:
         message = f"the model cannot be put into {target.parent}: {error.strerror}"
         raise CliError(message, code="demo_model", hint=HINT) from None
     # Two that start at the same time: the second waits and then finds the folder.
-    with lock:
+    with lock_path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix="mlxsup-demo-") as name:
