@@ -18,6 +18,7 @@ from .channels import ChannelRules
 from .detokenizer import ByteDetokenizer, WindowDetokenizer
 from .engine import BadModelError, Detokenizer, Prompt
 from .grammar import Grammar, GrammarCompiler
+from .grammar_tokenizer import make_grammar_tokenizer
 from .mlx_channels import channel_rules, plain_message
 
 BYTE_LEVEL = "ByteLevel"
@@ -120,8 +121,6 @@ class MlxText:
         return self._grammars.compile(body.response_format, begins_after)
 
     def _grammar_tokenizer(self) -> Any:
-        from .grammar_tokenizer import make_grammar_tokenizer
-
         try:
             with self._in_use:
                 return make_grammar_tokenizer(
