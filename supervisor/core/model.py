@@ -14,7 +14,7 @@ from .events import Caller
 from .fairness import WaitingLine
 from .life import Life
 from .phases import Ready
-from .recovery import Digest, Recovery
+from .recovery import Held, Recovery
 from .requests import Request, Stage
 from .watchdog import Watch
 
@@ -36,20 +36,6 @@ WATCHED = SERVES | {State.LOADING}
 
 
 @dataclass(slots=True, kw_only=True)
-class Alone:
-    """A request that runs alone because it was twice a suspect.
-
-    Attributes:
-        key, digest: which.
-        gains_since: when it gained its first token in this life of the worker.
-    """
-
-    key: RequestKey
-    digest: Digest
-    gains_since: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class Model:
     """One model.
 
@@ -57,9 +43,8 @@ class Model:
         life: its worker's life.
         line: keys of the requests that wait.
         running: requests that were dispatched to the process that lives now.
-        leaving: keys already answered, whose row has yet to leave the batch (D11), with digests.
+        leaving: requests already answered whose row has yet to leave the batch (D11), by key.
         recovery: what it remembers of crashes.
-        alone: who runs alone, or did last.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
         heartbeat: its latest.
@@ -77,9 +62,8 @@ class Model:
     life: Life
     line: WaitingLine = field(default_factory=WaitingLine)
     running: dict[RequestKey, Request] = field(default_factory=dict)
-    leaving: dict[RequestKey, Digest] = field(default_factory=dict)
+    leaving: dict[RequestKey, Held] = field(default_factory=dict)
     recovery: Recovery = field(default_factory=Recovery)
-    alone: Alone | None = None
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
@@ -103,7 +87,7 @@ class Model:
     @property
     def has_room(self) -> bool:
         """Whether a row is free; rows that are leaving still hold theirs."""
-        return self.lone is None and len(self.running) + len(self.leaving) < self.row_limit
+        return len(self.running) + len(self.leaving) < self.row_limit
 
     @property
     def row_limit(self) -> int:
@@ -112,12 +96,10 @@ class Model:
         return limit if self.recovery.rows is None else min(limit, self.recovery.rows)
 
     @property
-    def lone(self) -> Digest | None:
-        """The request that runs alone, or whose row has yet to leave; None where none does."""
-        alone = self.alone
-        if alone is not None and (alone.key in self.running or alone.key in self.leaving):
-            return alone.digest
-        return None
+    def on_turn(self) -> Request | None:
+        """The suspect that runs while no other suspect does; None where none has its turn."""
+        on_probation = self.recovery.is_on_probation
+        return next((r for r in self.running.values() if on_probation(r.digest)), None)
 
     @property
     def doing(self) -> Heartbeat | None:
@@ -129,9 +111,14 @@ class Model:
         return beat
 
     @property
-    def held(self) -> list[Digest]:
+    def held(self) -> list[Held]:
         """The requests in the worker's hands: dispatched, and not ended there."""
-        return [*(request.digest for request in self.running.values()), *self.leaving.values()]
+        return [*(request.held for request in self.running.values()), *self.leaving.values()]
+
+    @property
+    def held_suspects(self) -> list[Held]:
+        """Those of them that some crash accuses."""
+        return [one for one in self.held if self.recovery.is_suspect(one.digest)]
 
     @property
     def is_idle(self) -> bool:
@@ -190,7 +177,6 @@ class Model:
         self.dying = ""
         self.footprint_bytes = 0
         self.steps = 0
-        self.alone = None
         self.leaving.clear()
         self._rate_samples.clear()
 
@@ -209,9 +195,11 @@ class Model:
         """Raises AssertionError where the parts disagree."""
         state = self.life.state
         limit = self.life.settings.launch.max_concurrency
-        assert all(r.stage is Stage.RUNNING for r in self.running.values())
+        assert all(r.stage is not Stage.QUEUED for r in self.running.values())
         assert not self.leaving.keys() & self.running.keys()
-        assert self.lone is None or len(self.held) == 1
+        suspects = self.held_suspects
+        is_any_on_turn = any(self.recovery.is_on_probation(one.digest) for one in suspects)
+        assert not is_any_on_turn or len(suspects) == 1, "a suspect beside the one on its turn"
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"

@@ -162,7 +162,7 @@ class Models:
         The story and the watchers hear what was decided and why (F10).
         """
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
-        verdict = model.recovery.judge(evidence, model.held, model.lone, now)
+        verdict = model.recovery.judge(evidence, model.held, now)
         if verdict.story:
             model.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
@@ -195,10 +195,9 @@ class Models:
         for model in self:
             model.check_invariants()
             if model.life.state is State.READY and model.line and model.has_room:
-                first = self._serving.ledger.get(model.line.first())
-                assert first is not None
-                assert model.held, f"{model.name} has room and lets requests wait"
-                assert model.recovery.runs_alone(first.digest)
+                assert model.held_suspects, f"{model.name} has room and lets requests wait"
+                waiting = (self._serving.ledger.get(key) for key in model.line)
+                assert all(r is not None and model.recovery.is_suspect(r.digest) for r in waiting)
         placed = [key for model in self for key in (*model.line, *model.running)]
         assert sorted(placed) == sorted(request.key for request in self._serving.ledger)
         loading = [model.life for model in self if model.life.is_loading]

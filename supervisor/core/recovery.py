@@ -1,9 +1,11 @@
 """Who is to blame when an engine dies, and what follows for the requests that it held (F10).
 
 Not every death accuses: a kill from outside says nothing about the requests. One that does makes
-suspects of all that the engine held; those that are found in a second crash run alone; who runs
-alone in a third one is the culprit. Thus a request that always kills its engine costs three crashes
-and nobody else loses an answer.
+suspects of all that the engine held, and they resume together, because many faults are transient.
+After a second such crash of some of the same suspects, each suspect has a turn alone among the
+suspects, its *probation*, until it has gained a few tokens past the place where the engine died.
+Whoever is on its turn when the engine dies again is the culprit. Thus a request that always kills
+its engine costs three crashes, and a fault that has passed costs each suspect a few steps.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ SUSPICION_S = 3600.0
 QUARANTINE_S = 3600.0
 LOWERED_ROWS_S = 3600.0
 """How long a worker that ran out of memory is held to fewer rows."""
+
+PROBATION_TOKENS = 4
+"""How far past the last crash a suspect has to come. A deterministic fault strikes at the first of
+these; the others cover tokens that the dying process had computed and not delivered."""
 
 MAX_QUARANTINES_IN_A_ROW = 3
 MAX_SUSPECTS = 4096
@@ -71,10 +77,32 @@ class Verdict:
 NO_VERDICT = Verdict()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A request in the hands of a worker.
+
+    Attributes:
+        digest: identifies the request.
+        tokens: how many tokens of its answer have been delivered.
+    """
+
+    digest: Digest
+    tokens: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class _Suspect:
+    """A request that some crash accuses.
+
+    Attributes:
+        since: the latest such crash, monotonic seconds.
+        tokens: delivered when that crash came.
+        is_on_probation: it has yet to have its turn, or has it now.
+    """
+
     since: float
-    runs_alone: bool = False
+    tokens: int
+    is_on_probation: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,15 +124,12 @@ class Recovery:
 
     # ------------------------------------------------------------ what happens
 
-    def judge(
-        self, evidence: Evidence, held: Sequence[Digest], lone: Digest | None, now: float
-    ) -> Verdict:
+    def judge(self, evidence: Evidence, held: Sequence[Held], now: float) -> Verdict:
         """A process has ended.
 
         Args:
             evidence: what its end says.
             held: the requests that it held, dispatched and not ended.
-            lone: the one that ran alone because it was twice a suspect.
             now: monotonic seconds.
         """
         self.expire(now)
@@ -112,8 +137,9 @@ class Recovery:
             return self._make_room(len(held), now)
         if evidence is not Evidence.ACCUSES or not held:
             return Verdict(evidence=evidence)
-        if lone is not None:
-            return self._convict(lone, now)
+        on_turn = next((h.digest for h in held if self.is_on_probation(h.digest)), None)
+        if on_turn is not None:
+            return self._convict(on_turn, held, now)
         return self._suspect(held, now)
 
     def completed(self, digest: Digest) -> None:
@@ -121,11 +147,13 @@ class Recovery:
         self._suspects.pop(digest, None)
         self._in_a_row.clear()
 
-    def was_stable(self, digest: Digest) -> None:
-        """It has gained tokens alone for long enough: it may run beside others again."""
+    def gained(self, digest: Digest, tokens: int) -> bool:
+        """A request on its probation has so many tokens now; returns whether that has ended it."""
         suspect = self._suspects.get(digest)
-        if suspect is not None:
-            suspect.runs_alone = False
+        if suspect is None or not suspect.is_on_probation:
+            return False
+        suspect.is_on_probation = tokens < suspect.tokens + PROBATION_TOKENS
+        return not suspect.is_on_probation
 
     def expire(self, now: float) -> None:
         """Forgets what is old."""
@@ -145,10 +173,14 @@ class Recovery:
 
     # ------------------------------------------------------------ what follows
 
-    def runs_alone(self, digest: Digest) -> bool:
-        """Whether a request may only run while no other does."""
+    def is_suspect(self, digest: Digest) -> bool:
+        """Whether some crash accuses a request."""
+        return digest in self._suspects
+
+    def is_on_probation(self, digest: Digest) -> bool:
+        """Whether a suspect has yet to come past the last crash while no other suspect runs."""
         suspect = self._suspects.get(digest)
-        return suspect is not None and suspect.runs_alone
+        return suspect is not None and suspect.is_on_probation
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
         """For how much longer a request is refused; None where it is not."""
@@ -161,27 +193,48 @@ class Recovery:
         return len(self._suspects)
 
     @property
+    def on_probation(self) -> int:
+        """How many of the suspects have yet to prove themselves."""
+        return sum(suspect.is_on_probation for suspect in self._suspects.values())
+
+    @property
     def quarantined(self) -> int:
         """How many requests are refused."""
         return len(self._quarantined)
 
     # ------------------------------------------------------------ inside
 
-    def _suspect(self, held: Sequence[Digest], now: float) -> Verdict:
-        digests = list(dict.fromkeys(held))
-        again = [digest for digest in digests if digest in self._suspects]
-        for digest in digests:
-            known = self._suspects.pop(digest, None)
-            self._suspects[digest] = _Suspect(since=now, runs_alone=known is not None)
-        while len(self._suspects) > MAX_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
-        story = f"{_requests(len(digests))} under suspicion"
-        if again:
-            story += f", {len(again)} of them for the second time: from now on alone"
+    def _suspect(self, held: Sequence[Held], now: float) -> Verdict:
+        is_second = any(h.digest in self._suspects for h in held)
+        count = self._accuse(held, now, is_on_probation=False)
+        story = f"{_requests(count)} under suspicion"
+        if is_second:
+            for suspect in self._suspects.values():
+                suspect.is_on_probation = True
+            story = f"{_requests(self.suspects)} under suspicion for the second time: each runs"
+            story += " without the others until it has come past the crash"
         return Verdict(evidence=Evidence.ACCUSES, story=story)
 
-    def _convict(self, culprit: Digest, now: float) -> Verdict:
+    def _accuse(self, held: Sequence[Held], now: float, *, is_on_probation: bool) -> int:
+        """Makes suspects of what a crash has struck; returns how many different requests."""
+        tokens: dict[Digest, int] = {}
+        for one in held:
+            tokens[one.digest] = max(tokens.get(one.digest, 0), one.tokens)
+        for digest, count in tokens.items():
+            self._suspects.pop(digest, None)  # the latest are forgotten last
+            self._suspects[digest] = _Suspect(
+                since=now, tokens=count, is_on_probation=is_on_probation
+            )
+        while len(self._suspects) > MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+        return len(tokens)
+
+    def _convict(self, culprit: Digest, held: Sequence[Held], now: float) -> Verdict:
+        """The suspect whose turn it was is held to be the culprit; what ran beside it, and was no
+        suspect until now, has a turn of its own next, so that it strikes nobody else's."""
         self._suspects.pop(culprit, None)
+        beside = [one for one in held if one.digest != culprit]
+        self._accuse(beside, now, is_on_probation=True)
         self._in_a_row.append(culprit)
         if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:
             for digest in self._in_a_row:
@@ -189,13 +242,13 @@ class Recovery:
             self._in_a_row.clear()
             failure = (
                 f"the engine is broken: {MAX_QUARANTINES_IN_A_ROW} requests in a row killed it"
-                " while each ran alone, and none completed"
+                " when it was their turn, and none completed"
             )
             return Verdict(evidence=Evidence.ACCUSES, failure=failure, story=failure)
         self._quarantined[culprit] = now + QUARANTINE_S
         while len(self._quarantined) > MAX_QUARANTINED:
             del self._quarantined[next(iter(self._quarantined))]
-        story = "the request that ran alone killed its engine: it is quarantined"
+        story = "the suspect whose turn it was killed its engine again: it is quarantined"
         return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
 
     def _make_room(self, held: int, now: float) -> Verdict:

@@ -13,17 +13,18 @@ from mlxsup.protocol.messages import Acceptance, Timings, Usage
 from mlxsup.protocol.states import NoticeKind
 
 from .events import ConnectionId
-from .recovery import Digest
+from .recovery import Digest, Held
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After so many deaths in a row without a new token a request is given up."""
 
 
 class Stage(StrEnum):
-    """Where an open request stands."""
+    """Where an open request stands; YIELDING runs until its row has left, then waits again."""
 
     QUEUED = "queued"
     RUNNING = "running"
+    YIELDING = "yielding"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,7 +41,7 @@ class Request:
         digest: of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
-        stage: queued or running.
+        stage: queued, running or yielding.
         dispatched_at: of the last dispatch.
         started_at: of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
@@ -91,6 +92,11 @@ class Request:
     def tokens_sent(self) -> int:
         """Tokens that the client was sent."""
         return len(self.sent_tokens) // 4
+
+    @property
+    def held(self) -> Held:
+        """What a crash of its worker is judged by."""
+        return Held(digest=self.digest, tokens=self.tokens_sent)
 
     @property
     def held_bytes(self) -> int:
@@ -200,10 +206,11 @@ class Ledger:
         return list(self._by_connection.get(connection, {}).values())
 
     def move(self, request: Request, stage: Stage) -> None:
-        """A request was dispatched, or waits again."""
-        if request.stage is not stage:
-            self._count_waiting(request, 1 if stage is Stage.QUEUED else -1)
-            request.stage = stage
+        """A request was dispatched, is to yield, or waits again."""
+        change = (stage is Stage.QUEUED) - (request.stage is Stage.QUEUED)
+        if change:
+            self._count_waiting(request, change)
+        request.stage = stage
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
         """The worker took it: the acceptance takes the place of the body."""

@@ -22,15 +22,16 @@ from mlxsup.protocol.messages import (
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import FinishReason, NoticeKind, State
+from mlxsup.protocol.states import FinishReason, NoticeKind, State, Wanted
 
 from .actions import Action, SendToClient, SendToWorker
 from .admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
 from .deadlines import Deadlines
 from .events import ConnectionId
-from .model import Alone, Model
+from .model import Model
 from .recovery import QUARANTINE_S, Evidence, Verdict, digest_of
 from .refusals import (
+    cut_off,
     deadline_exceeded,
     duplicate_id,
     for_interrupted,
@@ -42,6 +43,7 @@ from .refusals import (
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress
+from .turns import must_yield, next_in_line
 
 
 class Serving:
@@ -115,11 +117,9 @@ class Serving:
         """Hands waiting requests to a READY worker while it has room."""
         model.recovery.expire(now)
         while model.life.state is State.READY and model.line and model.has_room:
-            request = self._request(model.line.first())
-            if model.recovery.runs_alone(request.digest):
-                if model.held:
-                    return  # it and all behind it wait until what runs has ended
-                model.alone = Alone(key=request.key, digest=request.digest)
+            request = next_in_line(model, self.ledger)
+            if request is None:
+                return
             model.line.leave(request.key)
             self.ledger.move(request, Stage.RUNNING)
             request.dispatched_at = now
@@ -198,22 +198,27 @@ class Serving:
                 continue
             if request.is_interrupted:
                 self._go_on(request)
-            if row.tokens and model.alone is not None:
-                has_freed |= self._has_been_stable(model, model.alone, now)
             if row.text or row.tokens:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
                 )
+            if row.tokens and model.recovery.gained(request.digest, request.tokens_sent):
+                has_freed = True
+                if row.finish is None:
+                    self._end_turn(model, request, now)
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
-            if row.finish is not None:
+            if row.finish is FinishReason.CANCELLED and request.stage is Stage.YIELDING:
+                has_freed = True
+                self._wait_again(model, request)
+            elif row.finish is not None:
                 finished.append((request, row.finish))
         for connection, pieces in deltas.items():
             self._do(SendToClient(connection=connection, message=Deltas(deltas=pieces)))
         for request, reason in finished:
             del model.running[request.key]
             assert request.dispatched_at is not None
-            if not request.resumed:
+            if request.dispatched_at == request.started_at:  # it ran through, with no interruption
                 model.learn_service(now - request.dispatched_at)
             if reason is not FinishReason.CANCELLED:
                 model.recovery.completed(request.digest)
@@ -249,19 +254,24 @@ class Serving:
         request.resumed += 1
         self._notify(request, NoticeKind.RESUMED, {"times": request.resumed})
 
-    @staticmethod
-    def _has_been_stable(model: Model, alone: Alone, now: float) -> bool:
-        """Lets the others in again once the lone request has gained tokens for long enough."""
-        if model.lone is None:
-            return False
-        if alone.gains_since is None:
-            alone.gains_since = now
-        if now - alone.gains_since < model.life.settings.restart.stable_s:
-            return False
-        model.recovery.was_stable(alone.digest)
-        model.alone = None
-        model.story.append(f"{now:.3f} a suspect has run alone for long enough: others join it")
-        return True
+    def _end_turn(self, model: Model, request: Request, now: float) -> None:
+        """A suspect has come past the crash: the next one has its turn, or all may run again."""
+        model.story.append(f"{now:.3f} {request.id} has come past the crash: its turn is over")
+        if model.life.state is State.READY and must_yield(model, request, self.ledger):
+            self.ledger.move(request, Stage.YIELDING)
+            self._tell(model, CancelRow(key=request.key))
+
+    def _wait_again(self, model: Model, request: Request) -> None:
+        """The row of a request that yields has left the batch; what it delivered is kept."""
+        del model.running[request.key]
+        if model.life.wanted is not Wanted.UP:  # decided since: nothing is dispatched any more
+            error = model.life.removal or cut_off(model.name, model.life.why)
+            self._end(request, error=for_interrupted(error, model.name, request.tokens_sent))
+            return
+        self.ledger.move(request, Stage.QUEUED)
+        request.queue_deadline = None  # a limit for the start, and it was started
+        model.line.rejoin([request.key])
+        self._set_deadline(request)
 
     # ------------------------------------------------------------ out
 
@@ -309,7 +319,6 @@ class Serving:
             else:
                 self._interrupt(request, text)
                 again.append(request)
-        again.sort(key=lambda request: not model.recovery.runs_alone(request.digest))
         model.line.rejoin(request.key for request in again)
         if verdict.culprit is not None:
             for key in list(model.line):
@@ -376,7 +385,7 @@ class Serving:
             model.line.leave(request.key)
             return
         del model.running[request.key]
-        model.leaving[request.key] = request.digest
+        model.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):
             self._tell(model, CancelRow(key=request.key))
 

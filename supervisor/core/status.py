@@ -60,11 +60,10 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "progress": load_progress(model),
         "queued": len(model.line),
         "running": [request.id for request in model.running.values()],
-        "alone": model.running[alone.key].id
-        if (alone := model.alone) and alone.key in model.running
-        else None,
+        "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
         "suspects": model.recovery.suspects,
+        "on_probation": model.recovery.on_probation,
         "quarantined": model.recovery.quarantined,
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,

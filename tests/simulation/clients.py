@@ -15,6 +15,7 @@ from .plan import Prompt
 class Stream:
     """What one client has received for one request."""
 
+    model: str
     prompt: Prompt
     may_resume: bool
     received: int = 0

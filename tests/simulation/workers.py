@@ -184,8 +184,9 @@ class PlayedWorker:
             return
         if self._fails():
             return
+        batch = list(self.rows.items())  # what is dispatched meanwhile joins the next step
         self._accept()
-        deltas = [self._advance(key, row) for key, row in list(self.rows.items())]
+        deltas = [self._advance(key, row) for key, row in batch if key in self.rows]
         self.steps += 1
         self.say(Step(step=self.steps, rows=deltas))
         self._is_stepping = False

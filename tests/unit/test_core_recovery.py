@@ -6,14 +6,25 @@ from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Dispatch, Event, Heartbeat, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.messages import (
+    CancelRow,
+    Deltas,
+    Dispatch,
+    Event,
+    Heartbeat,
+    Reply,
+    StatusQuery,
+    Subscribe,
+)
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.recovery import (
     MAX_QUARANTINED,
     MAX_SUSPECTS,
+    PROBATION_TOKENS,
     Digest,
     Evidence,
+    Held,
     Recovery,
     digest_of,
 )
@@ -136,48 +147,238 @@ def test_two_poisons_at_once_cost_three_crashes_each_at_most() -> None:
     assert failed == {"b", "c"}
 
 
-def test_a_second_crash_in_other_company_makes_only_its_like_run_alone() -> None:
+def prove(driver: Driver, key: int) -> list[int]:
+    """A suspect comes past the crash and leaves the batch; returns what is dispatched then."""
+    for _ in range(PROBATION_TOKENS):
+        assert driver.told(CancelRow) == []
+        driver.token(key)
+    if not driver.told(CancelRow):
+        return driver.dispatched()
+    assert driver.dispatched() == [], "its row is still there"
+    driver.row_left(key)
+    return driver.dispatched()
+
+
+def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> None:
+    driver = engine_of(8)
+    keys = driver.serve(*"abcdefgh")
+    for key in keys:
+        driver.accept(key)
+    driver.token(*keys)
+    assert crash(driver) == keys
+    running = crash(driver)
+    for key in keys[:-1]:
+        assert running == [key]
+        assert driver.row()["running"] == ["abcdefgh"[key - 1]]
+        assert driver.row()["on_probation"] == 8 - keys.index(key)
+        running = prove(driver, key)
+    assert running == [8]
+    assert prove(driver, 8) == keys[:-1], "the last one stays, the others join it"
+    assert (driver.row()["on_probation"], driver.row()["alone"]) == (0, None)
+    for key in keys:
+        finish(driver, key)
+    ends = [driver.terminals[b"alice", id][0] for id in "abcdefgh"]
+    assert [end.usage.completion_tokens for end in ends] == [1 + PROBATION_TOKENS + 1] * 8
+    assert [end.resumed for end in ends] == [1] * 8, "a turn that ends is no crash"
+    assert driver.row()["suspects"] == 0
+
+
+def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     driver = engine_of(2)
-    driver.serve("poison", "innocent")
+    driver.serve("late", "other")
+    for _ in range(50):
+        driver.token(1)
     crash(driver)
-    finish(driver, 2)
-    driver.serve("newcomer")
+    driver.token(1)
+    driver.cancel("late")
+    driver.row_left(1)
+    driver.ask("again", body=b"late")  # the same request from its beginning
+    assert crash(driver) == [2]
+    driver.cancel("other")
+    driver.row_left(2)
+    assert driver.row()["alone"] == "again"
+    driver.ask("waits", body=b"other")
+    for _ in range(PROBATION_TOKENS - 1):
+        driver.token(3)
+    assert driver.told(CancelRow) == []
+    driver.token(3)
+    assert driver.told(CancelRow) == [CancelRow(key=3)]
+
+
+def test_time_proves_nothing() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
     assert crash(driver) == [1]
-    assert driver.row()["alone"] == "poison"
-    assert driver.row()["suspects"] == 2
-    assert crash(driver) == [3]
-    assert driver.row()["alone"] is None
+    driver.token(1)
+    driver.pass_time(HOUR_S / 2)
+    driver.token(1)
+    assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
 
 
-def test_who_gains_tokens_alone_for_a_stable_time_lets_the_others_in() -> None:
+def test_requests_that_are_no_suspects_never_wait_for_suspects_P25() -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    crash(driver)
+    assert crash(driver) == [1]
+    assert driver.serve("new") == [5], "at once, beside the suspect on its turn"
+    driver.ask("b again", body=b"b")
+    assert driver.dispatched() == [], "the same request sent again is the same suspect"
+    assert driver.serve("newer") == [7]
+    assert prove(driver, 1) == [2]
+    assert finish(driver, 5) == []
+    assert driver.serve("newest") == [8]
+
+
+def test_a_turn_comes_before_new_requests_and_a_full_batch_gives_it_its_row() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    assert driver.serve("new", "newer") == [3]
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == []
+    assert finish(driver, 3) == [1], "it had been accepted before the newer one came"
+
+
+def test_what_ran_beside_a_culprit_has_a_turn_next_and_strikes_nobody_else() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b", "c")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.serve("new")
+    assert crash(driver) == [2]
+    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (1, 3)
+    assert prove(driver, 2) == [3]
+    assert prove(driver, 3) == [4]
+    assert crash(driver) == [2, 3], "found at its second crash"
+    failed = {id for (_, id), [end] in driver.terminals.items() if hasattr(end, "error")}
+    assert failed == {"a", "new"}
+
+
+def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
     driver = engine_of(2)
     driver.serve("late", "other")
     crash(driver)
     assert crash(driver) == [1]
-    driver.token(1)
-    driver.pass_time(9.0)
-    driver.token(1)
-    assert driver.dispatched() == []
-    driver.pass_time(1.1)
-    assert driver.dispatched() == [], "time alone proves nothing"
-    driver.token(1)
-    assert driver.dispatched() == [], "the other is to run alone as well"
-    assert finish(driver, 1) == [2]
-
-
-def test_a_late_poison_is_still_found_after_it_was_let_in() -> None:
-    driver = engine_of(2)
-    driver.serve("late")
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1]
+    driver.token(1, 2)
+    assert crash(driver) == [1], "in company: nobody is convicted, and all take turns again"
+    assert driver.row()["quarantined"] == 0
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1]
     crash(driver)
-    crash(driver)
-    driver.token(1)
-    driver.pass_time(10.1)
-    driver.token(1)
-    assert driver.serve("innocent") == [2]
-    assert crash(driver) == [1]
     assert driver.row()["alone"] == "late"
     crash(driver)
     assert [end.error["code"] for end in driver.terminals[b"alice", "late"]] == ["quarantined"]
+
+
+# ---------------------------------------------------------------- what crosses the end of a turn
+
+
+def yielding() -> Driver:
+    """Suspects `a` and `b`; `a` has come past the crash, and its row has been asked to leave."""
+    driver = engine_of(2)
+    for key in driver.serve("a", "b"):
+        driver.accept(key)
+    crash(driver)
+    crash(driver)
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    return driver
+
+
+def test_tokens_that_cross_the_end_of_a_turn_are_delivered_once() -> None:
+    driver = yielding()
+    driver.token(1)
+    assert len(driver.sent(Deltas)) == 1
+    driver.row_left(1)
+    finish(driver, 2)
+    [dispatch] = driver.told(Dispatch)
+    assert (dispatch.key, len(dispatch.resume.delivered)) == (1, 4 * (PROBATION_TOKENS + 1))
+
+
+def test_an_end_that_crosses_the_end_of_a_turn_wins() -> None:
+    driver = yielding()
+    assert finish(driver, 1) == [2]
+    [end] = driver.terminals[b"alice", "a"]
+    assert end.finish_reason is FinishReason.STOP
+
+
+def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
+    driver = yielding()
+    driver.cancel("a")
+    [end] = driver.terminals[b"alice", "a"]
+    assert end.finish_reason is FinishReason.CANCELLED
+    driver.row_left(1)
+    assert driver.dispatched() == [2]
+    assert driver.row()["queued"] == 0
+
+
+def test_a_crash_that_crosses_the_end_of_a_turn_accuses_whom_it_held_and_convicts_nobody() -> None:
+    driver = yielding()
+    assert crash(driver) == [1]
+    assert driver.row()["quarantined"] == 0
+    assert driver.row()["alone"] == "a", "it has to come past this crash as well"
+
+
+def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    assert crash(driver, "SIGKILL") == [1]
+    assert (driver.row()["alone"], driver.row()["quarantined"]) == ("a", 0)
+
+
+def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    driver.unload()
+    assert driver.errors() == {"b": "unloaded"}
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+    assert driver.told(CancelRow) == []
+    finish(driver, 1)
+    [end] = driver.terminals[b"alice", "a"]
+    assert end.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("how", ["unload", "stop", "removed"])
+def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_is_answered(how: str) -> None:
+    driver = yielding()
+    if how == "removed":
+        driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=()))
+    else:
+        getattr(driver, how)()
+    driver.row_left(1)
+    code = {"unload": "unloaded", "stop": "shutting_down", "removed": "unknown_model"}[how]
+    assert driver.errors() == {"a": code}
+
+
+def test_an_answer_that_may_not_be_resumed_keeps_its_row_to_its_end() -> None:
+    driver = engine_of(2)
+    for round_ in range(2):
+        driver.ask(f"a{round_}", body=b"a")
+        driver.ask(f"b{round_}", body=b"b")
+        crash(driver)
+        driver.cancel(f"a{round_}")
+        driver.cancel(f"b{round_}")
+    for key in range(1, 5):
+        driver.row_left(key)
+    [key] = driver.serve("a", resume=False)
+    driver.ask("b", body=b"b")
+    for _ in range(2 * PROBATION_TOKENS):
+        driver.token(key)
+        assert (driver.told(CancelRow), driver.dispatched()) == ([], [])
+    assert finish(driver, key) == [key + 1]
+
+
+# ---------------------------------------------------------------- what clears, and what does not
 
 
 def test_cancelling_or_sending_again_does_not_clear_suspicion() -> None:
@@ -369,24 +570,20 @@ def test_without_a_limit_a_kill_of_who_fills_the_machine_is_out_of_memory() -> N
 # ---------------------------------------------------------------- who waits, who is told
 
 
-def test_others_wait_while_one_runs_alone_and_it_waits_until_the_engine_is_empty() -> None:
+def test_a_suspect_waits_until_no_other_suspect_runs_and_nobody_else_waits_for_it() -> None:
     driver = engine_of(4)
     driver.serve("suspect")
     driver.cancel("suspect")
     crash(driver)
-    assert driver.serve("suspect2") == [2]
     driver.ask("suspect", body=b"suspect")
     driver.cancel("suspect")
     crash(driver)
-    running = driver.serve("plain")
+    [running] = driver.serve("plain")
+    assert driver.serve("suspect") == [running + 1], "a plain one beside it is no matter"
     driver.ask("again", body=b"suspect")
-    assert driver.dispatched() == [], "a plain one runs"
-    driver.serve("behind")
-    assert driver.row()["queued"] >= 2
-    for key in [2, *running]:
-        driver.token(key, finish=FinishReason.STOP)
-    assert driver.row()["alone"] == "again"
-    assert driver.row()["running"] == ["again"]
+    assert driver.dispatched() == []
+    assert driver.serve("behind") == [running + 3]
+    assert finish(driver, running + 1) == [running + 2], "that one cleared them both"
 
 
 def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> None:
@@ -416,11 +613,12 @@ def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
 def test_memory_of_suspects_and_quarantines_is_bounded() -> None:
     recovery = Recovery()
     many = [Digest(str(n).encode()) for n in range(MAX_SUSPECTS + 10)]
-    recovery.judge(Evidence.ACCUSES, many, None, 0.0)
+    recovery.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
     assert recovery.suspects == MAX_SUSPECTS
     for number, digest in enumerate(many):
         recovery.completed(Digest(b"fine"))
-        recovery.judge(Evidence.ACCUSES, [digest], digest, float(number) / 1000)
+        for _ in range(3):
+            recovery.judge(Evidence.ACCUSES, [Held(digest=digest)], float(number) / 1000)
     assert recovery.quarantined == MAX_QUARANTINED
 
 
