@@ -63,6 +63,9 @@ from .fake_text import (
 
 GARBAGE = [b"\xc1not a message"]
 
+MAX_KEPT = 1024
+"""Rows that were taken out and may return: their prefill is remembered, as MLX's is."""
+
 __all__ = ["FakeEngine", "FakeOptionError"]
 
 
@@ -111,6 +114,7 @@ class FakeEngine:
         self._send_frames = send_frames
         self._codec = FakeTextCodec(self._options.tokenize_s)
         self._rows: dict[RequestKey, _FakeRow] = {}
+        self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
         self._is_closed = False
 
     @property
@@ -163,18 +167,24 @@ class FakeEngine:
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
         digest = prompt_digest(row.tokens)
+        cached = min(self._kept.pop(row.key, 0), len(row.tokens) + len(row.delivered) - 1)
         self._rows[row.key] = _FakeRow(
             row=row,
             directives=directives,
             digest=digest,
             said=said,
+            prefilled=cached,
             generated=len(row.delivered),
         )
-        return 0
+        return cached
 
     def remove(self, key: RequestKey) -> None:
         """See `Engine.remove`."""
-        self._rows.pop(key, None)
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
+            while len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
@@ -256,7 +266,8 @@ class FakeEngine:
         raise FakeStepError("the step raised this on demand")
 
     def give_back(self) -> None:
-        """See `Engine.give_back`; there is nothing."""
+        """See `Engine.give_back`."""
+        self._kept.clear()
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

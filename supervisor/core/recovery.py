@@ -26,7 +26,7 @@ QUARANTINE_S = 3600.0
 LOWERED_ROWS_S = 3600.0
 """How long a worker that ran out of memory is held to fewer rows."""
 
-PROBATION_TOKENS = 4
+PROBATION_TOKENS = 3
 """How far past the last crash a suspect has to come. A deterministic fault strikes at the first of
 these; the others cover tokens that the dying process had computed and not delivered."""
 

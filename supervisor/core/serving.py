@@ -257,7 +257,7 @@ class Serving:
     def _end_turn(self, model: Model, request: Request, now: float) -> None:
         """A suspect has come past the crash: the next one has its turn, or all may run again."""
         model.story.append(f"{now:.3f} {request.id} has come past the crash: its turn is over")
-        if model.life.state is State.READY and must_yield(model, request, self.ledger):
+        if must_yield(model, request, self.ledger):
             self.ledger.move(request, Stage.YIELDING)
             self._tell(model, CancelRow(key=request.key))
 

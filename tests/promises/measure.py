@@ -32,6 +32,7 @@ class Sizes:
         starts: P19.
         pause_s: P7, for which the whole tree is stopped.
         long_prompt: P7, in tokens.
+        long_answer: P25, in tokens.
         patience_s: how long a peer is waited for.
         peer_flood: requests; each is a connection of its own.
     """
@@ -45,6 +46,7 @@ class Sizes:
     starts: int = 20
     pause_s: float = 60.0
     long_prompt: int = 40_000
+    long_answer: int = 2000
     patience_s: float = 30.0
     peer_flood: int = 1000
 
@@ -59,6 +61,7 @@ SMALL = Sizes(
     starts=4,
     pause_s=6.0,
     long_prompt=5000,
+    long_answer=150,
     patience_s=3.0,
     peer_flood=50,
 )

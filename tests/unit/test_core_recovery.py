@@ -205,6 +205,40 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     assert driver.told(CancelRow) == [CancelRow(key=3)]
 
 
+def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    crash(driver)
+    driver.cancel("b")
+    driver.row_left(2)
+    driver.serve("c")
+    assert crash(driver) == [1]
+    assert driver.row()["on_probation"] == 3
+    driver.ask("b again", body=b"b")
+    assert prove(driver, 1) == [3]
+    assert prove(driver, 3) == [4]
+
+
+def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
+    driver = engine_of(2)
+    driver.ask("far", body=b"same")
+    for _ in range(9):
+        driver.token(1)
+    driver.ask("near", body=b"same")
+    crash(driver)
+    driver.token(1)
+    assert crash(driver) == [1]
+    driver.cancel("far")
+    driver.row_left(1)
+    assert driver.dispatched() == [2]
+    driver.ask("third", body=b"same")
+    for _ in range(10 + PROBATION_TOKENS - 1):
+        driver.token(2)
+        assert (driver.row()["alone"], driver.dispatched()) == ("near", [])
+    driver.token(2)
+    assert (driver.row()["alone"], driver.dispatched()) == (None, [3])
+
+
 def test_time_proves_nothing() -> None:
     driver = engine_of(2)
     driver.serve("a", "b")
@@ -331,6 +365,38 @@ def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None
     crash(driver)
     assert crash(driver, "SIGKILL") == [1]
     assert (driver.row()["alone"], driver.row()["quarantined"]) == ("a", 0)
+
+
+def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    for _ in range(PROBATION_TOKENS - 1):
+        driver.token(1)
+    assert finish(driver, 1) == [2]
+    assert driver.told(CancelRow) == []
+
+
+def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service() -> None:
+    driver = engine_of(2)
+    for round_ in range(2):
+        driver.ask(f"a{round_}", body=b"a")
+        driver.ask(f"b{round_}", body=b"b")
+        crash(driver)
+        driver.cancel(f"a{round_}")
+        driver.cancel(f"b{round_}")
+    for key in range(1, 5):
+        driver.row_left(key)
+    driver.ask("a", body=b"a", queue_timeout_s=5.0)
+    driver.ask("b", body=b"b")
+    driver.accept(5)
+    assert prove(driver, 5) == [6]
+    driver.pass_time(6.0)
+    assert driver.row()["queued"] == 1
+    assert prove(driver, 6) == [5]
+    finish(driver, 5)
+    assert driver.core._models.by_name["m"].service_s is None, "it ran in two pieces"
 
 
 def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
