@@ -89,7 +89,9 @@ class Models:
         self._random = random
         self._exit_grace_s = exit_grace_s
         self._is_strict = is_strict
-        self._touched: set[ModelName] = set()
+        # A dict for its order: that of a set would change with the interpreter's hash seed, and
+        # a failing seed of the simulation would not replay (P22).
+        self._touched: dict[ModelName, None] = {}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self.by_name.values()))
@@ -114,7 +116,7 @@ class Models:
 
     def touch(self, model: Model) -> None:
         """Something about this model changed: `settle` looks at it."""
-        self._touched.add(model.name)
+        self._touched[model.name] = None
 
     def has_processes(self) -> bool:
         """Whether any process lives."""

@@ -1,0 +1,45 @@
+"""`python -m simulation.digest [--seeds N] [--first N]`: a digest of each seed's run, one line each.
+
+Two runs of one seed print the same line, whatever the hash seed of the interpreter: each event and
+every action of its turn goes into the digest, in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+from hashlib import blake2b
+
+from mlxsup.supervisor.core.actions import Action
+from mlxsup.supervisor.core.events import Event
+
+from .world import World
+
+
+def digest_of(seed: int) -> str:
+    """The digest of one seed's run, as far as it came."""
+    world = World(seed)
+    hashed = blake2b(digest_size=16)
+    handle = world.core.handle
+
+    def recorded(event: Event) -> list[Action]:
+        actions = handle(event)
+        hashed.update(f"{event}\n{actions}\n".encode())
+        return actions
+
+    world.core.handle = recorded  # type: ignore[method-assign]
+    world.run()
+    return f"{seed} {world.events} {hashed.hexdigest()}"
+
+
+def main() -> None:
+    """Prints the digests."""
+    parser = argparse.ArgumentParser(prog="simulation.digest")
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first", type=int, default=1)
+    given = parser.parse_args()
+    for seed in range(given.first, given.first + given.seeds):
+        print(digest_of(seed))
+
+
+if __name__ == "__main__":
+    main()
