@@ -49,6 +49,7 @@ class Result:
         text: the answer.
         reasoning: what the model thought before it, where it shows that.
         tool_calls: the calls it asks for, in OpenAI's form: id, type, function (name, arguments).
+            One that cannot be read has an empty name and its text as arguments, and adds a warning.
         token_ids: all generated tokens.
         logprobs: of each token, where the request asked for them.
         finish_reason: how it ended.

@@ -5,7 +5,6 @@ The synchronous and the asynchronous client share this: a message comes in, deli
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +31,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 
 from .errors import ConnectionLost, RequestError, internal
 from .results import Delta, Notice, Result
+from .tool_calls import read_tool_calls
 
 SILENCE_LIMIT_S = 3.0
 """The supervisor sends `Alive` each second while something is open; three missing mean that it is
@@ -91,11 +91,11 @@ class _Open:
     logprobs: list[Logprobs] | None = None
 
     def result(self, done: Done) -> Result:
+        tool_calls, warnings = read_tool_calls("".join(self.tool_calls))
         return Result(
             text="".join(self.text),
             reasoning="".join(self.reasoning),
-            # One call is one line, whatever pieces the lines came in.
-            tool_calls=[json.loads(line) for line in "".join(self.tool_calls).split("\n") if line],
+            tool_calls=tool_calls,
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             finish_reason=done.finish_reason,
@@ -103,7 +103,7 @@ class _Open:
             timings=done.timings,
             seed=done.seed,
             resumed=done.resumed,
-            warnings=done.warnings,
+            warnings=[*done.warnings, *warnings],
         )
 
     def cancelled_result(self, request_id: RequestId) -> Result:
@@ -171,7 +171,25 @@ class Session:
             message = self._decoder.decode(frames)
         except DecodeError as error:
             return self._broken(f"the daemon sent what is no message: {error.message}")
-        return self._handle(message)
+        try:
+            return self._handle(message)
+        except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
+            return self._give_up(message, error)
+
+    def _give_up(self, message: Message, error: Exception) -> Outcome:
+        """Ends what a message was for with an error, because the message could not be handled."""
+        outcome = Outcome()
+        ids = (
+            [delta.id for delta in message.deltas]
+            if isinstance(message, Deltas)
+            else [RequestId(getattr(message, "id", ""))]
+        )
+        text = f"internal error in the client: {type(error).__name__}: {error}"
+        for request_id in dict.fromkeys(ids):
+            opened = self._open.get(request_id)
+            if opened is not None:
+                self._break_off(request_id, opened, internal(text), outcome)
+        return outcome
 
     def _handle(self, message: Message) -> Outcome:
         match message:
@@ -259,8 +277,9 @@ class Session:
             outcome = Outcome()
             self._break_off(done.id, opened, _gap(opened.next_seq, done.seq), outcome)
             return outcome
-        del self._open[done.id]
-        return self._deliver(opened, opened.result(done))
+        result = opened.result(done)
+        del self._open[done.id]  # not before: what fails here must find whom to tell
+        return self._deliver(opened, result)
 
     def _take_failed(self, failed: Failed) -> Outcome:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client.tool_calls import NO_CALL
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.messages import (
     Cancel,
@@ -26,6 +27,7 @@ from support.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
+    call_badly,
     fail,
     finish,
     say_hello,
@@ -52,6 +54,18 @@ def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:
             assert (await client.complete("m", prompt="x")).text == "Hello, you!"
 
     with scripted_supervisor(path, say_hello) as supervisor:
+        asyncio.run(run(supervisor.endpoint))
+
+
+def test_a_tool_call_that_is_no_json_reaches_its_caller_J2(path: Path) -> None:
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client:
+            result = await client.complete("m", prompt="x")
+            assert [call["function"]["arguments"] for call in result.tool_calls] == ["f(1)"]
+            assert result.warnings == [NO_CALL]
+            assert await client.ping() == {}
+
+    with scripted_supervisor(path, call_badly) as supervisor:
         asyncio.run(run(supervisor.endpoint))
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from mlxsup.client import Client, ConnectionLost, RequestError
-from mlxsup.protocol.ids import pack_tokens
+from mlxsup.client.tool_calls import NO_CALL
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.messages import (
     Cancel,
     ClientDelta,
@@ -26,17 +28,30 @@ from mlxsup.protocol.messages import (
     Stop,
     Subscribe,
 )
+from mlxsup.protocol.states import Channel
 from support.eventually import eventually
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
     answer,
+    call_badly,
     fail,
     finish,
     say_hello,
     scripted_supervisor,
     send_pieces,
 )
+
+UNKNOWN_CHANNEL = [
+    frame.replace(b"reasoning", b"reasoned!")
+    for frame in encode(
+        Deltas(
+            deltas=[
+                ClientDelta(id=RequestId("r"), seq=0, text="x", channel=Channel.REASONING),
+            ]
+        )
+    )
+]
 
 
 @pytest.fixture
@@ -182,6 +197,14 @@ def test_gap_in_the_stream_is_an_error_and_cancels_it_J2(path: Path) -> None:
         assert [c.id for c in supervisor.got(Cancel)] == [stream.request_id]
 
 
+def test_a_tool_call_that_is_no_json_reaches_its_caller_J2(path: Path) -> None:
+    with scripted_supervisor(path, call_badly) as supervisor, Client(supervisor.endpoint) as client:
+        result = client.complete("m", prompt="x")
+        assert [call["function"]["arguments"] for call in result.tool_calls] == ["f(1)"]
+        assert result.warnings == [NO_CALL]
+        assert client.ping() == {}
+
+
 def test_missing_end_of_the_stream_is_an_error_J2(path: Path) -> None:
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):
@@ -196,7 +219,9 @@ def test_missing_end_of_the_stream_is_an_error_J2(path: Path) -> None:
         client.complete("m", prompt="x")
 
 
-@pytest.mark.parametrize("frames", [[b"\xc1"], [b"\x80"], [b"a", b"b", b"c"], [b""]])
+@pytest.mark.parametrize(
+    "frames", [[b"\xc1"], [b"\x80"], [b"a", b"b", b"c"], [b""], UNKNOWN_CHANNEL]
+)
 def test_garbage_from_the_daemon_is_an_internal_error(path: Path, frames: list[bytes]) -> None:
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):

@@ -1,4 +1,4 @@
-"""`python -m simulation.digest [--seeds N] [--first N]`: a digest of each seed's run, one line each.
+"""`python -m simulation.digest [--seeds N] [--first N]`: one digest of each seed's run per line.
 
 Two runs of one seed print the same line, whatever the hash seed of the interpreter: each event and
 every action of its turn goes into the digest, in order.

@@ -25,7 +25,7 @@ from mlxsup.protocol.messages import (
     Reply,
     Usage,
 )
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import Channel, FinishReason
 
 TICK_MS = 100
 
@@ -143,6 +143,16 @@ def say_hello(peer: Peer, message: Message) -> None:
     if isinstance(message, Generate):
         send_pieces(peer, message.id, ["He", "llo", ",", " you", "!"])
         finish(peer, message.id, 5)
+    elif isinstance(message, Ping):
+        answer(peer, message)
+
+
+def call_badly(peer: Peer, message: Message) -> None:
+    """A script: every answer is one tool call that is no JSON."""
+    if isinstance(message, Generate):
+        call = ClientDelta(id=message.id, seq=0, text="f(1)\n", channel=Channel.TOOL_CALL)
+        peer.send(Deltas(deltas=[call]))
+        finish(peer, message.id, 1, FinishReason.TOOL_CALLS)
     elif isinstance(message, Ping):
         answer(peer, message)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
 from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Result
 from mlxsup.client.session import (
@@ -15,6 +17,7 @@ from mlxsup.client.session import (
     Outcome,
     Session,
 )
+from mlxsup.client.tool_calls import NO_ARGUMENTS, NO_CALL
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.messages import (
@@ -76,6 +79,88 @@ def test_reasoning_stays_apart_from_the_text() -> None:
     assert isinstance(result, Result)
     assert (result.text, result.reasoning, result.token_ids) == ("4", "hm", [0, 1])
     assert (result.tool_calls, result.logprobs, result.seed) == ([], None, None)
+
+
+GOOD_CALL = '{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not JSON",
+        "[1, 2]",
+        "7",
+        "null",
+        "{}",
+        '{"function": "f"}',
+        '{"function": {"name": 1, "arguments": "{}"}}',
+        '{"function": {"name": "f", "arguments": {}}}',
+        '{"number": ' + 5000 * "9" + "}",
+        10_000 * "[",
+    ],
+    ids=lambda line: line[:24],
+)
+def test_a_tool_call_that_cannot_be_read_stands_in_the_result_as_it_is_J2(line: str) -> None:
+    session, box, other = Session(), Box(), Box()
+    session.open_stream(A, box, 0.0)
+    session.open_stream(B, other, 0.0)
+    receive(session, piece(A, 0, f"{GOOD_CALL}\n{line}\n", channel=Channel.TOOL_CALL))
+    receive(session, Done(id=A, seq=1, finish_reason=FinishReason.TOOL_CALLS, warnings=["first"]))
+    result = box.items[-1]
+    assert isinstance(result, Result), result
+    good, raw = result.tool_calls
+    assert good == json.loads(GOOD_CALL)
+    assert raw == {"id": "", "type": "function", "function": {"name": "", "arguments": line}}
+    assert result.warnings == ["first", NO_CALL]
+    assert other.items == []
+
+
+@pytest.mark.parametrize("arguments", ["not JSON", "[]", ""])
+def test_arguments_that_are_not_json_are_given_with_a_warning(arguments: str) -> None:
+    session, box = Session(), Box()
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    session.open_stream(A, box, 0.0)
+    receive(session, piece(A, 0, json.dumps(call) + "\n", channel=Channel.TOOL_CALL))
+    receive(session, Done(id=A, seq=1, finish_reason=FinishReason.TOOL_CALLS))
+    result = box.items[-1]
+    assert isinstance(result, Result)
+    assert (result.tool_calls, result.warnings) == ([call], [NO_ARGUMENTS])
+
+
+def test_a_cancelled_stream_with_half_a_tool_call_ends_where_the_connection_does_P2() -> None:
+    session, box, running = Session(), Box(), Box()
+    session.open_stream(A, box, 0.0)
+    session.open_stream(B, running, 0.0)
+    receive(session, piece(A, 0, '{"id": "ca', channel=Channel.TOOL_CALL))
+    session.cancel(A)
+    deliver(session.lose(ConnectionLost("gone", "ipc:///x")))
+    assert isinstance(box.items[-1], Result)
+    assert isinstance(running.items[-1], ConnectionLost)
+
+
+@pytest.mark.parametrize(
+    "bad", [piece(A, 0, "x"), Done(id=A, seq=0, finish_reason=FinishReason.STOP)]
+)
+def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
+    bad: Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a bug")
+
+    session, box, other = Session(), Box(), Box()
+    session.open_stream(A, box, 0.0)
+    session.open_stream(B, other, 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("mlxsup.client.session._Open.result", broken)
+        patched.setattr("mlxsup.client.session.unpack_tokens", broken)
+        outcome = receive(session, bad)
+    [error] = box.items
+    assert isinstance(error, RequestError)
+    assert (error.code, "TypeError: a bug" in error.message) == ("internal", True)
+    assert sent(outcome) == [Cancel(id=A)]
+    receive(session, piece(B, 0, "x"))
+    assert len(other.items) == 1
+    assert len(session) == 1
 
 
 def test_id_that_is_used_again_is_a_new_request_D7() -> None:
