@@ -317,8 +317,8 @@ class Core:
         self._is_shutting_down = True
         for model in self._models:
             was_stopping = model.life.state is State.STOPPING
-            if model.life.wanted is not Wanted.GONE:
-                self._models.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
+            # One that a reload is removing, too: its drain may have a longer limit.
+            self._models.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
             if is_immediate and (was_stopping or model.life.state is State.DRAINING):
                 self._models.trigger(model, Hurry(), now)
 

@@ -29,7 +29,7 @@ from .phases import (
 )
 from .refusals import cut_off, superseded
 from .restart import RestartPolicy
-from .settings import ModelSettings
+from .settings import LaunchSettings, ModelSettings
 from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker, UpWaitersEnd
 
 NEVER_SPAWNED = Generation(0)
@@ -66,6 +66,7 @@ class Life:
         phase: the state, with what belongs to it.
         wanted, why: what commands, requests and timers want.
         generation: counts spawns.
+        launched: what the process that lives now was started with; None while there is none.
         pid: of the process, once it is known.
         is_after_crash: the process that lives now was started because of a crash.
         has_been_ready: whether the process that lives now became READY.
@@ -81,6 +82,7 @@ class Life:
     wanted: Wanted = Wanted.DOWN
     why: Why = Why.USER
     generation: Generation = NEVER_SPAWNED
+    launched: LaunchSettings | None = None
     pid: int | None = None
     is_after_crash: bool = False
     has_been_ready: bool = False
@@ -108,6 +110,17 @@ class Life:
     def state(self) -> State:
         """The state's name."""
         return self.phase.STATE
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """What the process is judged by: its own launch while it lives, whatever the entry has
+        become since; else that of the next one."""
+        return self.launched or self.settings.launch
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a process lives that was started with another launch than the entry's."""
+        return self.launch != self.settings.launch
 
     @property
     def is_loading(self) -> bool:
@@ -138,6 +151,7 @@ class Life:
         assert phase.STATE in AFTER_EXIT
         self.phase = phase
         self.pid = None
+        self.launched = None
         self.has_been_ready = False
         self._effects.append(Changed(note=note))
 

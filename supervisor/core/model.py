@@ -92,7 +92,7 @@ class Model:
     @property
     def row_limit(self) -> int:
         """How many requests may run at once."""
-        limit = self.life.settings.launch.max_concurrency
+        limit = self.life.launch.max_concurrency
         return limit if self.recovery.rows is None else min(limit, self.recovery.rows)
 
     @property
@@ -129,7 +129,7 @@ class Model:
     def is_over_memory(self) -> bool:
         """Whether its worker last held more memory than its limit; without one of its own, so
         much of the machine that a SIGKILL is the system's."""
-        limit = self.life.settings.launch.memory_limit_bytes or 0
+        limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
             return 0 < self.machine_bytes * MACHINE_SHARE < self.footprint_bytes
         beat = self.heartbeat
@@ -148,7 +148,7 @@ class Model:
     def step_timeout_s(self) -> float | None:
         """The limit of a step; None while no step can be under way."""
         is_serving = self.life.state in SERVES
-        return self.life.settings.launch.step_timeout_s if is_serving else None
+        return self.life.launch.step_timeout_s if is_serving else None
 
     def state_deadline(self) -> float | None:
         """The deadline of its state, or its idle unload."""
@@ -167,7 +167,7 @@ class Model:
         """How long until a row should be free: the time in which one of them ends."""
         if self.service_s is None:
             return UNKNOWN_FREE_S
-        return max(self.service_s / self.life.settings.launch.max_concurrency, SHORTEST_FREE_S)
+        return max(self.service_s / self.life.launch.max_concurrency, SHORTEST_FREE_S)
 
     def forget_process(self) -> None:
         """The process is gone: drop what was true only of it."""
@@ -194,7 +194,7 @@ class Model:
     def check_invariants(self) -> None:
         """Raises AssertionError where the parts disagree."""
         state = self.life.state
-        limit = self.life.settings.launch.max_concurrency
+        limit = self.life.launch.max_concurrency
         assert all(r.stage is not Stage.QUEUED for r in self.running.values())
         assert not self.leaving.keys() & self.running.keys()
         suspects = self.held_suspects
@@ -204,6 +204,9 @@ class Model:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"
             assert self.life.pid is None
+            assert self.life.launched is None
+        if state in (State.LOADING, State.READY):
+            assert not self.life.is_outdated, f"{self.name} keeps a process of an old entry"
         if state in SERVES:
             assert len(self.running) + len(self.leaving) <= limit
         if state in (State.STOPPED, State.FAILED):

@@ -212,8 +212,7 @@ class Models:
         life = model.life
         match effect:
             case StartProcess():
-                launch = life.settings.launch
-                self._do(Spawn(model=model.name, generation=life.generation, launch=launch))
+                self._do(Spawn(model=model.name, generation=life.generation, launch=life.launch))
             case TellWorker(message=message):
                 self._do(
                     SendToWorker(model=model.name, generation=life.generation, message=message)

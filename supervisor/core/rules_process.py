@@ -38,6 +38,7 @@ from .triggers import (
 def spawn(life: Life, trigger: Turn, now: float) -> None:
     assert isinstance(life.phase, Pending)
     life.generation = Generation(life.generation + 1)
+    life.launched = life.settings.launch
     life.is_after_crash = life.phase.is_after_crash
     if life.is_after_crash:
         life.crash_restarts += 1

@@ -45,6 +45,8 @@ def up_ends_drain(life: Life, trigger: WantUp, now: float) -> None:
     if life.wanted is Wanted.UP:
         return  # draining for a restart: it comes up afresh
     life.want(Wanted.UP, trigger.why)
+    if life.is_outdated:
+        return  # a reload has changed its entry: it drains on, and comes up with the new launch
     life.enter(Ready(since=life.phase.ready_since))
     life.do(UpWaitersEnd(error=None))
 
@@ -171,9 +173,10 @@ def removed_while_ending(life: Life, trigger: Removed, now: float) -> None:
 def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
     """Takes over the entry; returns whether a process that lives must be replaced by a new one."""
     is_other_launch = trigger.settings.launch != life.settings.launch
+    if trigger.settings != life.settings:
+        life.restarts.clean()  # what crashed was another entry; an unchanged one keeps its crashes
     life.settings = trigger.settings
     life.restarts.settings = trigger.settings.restart
-    life.restarts.clean()
     life.removal = None
     return is_other_launch or life.wanted is Wanted.GONE
 

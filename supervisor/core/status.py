@@ -75,7 +75,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "cache_bytes": beat.cache_bytes if beat else 0,
         "peak_bytes": beat.peak_bytes if beat else 0,
         "prefill_chunk": beat.prefill_chunk if beat else None,
-        "decode_stall_target_ms": life.settings.launch.decode_stall_target_ms,
+        "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
         "context_length": model.ready.context_length if model.ready else None,
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,

@@ -55,5 +55,5 @@ def test_every_module_of_the_core_has_a_planted_bug() -> None:
 
 @pytest.mark.parametrize("module", ["serving", "recovery", "watchdog"])
 def test_a_planted_bug_is_seen(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.fspath(TESTS))
+    monkeypatch.setenv("PYTHONPATH", os.fspath(TESTS), prepend=os.pathsep)
     assert is_caught(module)
