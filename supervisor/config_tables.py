@@ -89,7 +89,7 @@ class SupervisorTable(Table):
     )
     max_queue: int = _integer(CoreSettings, "max_queue", "requests that wait, over all models", 1)
     max_queue_per_client: int = _integer(
-        CoreSettings, "max_queue_per_client", "requests that wait, of one client", 1
+        CoreSettings, "max_queue_per_client", "requests that wait, of one client or connection", 1
     )
     max_queue_bytes: Size = Field(
         _default(CoreSettings, "max_queue_bytes"),

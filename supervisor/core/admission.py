@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State, Wanted, Why
 
+from .events import ConnectionId
 from .life import Life
+from .model import Model
 from .recovery import Digest, Recovery
 from .refusals import cut_off, model_failed, overloaded, quarantined
 from .requests import Ledger
@@ -34,29 +34,69 @@ def refuse_for_quarantine(
 
 
 def refuse_for_room(
-    life: Life,
+    model: Model,
     *,
+    digest: Digest,
+    connection: ConnectionId,
     client: str,
     body_bytes: int,
     ledger: Ledger,
-    running: Iterable[RequestId],
-    retry_after_s: float,
+    models: int,
     settings: CoreSettings,
 ) -> RemoteError | None:
-    """Why the queues are too full for one more request, if so (H3, H5)."""
-    if ledger.waiting >= settings.max_queue:
-        limit = f"{ledger.waiting} requests are waiting, the limit (max_queue)"
-    elif ledger.waiting_of(client) >= settings.max_queue_per_client:
-        waiting = ledger.waiting_of(client)
-        limit = f"{waiting} requests of this client are waiting, the limit (max_queue_per_client)"
-    elif ledger.held_bytes + body_bytes > settings.max_queue_bytes:
-        limit = f"open requests hold {ledger.held_bytes} bytes, near the limit (max_queue_bytes)"
-    else:
+    """Why the queues are too full for one more request, if so (H3, H5).
+
+    What can start at once does not wait, so no queue refuses it; its bytes count all the same.
+    """
+    reason = _refuse_for_bytes(body_bytes, ledger, settings)
+    if reason is None and not model.can_start(digest):
+        reason = _refuse_for_place(model, ledger, models, settings) or _refuse_for_account(
+            connection, client, ledger, settings
+        )
+    if reason is None:
         return None
+    limit, sentence = reason
     return overloaded(
-        life.name,
+        model.name,
         limit,
+        sentence,
         queue_depth=ledger.waiting,
-        running=list(running),
-        retry_after_s=retry_after_s,
+        running=[request.id for request in model.running.values()],
+        retry_after_s=model.next_free_s(),
     )
+
+
+Reason = tuple[str, str]
+"""The setting that is the limit, and how near it is."""
+
+
+def _refuse_for_bytes(body_bytes: int, ledger: Ledger, settings: CoreSettings) -> Reason | None:
+    if ledger.held_bytes + body_bytes <= settings.max_queue_bytes:
+        return None
+    return "max_queue_bytes", f"open requests hold {ledger.held_bytes} bytes, near the limit"
+
+
+def _refuse_for_place(
+    model: Model, ledger: Ledger, models: int, settings: CoreSettings
+) -> Reason | None:
+    """Beyond `max_queue` in all, each model still has an equal share of it, so that the queue of a
+    model that loads, or is slow, does not shut the others. At most twice as many wait."""
+    share = max(1, settings.max_queue // models)
+    if ledger.waiting < settings.max_queue or len(model.line) < share:
+        return None
+    sentence = f"{ledger.waiting} requests are waiting, {len(model.line)} of them for it, the limit"
+    return "max_queue", sentence
+
+
+def _refuse_for_account(
+    connection: ConnectionId, client: str, ledger: Ledger, settings: CoreSettings
+) -> Reason | None:
+    """A connection may speak for many clients, and gets no more places by inventing names."""
+    for account, waiting in (
+        ("connection", ledger.waiting_of_connection(connection)),
+        ("client", ledger.waiting_of(client)),
+    ):
+        if waiting >= settings.max_queue_per_client:
+            sentence = f"{waiting} requests of this {account} are waiting, the limit"
+            return "max_queue_per_client", sentence
+    return None

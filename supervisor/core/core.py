@@ -175,7 +175,13 @@ class Core:
         if self._is_shutting_down:
             raise shutting_down()
         model = self._models.find(message.model)
-        refusal = self._serving.admit(model, message, event.connection, event.now)
+        refusal = self._serving.admit(
+            model,
+            message,
+            event.connection,
+            models=len(self._models.by_name),
+            now=event.now,
+        )
         if refusal is not None:
             raise refusal
         self._models.touch(model)

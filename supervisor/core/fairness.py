@@ -16,8 +16,8 @@ class WaitingLine:
     """The requests of one model that wait to be dispatched."""
 
     def __init__(self) -> None:
-        # Bounded by admission: `max_queue` over all models. A dict keeps the order and gives
-        # removal from the middle in constant time.
+        # Bounded by admission: at most twice `max_queue` over all models. A dict keeps the order
+        # and gives removal from the middle in constant time.
         self._again: dict[RequestKey, None] = {}
         self._new: dict[RequestKey, None] = {}
 

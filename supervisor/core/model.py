@@ -14,7 +14,7 @@ from .events import Caller
 from .fairness import WaitingLine
 from .life import Life
 from .phases import Ready
-from .recovery import Held, Recovery
+from .recovery import Digest, Held, Recovery
 from .requests import Request, Stage
 from .watchdog import Watch
 
@@ -88,6 +88,13 @@ class Model:
     def has_room(self) -> bool:
         """Whether a row is free; rows that are leaving still hold theirs."""
         return len(self.running) + len(self.leaving) < self.row_limit
+
+    def can_start(self, digest: Digest) -> bool:
+        """Whether a request that came now would be dispatched at once."""
+        if self.life.state is not State.READY or not self.has_room:
+            return False
+        # While a row is free only suspects wait, for their turn; nobody else waits for them (P25).
+        return not self.recovery.is_suspect(digest) or not (self.line or self.held_suspects)
 
     @property
     def row_limit(self) -> int:

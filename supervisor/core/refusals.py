@@ -105,17 +105,20 @@ def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> Re
 def overloaded(
     name: ModelName,
     limit: str,
+    sentence: str,
     *,
     queue_depth: int,
     running: list[RequestId],
     retry_after_s: float,
 ) -> RemoteError:
-    """No room for one more request; names who holds the rows (H3)."""
+    """No room for one more request; names the setting that is the limit, and who holds the rows
+    (H3)."""
     return RemoteError(
         ErrorCode.OVERLOADED,
-        f"{name} cannot take more: {limit}",
+        f"{name} cannot take more: {sentence} ({limit})",
         detail={
             "model": name,
+            "limit": limit,
             "queue_depth": queue_depth,
             "running": running,
             "retry_after_s": retry_after_s,

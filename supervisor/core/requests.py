@@ -129,10 +129,12 @@ class Ledger:
     """Every open request, found by key or by who asked; counts what is bounded (H5)."""
 
     def __init__(self) -> None:
-        # All bounded by admission: `max_queue` waiting plus the rows of every engine.
+        # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
+        # that, plus the rows of every engine.
         self._by_key: dict[RequestKey, Request] = {}
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
         self._waiting_by_client: Counter[str] = Counter()
+        self._waiting_by_connection: Counter[ConnectionId] = Counter()
         self._waiting = 0
         self._held_bytes = 0
         self._listening = 0
@@ -167,6 +169,10 @@ class Ledger:
     def waiting_of(self, client: str) -> int:
         """Requests of one client that are queued."""
         return self._waiting_by_client[client]
+
+    def waiting_of_connection(self, connection: ConnectionId) -> int:
+        """Requests of one connection that are queued, whatever clients it names."""
+        return self._waiting_by_connection[connection]
 
     def new_key(self) -> RequestKey:
         """A key that was never used before."""
@@ -232,6 +238,8 @@ class Ledger:
         waiting = Counter(r.client for r in requests if r.stage is Stage.QUEUED)
         assert dict(self._waiting_by_client) == dict(waiting)
         assert self._waiting == waiting.total()
+        by_connection = Counter(r.connection for r in requests if r.stage is Stage.QUEUED)
+        assert dict(self._waiting_by_connection) == dict(by_connection)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
@@ -240,3 +248,6 @@ class Ledger:
         self._waiting_by_client[request.client] += change
         if not self._waiting_by_client[request.client]:
             del self._waiting_by_client[request.client]
+        self._waiting_by_connection[request.connection] += change
+        if not self._waiting_by_connection[request.connection]:
+            del self._waiting_by_connection[request.connection]

@@ -66,9 +66,23 @@ class Serving:
     # ------------------------------------------------------------ in
 
     def admit(
-        self, model: Model, message: Generate, connection: ConnectionId, now: float
+        self,
+        model: Model,
+        message: Generate,
+        connection: ConnectionId,
+        *,
+        models: int,
+        now: float,
     ) -> RemoteError | None:
-        """Lets a request wait, or says why not."""
+        """Lets a request wait, or says why not.
+
+        Args:
+            model: who is to answer.
+            message: the request.
+            connection: who asks.
+            models: how many there are to share the queue.
+            now: monotonic seconds.
+        """
         if self.ledger.find(connection, message.id) is not None:
             return duplicate_id(message.id)
         client = message.client or connection.hex()
@@ -78,12 +92,13 @@ class Serving:
             model.name, model.recovery, digest, now
         )
         refusal = refusal or refuse_for_room(
-            model.life,
+            model,
+            digest=digest,
+            connection=connection,
             client=client,
             body_bytes=len(message.body),
             ledger=self.ledger,
-            running=(r.id for r in model.running.values()),
-            retry_after_s=model.next_free_s(),
+            models=models,
             settings=self.settings,
         )
         if refusal is not None:

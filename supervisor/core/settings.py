@@ -81,7 +81,7 @@ class CoreSettings:
 
     Attributes:
         max_queue: requests that wait, over all models.
-        max_queue_per_client: requests that wait, of one client.
+        max_queue_per_client: requests that wait, of one client, and of one connection.
         max_queue_bytes: bodies and resume data of all open requests.
         drain_timeout_s: how long running requests may take to finish when a worker shall go.
         queue_timeout_s: how long a request may wait to be dispatched, unless it says otherwise.

@@ -169,6 +169,29 @@ def test_every_kind_of_input_passes_one_gate_H2() -> None:
         queued.finished()
 
 
+def test_the_queue_of_a_model_that_loads_shuts_no_other_and_no_name_opens_it_H5() -> None:
+    limits = {"max_queue": 6, "max_queue_per_client": 3}
+    models = {"m": fake(), "slow": fake(fake={"load_s": 60.0}, preload=False)}
+    with Daemon(models, limits) as daemon, daemon.client() as one, daemon.client() as other:
+        one.load("m")
+        held = [
+            client.generate("slow", prompt="x", max_tokens=1, client=f"name {n}")
+            for client in (one, other)
+            for n in range(3)
+        ]
+        eventually(lambda: row(one, "slow")["queued"] == 6)
+        with daemon.client() as third, pytest.raises(RequestError) as full:
+            third.complete("slow", prompt="x", max_tokens=1)
+        assert full.value.detail["limit"] == "max_queue"
+        with pytest.raises(RequestError) as caught:
+            one.complete("slow", prompt="x", max_tokens=1, client="another name")
+        assert caught.value.code == "overloaded"
+        assert one.complete("m", prompt="x", max_tokens=2).finish_reason == "length"
+        for stream in held:
+            stream.cancel()
+            assert list(stream) == []
+
+
 def test_one_bad_request_fails_alone_C7(pair: Daemon) -> None:
     with pair.client() as client:
         good = Reader(client, "one", "good", max_tokens=60).started()
