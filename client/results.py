@@ -33,8 +33,9 @@ class Notice:
 
     Attributes:
         kind: `queued`, `loading`, `prefilling`, `interrupted` or `resumed`.
-        detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`: done
-            and total, in tokens · `interrupted`, `resumed`: as the daemon sent it.
+        detail: `queued`: position, from 1, and reason · `loading`: state, phase, fraction ·
+            `prefilling`: done and total, in tokens · `interrupted`, `resumed`: as the daemon
+            sent it.
     """
 
     kind: NoticeKind

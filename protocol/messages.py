@@ -233,14 +233,15 @@ class Deltas(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Message):
-    """Supervisor → client: what a request waits for, each time that changes, where it asked to
-    be told.
+    """Supervisor → client: what a request waits for, when that is news, where it asked to be
+    told.
 
     Attributes:
         id: whose.
         kind: which.
-        detail: `queued`: position, from 1 · `loading`: state, phase, fraction · `prefilling`:
-            done and total, in tokens · `interrupted`: cause, tokens_sent · `resumed`: times.
+        detail: `queued`: position, from 1, and reason (a `WaitReason`) · `loading`: state, phase,
+            fraction · `prefilling`: done and total, in tokens · `interrupted`: cause, tokens_sent
+            · `resumed`: times.
     """
 
     TYPE: ClassVar[str] = "notice"

@@ -53,6 +53,19 @@ class PendingReason(StrEnum):
     DOWNLOAD = "download"
 
 
+class WaitReason(StrEnum):
+    """Why a request waits to be started."""
+
+    ROWS = "rows"
+    """The model serves, and every row is taken."""
+    LOAD = "load"
+    """The model is being loaded, or waits for its turn."""
+    RESTART = "restart"
+    """The model's process is being replaced."""
+    BACKOFF = "backoff"
+    """The model's process crashed; another one starts after a delay."""
+
+
 class LoadPhase(StrEnum):
     """Where a load stands."""
 

@@ -1,4 +1,4 @@
-"""Which waiting request of a model is dispatched next.
+"""Which waiting request of a model is dispatched next, and who hears that it moved up.
 
 For now the order of arrival, and what had been dispatched before, oldest first, before what is new.
 Everything that needs to know the order asks here, so a fairer order changes this file alone.
@@ -7,9 +7,18 @@ Everything that needs to know the order asks here, so a fairer order changes thi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
+
+NEAR = 8
+"""As many at the front hear of each change of their place, and all who had been dispatched before."""
+
+FARTHEST_TOLD = 1024
+"""Behind the near ones, a place is news at each power of two up to this one."""
+
+_MARKS = tuple(2**n for n in range(4, 11))
+assert (_MARKS[0], _MARKS[-1]) == (2 * NEAR, FARTHEST_TOLD)
 
 
 class WaitingLine:
@@ -20,6 +29,9 @@ class WaitingLine:
         # and gives removal from the middle in constant time.
         self._again: dict[RequestKey, None] = {}
         self._new: dict[RequestKey, None] = {}
+        # Since the news were last taken: who has come and still waits, and how many others left.
+        self._come: dict[RequestKey, None] = {}
+        self._left = 0
 
     def __len__(self) -> int:
         return len(self._again) + len(self._new)
@@ -33,6 +45,7 @@ class WaitingLine:
     def join(self, key: RequestKey) -> None:
         """A new request waits."""
         self._new[key] = None
+        self._come[key] = None
 
     def rejoin(self, keys: Iterable[RequestKey]) -> None:
         """Requests that had been dispatched wait again, before all new ones, oldest first."""
@@ -44,7 +57,37 @@ class WaitingLine:
             del self._again[key]
         else:
             del self._new[key]
+        if key in self._come:
+            del self._come[key]
+        else:
+            self._left += 1
 
     def first(self) -> RequestKey:
         """The request that is dispatched next; the line must not be empty."""
         return next(iter(self))
+
+    def places(self) -> dict[RequestKey, int]:
+        """The place of each request, from 1."""
+        return {key: place for place, key in enumerate(self, start=1)}
+
+    def take_news(self) -> dict[RequestKey, int]:
+        """The places, from 1, that are news since the last call; of some they may be no news.
+
+        Those of all who have come, of the near ones, and of who moved up to a mark or over it. Each
+        that leaves makes at most one for each mark, and costs no look at the others.
+        """
+        left, come = self._left, self._come
+        self.skip_news()
+        near = max(NEAR, len(self._again))
+        news = {key: place for place, key in enumerate(islice(self, near), start=1)}
+        if left:
+            front = list(islice(self, FARTHEST_TOLD))
+            for mark in _MARKS:
+                start = max(mark - left, mark // 2)
+                news |= {key: start + n for n, key in enumerate(front[start:mark], start=1)}
+        first_new = len(self) - len(come) + 1
+        return news | {key: place for place, key in enumerate(come, start=first_new)}
+
+    def skip_news(self) -> None:
+        """What has changed until now is no news later."""
+        self._left, self._come = 0, {}

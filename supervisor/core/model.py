@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.messages import Ready as ReadyMessage
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WorkerPhase
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, WorkerPhase
 
 from .events import Caller
 from .fairness import WaitingLine
@@ -56,6 +56,7 @@ class Model:
         tokens: generated since the supervisor's start.
         service_s: how long a request runs, from what has run; None before any has.
         idle_since: when its last request ended, or when it became READY.
+        told_waiting: what everybody who waits has been told of: the reason, and how the load goes.
         story: the latest events and what they led to, oldest first.
     """
 
@@ -76,6 +77,7 @@ class Model:
     tokens: int = 0
     service_s: float | None = None
     idle_since: float = 0.0
+    told_waiting: tuple[WaitReason, str, int] | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 

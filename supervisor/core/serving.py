@@ -42,7 +42,7 @@ from .refusals import (
 )
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
-from .status import load_progress
+from .status import load_progress, wait_reason, waiting_news
 from .turns import must_yield, next_in_line
 
 
@@ -151,13 +151,20 @@ class Serving:
         return Dispatch(key=request.key, resume=resume)
 
     def tell_waiting(self, model: Model) -> None:
-        """Tells those who asked for it what they wait for, where that has changed."""
+        """Tells those who asked for it what they wait for, if that is news (`WaitingLine`).
+
+        A change that concerns everybody is rare; else few are looked at, however many wait.
+        """
         if not self.ledger.has_listeners:
+            model.line.skip_news()
             return
-        for position, key in enumerate(model.line, start=1):
+        news = waiting_news(model)
+        is_for_all, model.told_waiting = news != model.told_waiting, news
+        places = model.line.take_news()
+        reason, progress = wait_reason(model), load_progress(model)
+        for key, position in (model.line.places() if is_for_all else places).items():
             request = self._request(key)
-            self._notify(request, NoticeKind.QUEUED, {"position": position})
-            progress = load_progress(model)
+            self._notify(request, NoticeKind.QUEUED, {"position": position, "reason": reason.value})
             if progress is not None:
                 detail = {"state": model.life.state.value, **progress}
                 self._notify(request, NoticeKind.LOADING, detail)

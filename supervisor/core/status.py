@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mlxsup.protocol.states import State
+from mlxsup.protocol.states import State, WaitReason
 
 from .model import Model
 from .phases import Backoff, Loading, Pending, Ready
@@ -106,3 +106,22 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     if isinstance(phase, Pending):
         return {"phase": f"waiting for {phase.reason}", "fraction": 0.0}
     return None
+
+
+def wait_reason(model: Model) -> WaitReason:
+    """Why the requests of this model wait."""
+    match model.life.state:
+        case State.READY:
+            return WaitReason.ROWS
+        case State.BACKOFF:
+            return WaitReason.BACKOFF
+        case State.DRAINING | State.STOPPING:
+            return WaitReason.RESTART
+        case _:
+            return WaitReason.LOAD
+
+
+def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
+    """What everybody who waits for this model is told of: the reason, and the load by tenths."""
+    load = load_progress(model) or {"phase": "", "fraction": 0.0}
+    return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)

@@ -26,6 +26,7 @@ from mlxsup.protocol.states import (
     FinishReason,
     LoadPhase,
     NoticeKind,
+    WaitReason,
     WorkerPhase,
 )
 from mlxsup.protocol.version import PROTOCOL_VERSION
@@ -179,7 +180,14 @@ def event_meaning() -> str:
 
 # ---------------------------------------------------------------- the tables
 
-ENUMERATIONS: tuple[type[Enum], ...] = (Channel, FinishReason, NoticeKind, LoadPhase, WorkerPhase)
+ENUMERATIONS: tuple[type[Enum], ...] = (
+    Channel,
+    FinishReason,
+    NoticeKind,
+    WaitReason,
+    LoadPhase,
+    WorkerPhase,
+)
 
 NESTED = (
     messages.ClientDelta,

@@ -56,7 +56,9 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                     )
                 ]
             ),
-            messages.Notice(id=ID, kind=NoticeKind.QUEUED, detail={"position": 3}),
+            messages.Notice(
+                id=ID, kind=NoticeKind.QUEUED, detail={"position": 3, "reason": "rows"}
+            ),
             messages.Done(
                 id=ID,
                 seq=4,
