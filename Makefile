@@ -16,7 +16,7 @@ test: setup models/smollm2/config.json ## everything but soaks
 	.venv/bin/python -m pytest -m 'not slow'
 
 unit: setup ## the tests without processes and sockets: seconds
-	.venv/bin/python -m pytest tests/unit
+	.venv/bin/python -m pytest tests/unit -m 'not slow'
 
 slow: setup models/smollm2/config.json ## the tests that take minutes each
 	.venv/bin/python -m pytest -m slow
