@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from mlxsup.client import RequestError
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import Daemon, fake, gone_within, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
 
@@ -92,3 +92,33 @@ def test_a_changed_launch_gets_a_new_process_once_it_has_drained(daemon: Daemon)
         eventually(lambda: row(client, "busy")["generation"] == 2)
         assert wait_for_state(client, "busy", "READY")["row_limit"] == 3
         assert row(client, "kept")["pid"] == pids["kept"]
+
+
+def test_a_stop_shortens_the_drain_of_a_model_that_a_reload_removes_P12() -> None:
+    long = {"drain_timeout_s": 600.0}
+    models = {"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}
+    with Daemon(models, long) as daemon, daemon.client() as client:
+        wait_for_state(client, "busy", "READY")
+        running = Reader(client, "busy", "runs", max_tokens=3000).started()
+        processes = daemon.processes()
+        daemon.write_config({"kept": fake(fake=SLOW)}, long)
+        assert client.reload()["removed"] == ["busy"]
+        assert row(client, "busy")["state"] == "DRAINING"
+        done = daemon.run("stop", "--timeout", "1")
+        assert done.returncode == 0, done.stderr
+        assert running.failed().code == "shutting_down"
+        gone_within(processes, 60.0)
+
+
+def test_a_step_under_way_keeps_its_limit_when_a_reload_lowers_it_P7() -> None:
+    slow = {"step_s": 4.0, "predicted_s": 0.0}
+    with Daemon({"m": fake(fake=slow)}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        running = Reader(client, "m", "runs", max_tokens=3)
+        eventually(lambda: row(client, "m")["phase"] in ("prefill", "decode"))
+        daemon.write_config({"m": fake(fake=slow, step_timeout_s=0.5)})
+        assert client.reload()["changed"] == ["m"]
+        result = running.finished()
+        assert (result.finish_reason, result.resumed) == ("length", 0)
+        after = wait_for_state(client, "m", "READY")
+        assert (after["generation"], after["restarts"], after["suspects"]) == (2, 0, 0)
