@@ -228,7 +228,11 @@ class Core:
 
     def _on_stop(self, event: ClientSaid, message: Stop) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
-            raise RemoteError(ErrorCode.INVALID_REQUEST, "timeout_s takes seconds from 0")
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "timeout_s takes seconds from 0",
+                detail={"parameter": "timeout_s"},
+            )
         pids = [m.life.pid for m in self._models if m.life.pid is not None]
         limit_s = self._settings.drain_timeout_s if message.timeout_s is None else message.timeout_s
         value = {

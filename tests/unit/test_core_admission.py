@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.messages import Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
+from support.core_driver import ALICE, BOB, LAUNCH, RESTART, Driver, entry, in_state
 
 LIMITS = CoreSettings(max_queue=8, max_queue_per_client=4)
 
@@ -175,3 +177,69 @@ def test_an_overload_names_its_limit_and_has_its_numbers_H3(
         "retry_after_s": 1.0,
     }
     assert error["retryable"] is True
+
+
+# ---------------------------------------------------------------- every refusal has its facts
+
+
+def poisoned() -> Driver:
+    """A driver whose request `b"body"` is quarantined."""
+    restart = replace(RESTART, max_restarts=99)
+    driver = Driver([entry(restart=restart)], LIMITS)
+    driver.load()
+    driver.come_up()
+    driver.ask("first")
+    for _ in range(3):
+        driver.exit(signal="SIGSEGV")
+        driver.pass_time(10.0)
+        driver.come_up()
+    assert driver.row()["quarantined"] == 1
+    return driver
+
+
+def shut() -> Driver:
+    driver = in_state(State.READY)
+    driver.signal()
+    return driver
+
+
+def wrong_limit(driver: Driver) -> None:
+    driver.ask("r", queue_timeout_s=-1.0)
+
+
+REFUSALS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object], dict[str, type]]] = {
+    "invalid_request": (Driver, wrong_limit, {"parameter": str}),
+    "unknown_model": (Driver, lambda d: d.ask("r", "x"), {"known": list, "close": list}),
+    "model_failed": (
+        lambda: in_state(State.FAILED), lambda d: d.ask("r"), {"model": str, "cause": str},
+    ),
+    "unloaded": (
+        lambda: in_state(State.DRAINING), lambda d: d.ask("r"), {"model": str, "why": str},
+    ),
+    "quarantined": (
+        poisoned, lambda d: d.ask("r"), {"model": str, "tokens_sent": int, "lifted_in_s": float},
+    ),
+    "shutting_down": (shut, lambda d: d.ask("r"), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_travels_with_its_facts_and_their_types(code: str) -> None:
+    make, ask, types = REFUSALS[code]
+    driver = make()
+    ask(driver)
+    [failed] = driver.sent(Failed)
+    error = RemoteError.from_wire(failed.error)
+    assert (failed.id, error.code) == ("r", code)
+    assert {name: type(value) for name, value in error.detail.items()} == types
+    assert encode(failed), "nothing that does not travel"
+    assert driver.row()["queued"] == 0
+
+
+def test_a_stop_with_a_wrong_limit_is_refused_with_its_name_and_stops_nothing() -> None:
+    driver = in_state(State.READY)
+    stop = driver.stop(timeout_s=-1.0)
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["code"]) == (stop, "invalid_request")
+    assert failed.error["detail"] == {"parameter": "timeout_s"}
+    assert driver.state() is State.READY
