@@ -358,6 +358,23 @@ def test_a_waiting_request_is_told_what_it_waits_for() -> None:
     assert done == sorted(done)
 
 
+def test_a_thousand_that_wait_and_listen_are_served_without_a_flood_of_notices() -> None:
+    waiting = 1024
+    limits = {"max_queue": waiting, "max_queue_per_client": waiting}
+    model = fake(fake={"step_s": 0.002}, max_concurrency=4)
+    told: list[Notice] = []
+    with Daemon({"m": model}, limits) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        streams = [
+            client.generate("m", prompt="x", max_tokens=2, on_notice=told.append)
+            for _ in range(waiting)
+        ]
+        for stream in streams:
+            assert len(list(stream)) == 2
+            assert stream.result.finish_reason == "length"
+    assert waiting < len(told) < 20 * waiting
+
+
 # ---------------------------------------------------------------- health
 
 
