@@ -58,6 +58,8 @@ class WaitReason(StrEnum):
 
     ROWS = "rows"
     """The model serves, and every row is taken."""
+    TURN = "turn"
+    """A crash accuses it, and another suspect has its turn."""
     LOAD = "load"
     """The model is being loaded, or waits for its turn."""
     RESTART = "restart"

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from mlxsup.protocol.ids import RequestKey
 
 NEAR = 8
-"""As many at the front hear of each change of their place, and all who had been dispatched before."""
+"""As many at the front hear of each change of their place, and all who had been dispatched."""
 
 FARTHEST_TOLD = 1024
 """Behind the near ones, a place is news at each power of two up to this one."""

@@ -112,7 +112,7 @@ def wait_reason(model: Model) -> WaitReason:
     """Why the requests of this model wait."""
     match model.life.state:
         case State.READY:
-            return WaitReason.ROWS
+            return WaitReason.TURN if model.has_room else WaitReason.ROWS
         case State.BACKOFF:
             return WaitReason.BACKOFF
         case State.DRAINING | State.STOPPING:

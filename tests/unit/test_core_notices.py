@@ -142,6 +142,25 @@ def test_the_reason_is_told_and_each_change_of_it() -> None:
     assert notice.detail == {"position": 1, "reason": "restart"}
 
 
+def test_a_suspect_that_waits_for_its_turn_is_told_so() -> None:
+    driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
+    driver.load()
+    driver.come_up()
+    driver.serve("a", "b", notices=True)
+    for _ in range(2):
+        driver.exit(signal="SIGSEGV")
+        driver.pass_time(5.0)
+        driver.come_up()
+    [running] = driver.row()["running"]
+    [other] = {"a", "b"} - {running}
+    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
+    assert [(n.id, n.detail) for n in told] == [(other, {"position": 1, "reason": "turn"})]
+    driver.ask("innocent", body=b"innocent", notices=True)
+    assert driver.row()["running"] == [running, "innocent"], "it does not wait for them"
+    told = [n for n in driver.sent(Notice) if n.kind == "queued"]
+    assert {n.id: n.detail["reason"] for n in told} == {other: "rows"}, "now every row is taken"
+
+
 def test_the_load_is_told_to_the_first_at_each_step_and_to_all_at_each_tenth() -> None:
     driver = Driver(settings=CoreSettings(max_queue=99, max_queue_per_client=99))
     for number in range(50):
