@@ -36,10 +36,17 @@ MOST_ROUNDS = 60
 
 
 class World:
-    """One model and its workers, which obey; the tests decide when."""
+    """One model and its workers, which obey; the tests decide when.
 
-    def __init__(self) -> None:
-        self.driver = Driver([entry()], LIMITS)
+    Args:
+        is_blocked: another model, `z`, has the load turn until all goes well.
+    """
+
+    def __init__(self, *, is_blocked: bool) -> None:
+        self.others = (entry("z"),) if is_blocked else ()
+        self.is_z_ready = self.is_z_told = False
+        self.has_z = is_blocked
+        self.driver = Driver([entry(), *self.others], LIMITS)
         self.asked: list[str] = []
         self.answers: Counter[str] = Counter()
         self.has_pid = self.is_ready = self.is_told = self.has_process = False
@@ -49,6 +56,9 @@ class World:
         self.launched = LAUNCH
         self.ends_at: float | None = None
         self.has_finished = False
+        if is_blocked:
+            self.driver.load("z")
+            self.driver.spawned("z", pid=5)
         self._do = self.driver.do
         self.driver.do = self.do
 
@@ -64,6 +74,8 @@ class World:
     def _obey(self, action: Action) -> None:
         assert not self.has_finished or isinstance(action, SendToClient), action
         match action:
+            case SendToWorker(model="z", message=Exit()) | SignalWorker(model="z"):
+                self.is_z_told = True
             case SendToClient(message=Reply(id=id) | Failed(id=id) | Done(id=id)):
                 self.answers[id] += 1
             case Spawn(launch=launch):
@@ -85,6 +97,7 @@ class World:
                 self.callers.append(caller)
             case Finish():
                 assert not self.has_process
+                assert not self.has_z
                 self.has_finished = True
 
     # ------------------------------------------------------------ what may happen
@@ -108,7 +121,12 @@ class World:
         if self.callers and self.ends_at is None:
             self.configured = models[0] if models else None
         for caller in self.callers:
-            event = Reloaded(now=self.driver.now, settings=LIMITS, models=models, caller=caller)
+            event = Reloaded(
+                now=self.driver.now,
+                settings=LIMITS,
+                models=(*models, *self.others),
+                caller=caller,
+            )
             self.driver.do(event)
         self.callers.clear()
 
@@ -167,7 +185,8 @@ class World:
         for _ in range(MOST_ROUNDS):
             self._go_well()
         if self.configured is None:
-            assert self.driver.core.status(self.driver.now)["models"] == [], "it was removed"
+            rows = self.driver.core.status(self.driver.now)["models"]
+            assert [row["name"] for row in rows] == [other.name for other in self.others]
             assert not self.has_process
         elif self.driver.state() is State.READY:
             assert self.launched == self.configured.launch, "a process of an old entry serves"
@@ -175,6 +194,13 @@ class World:
     def _go_well(self) -> None:
         if self.is_told and self.has_pid:
             self.crash(code=0)
+        if self.has_z and self.is_z_told:
+            self.has_z = False
+            self.driver.exit("z", code=0)
+        elif self.has_z and not self.is_z_ready:
+            self.is_z_ready = True
+            self.driver.hello("z")
+            self.driver.ready("z")
         self.come_up()
         self.end_row()
         self.driver.pass_time(1.0)
@@ -201,6 +227,7 @@ HAPPENINGS: dict[str, Callable[[World], None]] = {
 
 TO: dict[State, tuple[str, ...]] = {
     State.STOPPED: (),
+    State.PENDING: ("load", "ask"),
     State.LOADING: ("load", "come up"),
     State.READY: ("load", "come up", "come up", "ask", "ask", "ask"),
     State.DRAINING: ("load", "come up", "come up", "ask", "unload"),
@@ -211,7 +238,7 @@ TO: dict[State, tuple[str, ...]] = {
 
 
 def play(state: State, names: tuple[str, ...]) -> None:
-    world = World()
+    world = World(is_blocked=state is State.PENDING)
     for name in TO[state]:
         HAPPENINGS[name](world)
     assert world.driver.state() is state
