@@ -36,7 +36,6 @@ def refuse_for_quarantine(
 def refuse_for_room(
     model: Model,
     *,
-    digest: Digest,
     connection: ConnectionId,
     client: str,
     body_bytes: int,
@@ -49,7 +48,7 @@ def refuse_for_room(
     What can start at once does not wait, so no queue refuses it; its bytes count all the same.
     """
     reason = _refuse_for_bytes(body_bytes, ledger, settings)
-    if reason is None and not model.can_start(digest):
+    if reason is None and not model.can_start:
         reason = _refuse_for_place(model, ledger, models, settings) or _refuse_for_account(
             connection, client, ledger, settings
         )

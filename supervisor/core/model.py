@@ -14,7 +14,7 @@ from .events import Caller
 from .fairness import WaitingLine
 from .life import Life
 from .phases import Ready
-from .recovery import Digest, Held, Recovery
+from .recovery import Held, Recovery
 from .requests import Request, Stage
 from .watchdog import Watch
 
@@ -45,6 +45,7 @@ class Model:
         running: requests that were dispatched to the process that lives now.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
         recovery: what it remembers of crashes.
+        lets_newcomers_in: while suspects take turns, new requests start before the next turn.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
         heartbeat: its latest.
@@ -65,6 +66,7 @@ class Model:
     running: dict[RequestKey, Request] = field(default_factory=dict)
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
     recovery: Recovery = field(default_factory=Recovery)
+    lets_newcomers_in: bool = True
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
@@ -91,12 +93,12 @@ class Model:
         """Whether a row is free; rows that are leaving still hold theirs."""
         return len(self.running) + len(self.leaving) < self.row_limit
 
-    def can_start(self, digest: Digest) -> bool:
-        """Whether a request that came now would be dispatched at once."""
-        if self.life.state is not State.READY or not self.has_room:
+    @property
+    def can_start(self) -> bool:
+        """Whether a request that came now would be dispatched at once, unless it is a suspect."""
+        if self.life.state is not State.READY or not self.has_room or self.line:
             return False
-        # While a row is free only suspects wait, for their turn; nobody else waits for them (P25).
-        return not self.recovery.is_suspect(digest) or not (self.line or self.held_suspects)
+        return not any(self.recovery.is_due(one) for one in self.held)
 
     @property
     def row_limit(self) -> int:
@@ -106,9 +108,11 @@ class Model:
 
     @property
     def on_turn(self) -> Request | None:
-        """The suspect that runs while no other suspect does; None where none has its turn."""
-        on_probation = self.recovery.is_on_probation
-        return next((r for r in self.running.values() if on_probation(r.digest)), None)
+        """The suspect that runs alone because its turn is due; None if none does."""
+        if len(self.held) > 1:
+            return None
+        is_due = self.recovery.is_due
+        return next((r for r in self.running.values() if is_due(r.held)), None)
 
     @property
     def doing(self) -> Heartbeat | None:
@@ -123,11 +127,6 @@ class Model:
     def held(self) -> list[Held]:
         """The requests in the worker's hands: dispatched, and not ended there."""
         return [*(request.held for request in self.running.values()), *self.leaving.values()]
-
-    @property
-    def held_suspects(self) -> list[Held]:
-        """Those of them that some crash accuses."""
-        return [one for one in self.held if self.recovery.is_suspect(one.digest)]
 
     @property
     def is_idle(self) -> bool:
@@ -186,6 +185,7 @@ class Model:
         self.dying = ""
         self.footprint_bytes = 0
         self.steps = 0
+        self.lets_newcomers_in = True
         self.leaving.clear()
         self._rate_samples.clear()
 
@@ -206,9 +206,6 @@ class Model:
         limit = self.life.launch.max_concurrency
         assert all(r.stage is not Stage.QUEUED for r in self.running.values())
         assert not self.leaving.keys() & self.running.keys()
-        suspects = self.held_suspects
-        is_any_on_turn = any(self.recovery.is_on_probation(one.digest) for one in suspects)
-        assert not is_any_on_turn or len(suspects) == 1, "a suspect beside the one on its turn"
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"

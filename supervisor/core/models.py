@@ -197,9 +197,10 @@ class Models:
         for model in self:
             model.check_invariants()
             if model.life.state is State.READY and model.line and model.has_room:
-                assert model.held_suspects, f"{model.name} has room and lets requests wait"
-                waiting = (self._serving.ledger.get(key) for key in model.line)
-                assert all(r is not None and model.recovery.is_suspect(r.digest) for r in waiting)
+                assert model.held, f"{model.name} has room and lets requests wait"
+                waiting = [self._serving.ledger.get(key) for key in model.line]
+                held = [*model.held, *(r.held for r in waiting if r is not None)]
+                assert any(model.recovery.is_due(one) for one in held), "nobody's turn is due"
         placed = [key for model in self for key in (*model.line, *model.running)]
         assert sorted(placed) == sorted(request.key for request in self._serving.ledger)
         loading = [model.life for model in self if model.life.is_loading]

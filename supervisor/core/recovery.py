@@ -2,10 +2,11 @@
 
 Not every death accuses: a kill from outside says nothing about the requests. One that does makes
 suspects of all that the engine held, and they resume together, because many faults are transient.
-After a second such crash of some of the same suspects, each suspect has a turn alone among the
-suspects, its *probation*, until it has gained a few tokens past the place where the engine died.
-Whoever is on its turn when the engine dies again is the culprit. Thus a request that always kills
-its engine costs three crashes, and a fault that has passed costs each suspect a few steps.
+After a second such crash of some of the same suspects, all suspects are on probation: each has a
+turn alone in the engine (`turns.py`), until it has gained a few tokens past the place where the
+engine died. Whoever is alone on its turn when the engine dies again is the culprit. Thus a request
+that always kills its engine costs three crashes and nobody else its answer, and a fault that has
+passed costs each suspect a few steps.
 """
 
 from __future__ import annotations
@@ -137,9 +138,8 @@ class Recovery:
             return self._make_room(len(held), now)
         if evidence is not Evidence.ACCUSES or not held:
             return Verdict(evidence=evidence)
-        on_turn = next((h.digest for h in held if self.is_on_probation(h.digest)), None)
-        if on_turn is not None:
-            return self._convict(on_turn, held, now)
+        if len(held) == 1 and self.is_due(held[0]):
+            return self._convict(held[0].digest, now)
         return self._suspect(held, now)
 
     def completed(self, digest: Digest) -> None:
@@ -177,10 +177,15 @@ class Recovery:
         """Whether some crash accuses a request."""
         return digest in self._suspects
 
-    def is_on_probation(self, digest: Digest) -> bool:
-        """Whether a suspect has yet to come past the last crash while no other suspect runs."""
-        suspect = self._suspects.get(digest)
-        return suspect is not None and suspect.is_on_probation
+    def is_due(self, one: Held) -> bool:
+        """Whether a request has come near the place of its last crash, and has to go on alone.
+
+        One that was sent again has to come there first, and may do so in company.
+        """
+        suspect = self._suspects.get(one.digest)
+        if suspect is None or not suspect.is_on_probation:
+            return False
+        return one.tokens + PROBATION_TOKENS >= suspect.tokens
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
         """For how much longer a request is refused; None where it is not."""
@@ -206,35 +211,29 @@ class Recovery:
 
     def _suspect(self, held: Sequence[Held], now: float) -> Verdict:
         is_second = any(h.digest in self._suspects for h in held)
-        count = self._accuse(held, now, is_on_probation=False)
+        count = self._accuse(held, now)
         story = f"{_requests(count)} under suspicion"
         if is_second:
             for suspect in self._suspects.values():
                 suspect.is_on_probation = True
             story = f"{_requests(self.suspects)} under suspicion for the second time: each runs"
-            story += " without the others until it has come past the crash"
+            story += " alone until it has come past the crash"
         return Verdict(evidence=Evidence.ACCUSES, story=story)
 
-    def _accuse(self, held: Sequence[Held], now: float, *, is_on_probation: bool) -> int:
+    def _accuse(self, held: Sequence[Held], now: float) -> int:
         """Makes suspects of what a crash has struck; returns how many different requests."""
         tokens: dict[Digest, int] = {}
         for one in held:
             tokens[one.digest] = max(tokens.get(one.digest, 0), one.tokens)
         for digest, count in tokens.items():
             self._suspects.pop(digest, None)  # the latest are forgotten last
-            self._suspects[digest] = _Suspect(
-                since=now, tokens=count, is_on_probation=is_on_probation
-            )
+            self._suspects[digest] = _Suspect(since=now, tokens=count)
         while len(self._suspects) > MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
         return len(tokens)
 
-    def _convict(self, culprit: Digest, held: Sequence[Held], now: float) -> Verdict:
-        """The suspect whose turn it was is held to be the culprit; what ran beside it, and was no
-        suspect until now, has a turn of its own next, so that it strikes nobody else's."""
+    def _convict(self, culprit: Digest, now: float) -> Verdict:
         self._suspects.pop(culprit, None)
-        beside = [one for one in held if one.digest != culprit]
-        self._accuse(beside, now, is_on_probation=True)
         self._in_a_row.append(culprit)
         if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:
             for digest in self._in_a_row:

@@ -94,6 +94,11 @@ class Request:
         return len(self.sent_tokens) // 4
 
     @property
+    def is_counted(self) -> bool:
+        """Whether it takes a place in the queue: not if its answer has begun."""
+        return self.stage is Stage.QUEUED and self.acceptance is None
+
+    @property
     def held(self) -> Held:
         """What a crash of its worker is judged by."""
         return Held(digest=self.digest, tokens=self.tokens_sent)
@@ -148,7 +153,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Requests that are queued, over all models."""
+        """Requests that are queued and have not begun, over all models."""
         return self._waiting
 
     @property
@@ -194,7 +199,7 @@ class Ledger:
         del of_connection[request.id]
         if not of_connection:
             del self._by_connection[request.connection]
-        if request.stage is Stage.QUEUED:
+        if request.is_counted:
             self._count_waiting(request, -1)
         self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
@@ -213,10 +218,10 @@ class Ledger:
 
     def move(self, request: Request, stage: Stage) -> None:
         """A request was dispatched, is to yield, or waits again."""
-        change = (stage is Stage.QUEUED) - (request.stage is Stage.QUEUED)
-        if change:
-            self._count_waiting(request, change)
+        was_counted = request.is_counted
         request.stage = stage
+        if request.is_counted is not was_counted:
+            self._count_waiting(request, 1 if request.is_counted else -1)
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
         """The worker took it: the acceptance takes the place of the body."""
@@ -235,10 +240,10 @@ class Ledger:
         """Raises AssertionError where the counts and the requests disagree."""
         requests = list(self)
         assert self._held_bytes == sum(r.held_bytes for r in requests)
-        waiting = Counter(r.client for r in requests if r.stage is Stage.QUEUED)
+        waiting = Counter(r.client for r in requests if r.is_counted)
         assert dict(self._waiting_by_client) == dict(waiting)
         assert self._waiting == waiting.total()
-        by_connection = Counter(r.connection for r in requests if r.stage is Stage.QUEUED)
+        by_connection = Counter(r.connection for r in requests if r.is_counted)
         assert dict(self._waiting_by_connection) == dict(by_connection)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))

@@ -43,7 +43,7 @@ from .refusals import (
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
-from .turns import must_yield, next_in_line
+from .turns import end_intake, next_in_line, rows_to_leave
 
 
 class Serving:
@@ -93,7 +93,6 @@ class Serving:
         )
         refusal = refusal or refuse_for_room(
             model,
-            digest=digest,
             connection=connection,
             client=client,
             body_bytes=len(message.body),
@@ -129,18 +128,22 @@ class Serving:
         return None
 
     def dispatch(self, model: Model, now: float) -> None:
-        """Hands waiting requests to a READY worker while it has room."""
+        """Hands waiting requests to a READY worker while it has room; asks rows to leave where
+        a suspect has to run alone."""
         model.recovery.expire(now)
-        while model.life.state is State.READY and model.line and model.has_room:
-            request = next_in_line(model, self.ledger)
-            if request is None:
-                return
+        if model.life.state is not State.READY:
+            return
+        while model.has_room and (request := next_in_line(model, self.ledger)) is not None:
             model.line.leave(request.key)
             self.ledger.move(request, Stage.RUNNING)
             request.dispatched_at = now
             model.running[request.key] = request
             self._set_deadline(request)
             self._tell(model, self._dispatch_of(request, now))
+        end_intake(model, self.ledger)
+        for request in rows_to_leave(model, self.ledger):
+            self.ledger.move(request, Stage.YIELDING)
+            self._tell(model, CancelRow(key=request.key))
 
     @staticmethod
     def _dispatch_of(request: Request, now: float) -> Dispatch:
@@ -225,9 +228,7 @@ class Serving:
                     self._take_delta(model, request, row, now)
                 )
             if row.tokens and model.recovery.gained(request.digest, request.tokens_sent):
-                has_freed = True
-                if row.finish is None:
-                    self._end_turn(model, request, now)
+                model.story.append(f"{now:.3f} {request.id} has come past the crash")
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
             if row.finish is FinishReason.CANCELLED and request.stage is Stage.YIELDING:
@@ -248,7 +249,7 @@ class Serving:
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now
-        return has_freed or bool(finished)
+        return has_freed or bool(finished or model.recovery.suspects)
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
         if row.tokens:
@@ -275,13 +276,6 @@ class Serving:
         request.is_interrupted = False
         request.resumed += 1
         self._notify(request, NoticeKind.RESUMED, {"times": request.resumed})
-
-    def _end_turn(self, model: Model, request: Request, now: float) -> None:
-        """A suspect has come past the crash: the next one has its turn, or all may run again."""
-        model.story.append(f"{now:.3f} {request.id} has come past the crash: its turn is over")
-        if must_yield(model, request, self.ledger):
-            self.ledger.move(request, Stage.YIELDING)
-            self._tell(model, CancelRow(key=request.key))
 
     def _wait_again(self, model: Model, request: Request) -> None:
         """The row of a request that yields has left the batch; what it delivered is kept."""

@@ -1,53 +1,92 @@
-"""Which waiting request a worker gets next: suspects of a crash take turns, everybody else passes.
+"""Who may run beside whom after crashes that accuse somebody: suspects take turns (F10, P25).
 
-A suspect on probation runs only while no other suspect does, and no other suspect runs beside it.
-Requests that no crash accuses never wait for a suspect (F10, P25).
+A suspect whose turn is due runs with nobody else in the worker's hands, so that a crash then is its
+own, whoever waits. Turns follow each other until none is due. Before each of them, what has newly
+come starts and gains its first token; then its row leaves, and it waits until the turns are over.
 """
 
 from __future__ import annotations
 
-from mlxsup.protocol.ids import RequestKey
+from dataclasses import dataclass
 
 from .model import Model
 from .requests import Ledger, Request, Stage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The state of a model's turns.
+
+    Attributes:
+        waiting: all requests that wait, in order.
+        due: those of them whose turn is due.
+        is_taken: whether a request whose turn is due is in the worker's hands.
+        is_held_up: some row cannot be asked to leave, because its client wants no continuation.
+    """
+
+    waiting: list[Request]
+    due: list[Request]
+    is_taken: bool
+    is_held_up: bool
+
+    @classmethod
+    def of(cls, model: Model, ledger: Ledger) -> Turns:
+        """As they stand; only worth asking while a crash accuses somebody."""
+        is_due = model.recovery.is_due
+        waiting = [request for key in model.line if (request := ledger.get(key)) is not None]
+        return cls(
+            waiting=waiting,
+            due=[request for request in waiting if is_due(request.held)],
+            is_taken=any(is_due(one) for one in model.held),
+            is_held_up=any(not request.may_resume for request in model.running.values()),
+        )
+
+    @property
+    def are_on(self) -> bool:
+        """Whether anybody's turn is due and can come."""
+        return self.is_taken or (bool(self.due) and not self.is_held_up)
+
+
 def next_in_line(model: Model, ledger: Ledger) -> Request | None:
-    """The waiting request that may run now beside what runs already; None if none may.
-
-    A suspect on probation is taken first, whenever no suspect is in the worker's hands: its turn is
-    short, and the other suspects wait for it.
-    """
+    """The waiting request that may start now, next to what runs already; None if none may."""
     if not model.recovery.suspects:
-        return _request(ledger, model.line.first()) if model.line else None
-    waiting = [_request(ledger, key) for key in model.line]
-    recovery, held = model.recovery, model.held_suspects
-    if not held:
-        first = next((r for r in waiting if recovery.is_on_probation(r.digest)), None)
-        if first is not None:
-            return first
-    is_turn_taken = any(recovery.is_on_probation(one.digest) for one in held)
-    is_turn_taken |= any(request.stage is Stage.YIELDING for request in model.running.values())
-    for request in waiting:
-        if not recovery.is_suspect(request.digest):
-            return request
-        if not is_turn_taken and not recovery.is_on_probation(request.digest):
-            return request
-    return None
+        return ledger.get(model.line.first()) if model.line else None
+    turns = Turns.of(model, ledger)
+    if turns.is_taken:
+        return None
+    if not turns.are_on:
+        return next((r for r in turns.waiting if r not in turns.due), None)
+    if model.lets_newcomers_in:
+        newcomer = next((r for r in turns.waiting if _is_newcomer(model, r)), None)
+        if newcomer is not None:
+            return newcomer
+    return None if model.held else turns.due[0]
 
 
-def must_yield(model: Model, request: Request, ledger: Ledger) -> bool:
-    """Whether a suspect that has just ended its probation has to let another one have its turn.
-
-    One whose client wants no continuation after an interruption stays; the others wait for its end.
-    """
-    if not request.may_resume:
-        return False
-    waiting = (_request(ledger, key) for key in model.line)
-    return any(model.recovery.is_on_probation(other.digest) for other in waiting)
+def end_intake(model: Model, ledger: Ledger) -> None:
+    """Newcomers have had their chance: the next one follows the next turn."""
+    if model.recovery.suspects:
+        model.lets_newcomers_in = Turns.of(model, ledger).is_taken
 
 
-def _request(ledger: Ledger, key: RequestKey) -> Request:
-    request = ledger.get(key)
-    assert request is not None
-    return request
+def rows_to_leave(model: Model, ledger: Ledger) -> list[Request]:
+    """The running requests whose rows are to leave the batch, so that somebody has its turn."""
+    if not model.recovery.suspects:
+        return []
+    turns = Turns.of(model, ledger)
+    if not turns.are_on:
+        return []
+    is_alone = len(model.held) == 1
+
+    def is_to_leave(request: Request) -> bool:
+        if model.recovery.is_due(request.held):
+            return not is_alone
+        return not turns.is_held_up and request.tokens_sent > 0
+
+    running = [r for r in model.running.values() if r.stage is Stage.RUNNING and r.may_resume]
+    return [request for request in running if is_to_leave(request)]
+
+
+def _is_newcomer(model: Model, request: Request) -> bool:
+    is_new = request.acceptance is None and request.may_resume
+    return is_new and not model.recovery.is_suspect(request.digest)

@@ -15,7 +15,6 @@ from .plan import Prompt
 class Stream:
     """What one client has received for one request."""
 
-    model: str
     prompt: Prompt
     may_resume: bool
     received: int = 0

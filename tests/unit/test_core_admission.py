@@ -12,6 +12,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.messages import Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
+from mlxsup.supervisor.core.recovery import PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, BOB, LAUNCH, RESTART, Driver, entry, in_state
 
@@ -243,3 +244,48 @@ def test_a_stop_with_a_wrong_limit_is_refused_with_its_name_and_stops_nothing() 
     assert (failed.id, failed.error["code"]) == (stop, "invalid_request")
     assert failed.error["detail"] == {"parameter": "timeout_s"}
     assert driver.state() is State.READY
+
+
+def crashed_twice(*ids: str) -> Driver:
+    """A READY model `m` with a suspect on its turn, the first of these, and an idle model `n`."""
+    settings = CoreSettings(max_queue=9, max_queue_per_client=1)
+    driver = Driver([entry("m"), entry("n")], settings)
+    driver.load()
+    driver.come_up()
+    for key in driver.serve(*ids):
+        driver.accept(key)
+    for _ in range(2):
+        driver.exit(signal="SIGSEGV")
+        driver.pass_time(2.0)
+        driver.come_up()
+    assert driver.row()["alone"] == ids[0]
+    return driver
+
+
+def test_an_interrupted_answer_takes_no_place_in_the_queue() -> None:
+    driver = crashed_twice("a", "b")
+    assert driver.row()["queued"] == 1
+    assert driver.core.status(driver.now)["queue"]["waiting"] == 0
+    driver.ask("new")
+    assert driver.errors() == {}
+    driver.ask("newer")
+    assert driver.errors() == {"newer": "overloaded"}
+
+
+def test_what_waits_for_a_turn_to_end_is_held_to_the_queue_limits() -> None:
+    driver = crashed_twice("a")
+    driver.ask("elsewhere", "n")
+    driver.ask("new")
+    assert driver.errors() == {"new": "overloaded"}, "a row is free, and `a` runs alone"
+
+
+def test_what_waits_for_a_turn_to_come_is_held_to_the_queue_limits() -> None:
+    driver = crashed_twice("a", "b")
+    driver.ask("new")
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+    assert driver.row()["running"] == ["a", "new"]
+    driver.row_left(1)
+    driver.ask("elsewhere", "n")
+    driver.ask("newer")
+    assert driver.errors() == {"newer": "overloaded"}, "a row is free, and a turn is next"

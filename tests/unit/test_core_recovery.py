@@ -152,11 +152,11 @@ def prove(driver: Driver, key: int) -> list[int]:
     for _ in range(PROBATION_TOKENS):
         assert driver.told(CancelRow) == []
         driver.token(key)
-    if not driver.told(CancelRow):
-        return driver.dispatched()
-    assert driver.dispatched() == [], "its row is still there"
-    driver.row_left(key)
-    return driver.dispatched()
+    started = driver.dispatched()
+    if driver.told(CancelRow):
+        driver.row_left(key)
+        started += driver.dispatched()
+    return started
 
 
 def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> None:
@@ -227,16 +227,43 @@ def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
     driver.ask("near", body=b"same")
     crash(driver)
     driver.token(1)
-    assert crash(driver) == [1]
+    assert crash(driver) == [1], "it is near the place of the crash, and has its turn"
     driver.cancel("far")
     driver.row_left(1)
     assert driver.dispatched() == [2]
     driver.ask("third", body=b"same")
     for _ in range(10 + PROBATION_TOKENS - 1):
         driver.token(2)
-        assert (driver.row()["alone"], driver.dispatched()) == ("near", [])
+    assert driver.row()["on_probation"] == 1
     driver.token(2)
-    assert (driver.row()["alone"], driver.dispatched()) == (None, [3])
+    assert driver.row()["on_probation"] == 0
+
+
+def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash() -> None:
+    driver = engine_of(4)
+    driver.serve("long", "other")
+    for _ in range(20):
+        driver.token(1)
+    crash(driver)
+    driver.cancel("other")
+    driver.row_left(2)
+    assert crash(driver) == [1]
+    driver.cancel("long")
+    driver.row_left(1)
+    [again, new] = driver.serve("long") + driver.serve("new")
+    driver.accept(again)
+    driver.accept(new)
+    for _ in range(20 - PROBATION_TOKENS - 1):
+        driver.token(again, new)
+        assert (driver.row()["alone"], driver.told(CancelRow)) == (None, [])
+    driver.token(again, new)
+    assert [told.key for told in driver.told(CancelRow)] == [again, new]
+    driver.row_left(new)
+    assert driver.dispatched() == []
+    driver.row_left(again)
+    assert driver.dispatched() == [again], "alone, from the place where it was"
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"long": ErrorCode.QUARANTINED}
 
 
 def test_time_proves_nothing() -> None:
@@ -250,44 +277,124 @@ def test_time_proves_nothing() -> None:
     assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
 
 
-def test_requests_that_are_no_suspects_never_wait_for_suspects_P25() -> None:
+def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
     driver = engine_of(4)
     driver.serve(*"abcd")
     crash(driver)
-    assert crash(driver) == [1]
-    assert driver.serve("new") == [5], "at once, beside the suspect on its turn"
-    driver.ask("b again", body=b"b")
-    assert driver.dispatched() == [], "the same request sent again is the same suspect"
-    assert driver.serve("newer") == [7]
-    assert prove(driver, 1) == [2]
-    assert finish(driver, 5) == []
-    assert driver.serve("newest") == [8]
+    driver.exit(signal="SIGSEGV")
+    driver.pass_time(0.2)
+    driver.ask("new", body=b"new")
+    driver.come_up()
+    assert driver.dispatched() == [5], "it came while the model loaded, and starts at READY"
+    driver.accept(5)
+    driver.ask("newer", body=b"newer")
+    assert driver.dispatched() == [], "a turn is next"
+    driver.token(5)
+    assert driver.told(CancelRow) == [CancelRow(key=5)]
+    driver.row_left(5)
+    assert driver.dispatched() == [1]
+    assert driver.row()["alone"] == "a"
+    assert prove(driver, 1) == [6], "it waited for one turn"
+    driver.accept(6)
+    driver.token(6)
+    driver.row_left(6)
+    assert driver.dispatched() == [2]
+    assert prove(driver, 2) == [3]
+    assert prove(driver, 3) == [4]
+    driver.token(4)
+    driver.token(4)
+    assert driver.dispatched() == []
+    driver.token(4)
+    assert driver.dispatched() == [1, 2, 3], "no turn is due any more: the oldest first"
+    assert finish(driver, 4) == [5]
 
 
-def test_a_turn_comes_before_new_requests_and_a_full_batch_gives_it_its_row() -> None:
-    driver = engine_of(2)
+def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
+    driver = engine_of(4)
     driver.serve("a", "b")
     crash(driver)
     assert crash(driver) == [1]
-    assert driver.serve("new", "newer") == [3]
+    driver.ask("poison", body=b"poison")
+    assert prove(driver, 1) == [3]
+    assert crash(driver) == [2], "it struck for the first time, and nobody else was there"
+    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 1)
+    assert prove(driver, 2) == [1, 3]
+    assert crash(driver) == [1]
     assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == []
-    assert finish(driver, 3) == [1], "it had been accepted before the newer one came"
+    assert prove(driver, 2) == [3]
+    driver.exit(signal="SIGSEGV")
+    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
 
 
-def test_what_ran_beside_a_culprit_has_a_turn_next_and_strikes_nobody_else() -> None:
+def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> None:
     driver = engine_of(4)
-    driver.serve("a", "b", "c")
+    driver.serve("a", "b")
     crash(driver)
     assert crash(driver) == [1]
-    driver.serve("new")
-    assert crash(driver) == [2]
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (1, 3)
-    assert prove(driver, 2) == [3]
-    assert prove(driver, 3) == [4]
-    assert crash(driver) == [2, 3], "found at its second crash"
-    failed = {id for (_, id), [end] in driver.terminals.items() if hasattr(end, "error")}
-    assert failed == {"a", "new"}
+    driver.ask("new", body=b"new", resume=False)
+    assert prove(driver, 1) == [2]
+    assert prove(driver, 2) == [1, 3]
+
+
+def waits_for_a_row_that_may_not_be_resumed(*, may_long_resume: bool = True) -> Driver:
+    """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
+    driver = engine_of(4)
+    driver.serve("long", "other")
+    for _ in range(PROBATION_TOKENS + 1):
+        driver.token(1)
+    crash(driver)
+    driver.cancel("other")
+    driver.row_left(2)
+    crash(driver)
+    driver.cancel("long")
+    driver.row_left(1)
+    running = driver.serve("long", resume=may_long_resume)
+    running += driver.serve("stays", resume=False)
+    running += driver.serve("plain")
+    for key in running:
+        driver.accept(key)
+    driver.token(*running)
+    return driver
+
+
+def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    assert [told.key for told in driver.told(CancelRow)] == [3]
+    driver.row_left(3)
+    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
+    assert driver.serve("new") == [6]
+    driver.token(4, 5, 6)
+    assert driver.told(CancelRow) == []
+    finish(driver, 4)
+    assert [told.key for told in driver.told(CancelRow)] == [5, 6]
+
+
+def test_a_row_that_may_not_be_resumed_is_never_asked_to_leave() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed(may_long_resume=False)
+    for _ in range(2 * PROBATION_TOKENS):
+        assert driver.told(CancelRow) == []
+        driver.token(3, 4, 5)
+
+
+def test_a_crash_in_company_convicts_nobody_who_was_near_his_own() -> None:
+    driver = waits_for_a_row_that_may_not_be_resumed()
+    crash(driver)
+    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 4)
+
+
+def test_newcomers_without_end_keep_no_suspect_from_its_turn() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    driver.ask("n3", body=b"n3")
+    turns, running = [], prove(driver, 1)
+    for number in range(4, 8):
+        driver.ask(f"n{number}", body=b"n%d" % number)
+        key = running[0]
+        turns.append(key)
+        running = prove(driver, key) if driver.row()["alone"] else finish(driver, key)
+    assert turns == [3, 2, 1, 4], "one intake, one turn; then all by age"
 
 
 def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
@@ -465,9 +572,9 @@ def test_who_is_quarantined_is_refused_for_an_hour_wherever_it_waits() -> None:
     driver = engine_of(1)
     driver.ask("one", body=b"poison")
     driver.ask("two", body=b"poison")
-    driver.serve("innocent")
     crash(driver)
     crash(driver)
+    driver.ask("innocent", body=b"innocent")
     driver.exit(signal="SIGSEGV")
     assert driver.errors() == {"one": "quarantined", "two": "quarantined"}
     driver.come_up()
@@ -636,7 +743,7 @@ def test_without_a_limit_a_kill_of_who_fills_the_machine_is_out_of_memory() -> N
 # ---------------------------------------------------------------- who waits, who is told
 
 
-def test_a_suspect_waits_until_no_other_suspect_runs_and_nobody_else_waits_for_it() -> None:
+def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
     driver = engine_of(4)
     driver.serve("suspect")
     driver.cancel("suspect")
@@ -644,12 +751,16 @@ def test_a_suspect_waits_until_no_other_suspect_runs_and_nobody_else_waits_for_i
     driver.ask("suspect", body=b"suspect")
     driver.cancel("suspect")
     crash(driver)
-    [running] = driver.serve("plain")
-    assert driver.serve("suspect") == [running + 1], "a plain one beside it is no matter"
-    driver.ask("again", body=b"suspect")
+    [plain] = driver.serve("plain")
+    driver.accept(plain)
+    driver.ask("suspect", body=b"suspect")
     assert driver.dispatched() == []
-    assert driver.serve("behind") == [running + 3]
-    assert finish(driver, running + 1) == [running + 2], "that one cleared them both"
+    driver.token(plain)
+    assert driver.told(CancelRow) == [CancelRow(key=plain)]
+    driver.row_left(plain)
+    assert driver.row()["alone"] == "suspect"
+    [again] = driver.dispatched()
+    assert finish(driver, again) == [plain]
 
 
 def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> None:
