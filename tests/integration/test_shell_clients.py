@@ -70,7 +70,7 @@ class Peer:
 class Bench:
     """A `Clients` under test; its events are collected."""
 
-    def __init__(self, folder: Path, max_connected: int = 1000) -> None:
+    def __init__(self, folder: Path, max_connections: int = 1000) -> None:
         self.events: list[Event] = []
         self.moment = 100.0
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -80,7 +80,7 @@ class Bench:
             self.path,
             post=self.events.append,
             now=lambda: self.moment,
-            max_connected=max_connected,
+            max_connections=max_connections,
         )
         self.peers: list[Peer] = []
 
@@ -358,7 +358,7 @@ def test_a_client_that_never_reads_is_bounded_in_bytes_P15() -> None:
                 break
         assert [e.connection for e in bench.of_kind(ClientTooSlow)] == [heard.connection]
         (connection,) = [c for c in bench.clients._connections.values() if c.id == heard.connection]
-        assert connection.outbox_bytes < MAX_UNSENT_BYTES // 100
+        assert connection.outbox.size_bytes < MAX_UNSENT_BYTES // 100
         failed = Failed(id="open", error={"code": "slow_consumer"})
         bench.clients.send(heard.connection, failed)
         bench.clients.send(others, done("b", 0))
@@ -420,45 +420,3 @@ def test_what_is_unsent_at_the_end_goes_out_to_a_reader() -> None:
         assert await reading == done("a", 3000)
 
     run(body)
-
-
-def test_more_clients_than_allowed_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients_module, "MAX_CONNECTIONS", 3)
-
-    async def body(bench: Bench) -> None:
-        peers = [bench.peer() for _ in range(4)]
-        for number, peer in enumerate(peers[:3]):
-            peer.say(generate("a"))
-            await bench.said(number + 1)
-        peers[3].say(generate("a"))
-        answer = await peers[3].hear()
-        assert isinstance(answer, Failed)
-        assert (answer.id, answer.error["code"]) == ("a", "overloaded")
-        bench.clients.send(bench.of_kind(ClientSaid)[0].connection, done("a", 0))
-        peers[3].say(generate("b"))
-        await bench.said(4)
-
-    run(body)
-
-
-def test_before_the_limit_of_open_files_all_connections_are_closed_P18() -> None:
-    async def body(bench: Bench) -> None:
-        early = bench.peer()
-        early.say(generate("a"))
-        await bench.said(1)
-        raw = []
-        for _ in range(30):
-            one = sockets.socket(sockets.AF_UNIX)
-            raw.append(one)
-            await eventually_async(lambda one=one: one.connect_ex(str(bench.path)) == 0)
-        await bench.gone(1)
-        for one in raw:
-            one.close()
-        late = bench.peer()
-        late.say(generate("b"))
-        await bench.said(2)
-        late_connection = bench.of_kind(ClientSaid)[-1].connection
-        bench.clients.send(late_connection, done("b", 0))
-        assert await late.hear() == done("b", 0)
-
-    run(body, max_connected=20)

@@ -111,6 +111,71 @@ def connect(path: str, count: int) -> dict[str, Any]:
     return {"took_s": time.monotonic() - start_s}
 
 
+def raise_file_limit() -> None:
+    """To as many as this process may have: it opens thousands of connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+"""What a DEALER says first (ZMTP 3.0); who says it is connected for as long as it likes."""
+
+
+def connect_all(path: str, count: int, *, greeting: bytes = b"") -> list[socket.socket]:
+    """So many connections, as fast as they are let in; fewer where nobody listens for long."""
+    held: list[socket.socket] = []
+    until = time.monotonic() + 30.0
+    while len(held) < count:
+        one = socket.socket(socket.AF_UNIX)
+        try:
+            one.connect(path)  # waits while the queue of those who knock is full
+            held.append(one)
+            one.sendall(greeting)
+        except BrokenPipeError:
+            pass  # turned away
+        except OSError:  # nobody listens
+            one.close()
+            if time.monotonic() > until:
+                break
+    return held
+
+
+def is_open(one: socket.socket) -> bool:
+    """Whether the other side has not ended the connection."""
+    one.setblocking(False)
+    try:
+        while one.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def hold(path: str, count: int, *, is_greeting: bool) -> dict[str, Any]:
+    """Connections that say nothing, held until the input ends."""
+    raise_file_limit()
+    held = connect_all(path, count, greeting=GREETING + READY if is_greeting else b"")
+    begun()
+    sys.stdin.read()
+    return {"connected": len(held), "open": sum(map(is_open, held))}
+
+
+def storm(path: str, count: int, times: int) -> dict[str, Any]:
+    """So many silent connections at once, and all of them gone again, so many times."""
+    raise_file_limit()
+    begun()
+    connected = 0
+    for _ in range(times):
+        held = connect_all(path, count)
+        connected += len(held)
+        for one in held:
+            one.close()
+    return {"connected": connected}
+
+
 def throw_frames(endpoint: str, count: int) -> dict[str, Any]:
     """Hostile frames at the socket of mlxsup."""
     dice = random.Random(1)
@@ -205,6 +270,10 @@ def main() -> int:
             result = asyncio.run(flood(where, rest[0], int(rest[1])))
         case "connect":
             result = connect(where, int(rest[0]))
+        case "hold" | "hold-silent":
+            result = hold(where, int(rest[0]), is_greeting=what == "hold")
+        case "storm":
+            result = storm(where, int(rest[0]), int(rest[1]))
         case "frames":
             result = throw_frames(where, int(rest[0]))
         case "http-silent" | "http-reading":
