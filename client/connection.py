@@ -160,6 +160,12 @@ class Connection:
 def _lost(link: Link, endpoint: str) -> ConnectionLost:
     if link.was_connected:
         return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
+    if link.was_turned_away:
+        return ConnectionLost(
+            f"the daemon at {endpoint} turned the connection away",
+            endpoint,
+            hint="it has too many connections, or is ending: close some, or try again later",
+        )
     return ConnectionLost(
         f"no daemon answers at {endpoint}", endpoint, hint="start one with `mlxsup start`"
     )

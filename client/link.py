@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections import deque
 from enum import Enum
@@ -15,6 +16,9 @@ then it throws away what had arrived and was not yet read."""
 
 MONITOR_EVENT = struct.Struct("=HI")
 """The first frame of what a monitor says: the event and its value, in the machine's byte order."""
+
+CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
+"""What a failed handshake is said to have failed with if the other side ended the connection."""
 
 HANDSHAKE_LIMIT_MS = 2000
 CLOSE_LINGER_MS = 500
@@ -43,6 +47,7 @@ class Link:
         # Bounded by what the client's owner has open at once.
         self._unsent: deque[list[bytes]] = deque()
         self.was_connected = False
+        self.was_turned_away = False
         self.state = LinkState.CONNECTING
         self.monitor: zmq.Socket[bytes] | None = None
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -100,7 +105,9 @@ class Link:
             except zmq.Again:
                 break
             # `zmq.utils.monitor` would do this, but it imports asyncio.
-            event, _ = MONITOR_EVENT.unpack(frames[0])
+            event, value = MONITOR_EVENT.unpack(frames[0])
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self.was_turned_away = value in CLOSED_BY_PEER
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state = LinkState.CONNECTED
                 self.was_connected = True

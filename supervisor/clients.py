@@ -352,10 +352,9 @@ class Clients:
 
     def _on_accepted(self, descriptor: int) -> None:
         with connection_at(descriptor, str(self._path)) as peer:
-            if peer is None:
-                return  # it has ended already
-            verdict = self._doors.come(descriptor, process_of(peer), self._now())
-            if verdict is Verdict.TURNED_AWAY:
+            process = None if peer is None else process_of(peer)
+            verdict = self._doors.come(descriptor, process, self._now())
+            if verdict is Verdict.TURNED_AWAY and peer is not None:
                 turn_away(peer)
 
     def _doubt(self, connection: Connection) -> None:
@@ -368,6 +367,10 @@ class Clients:
         self._probe_timer = None
         doubted, self._doubted = self._doubted, {}
         self._probe(doubted)
+        for connection in doubted.values():
+            is_known = connection.id in self._connections
+            if is_known and not self._doors.knows(connection.descriptor):
+                self._doubt(connection)  # the socket has not heard of its end yet
 
     def _probe(self, connections: dict[ConnectionId, Connection]) -> None:
         """Sends a sign of life, which finds those who are gone; the others read theirs late."""
