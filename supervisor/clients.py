@@ -29,7 +29,7 @@ from .core.refusals import duplicate_id, slow_consumer
 from .doors import Doors, Verdict
 from .outbox import Tally
 from .peers import connection_at, process_of, turn_away
-from .transport import Context, Monitor, TracedSocket, bound_socket
+from .transport import NO_SOURCE, Context, Monitor, TracedSocket, bound_socket
 
 SEND_HIGH_WATER_MARK = 64
 RECEIVE_HIGH_WATER_MARK = 2
@@ -199,6 +199,10 @@ class Clients:
             return RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "a client must not set a routing id: another connection could take its place",
+            )
+        if self._socket.source == NO_SOURCE:
+            return RemoteError(
+                ErrorCode.INVALID_REQUEST, "a client must speak ZMTP 3, which ZeroMQ 4 does"
             )
         if connection is None:
             refusal = self._refusal_at_door(self._socket.source)

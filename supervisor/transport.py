@@ -124,18 +124,27 @@ class LoopSocket:
         return self.socket.recv_multipart(_NOBLOCK)
 
 
+NO_SOURCE = -1
+
+
 class TracedSocket(LoopSocket):
     """A socket that tells which connection the message at hand came over.
 
     Attributes:
-        source: the descriptor of that connection, which libzmq may have closed since.
+        source: the descriptor of that connection, which libzmq may have closed since; NO_SOURCE
+            if the peer speaks ZMTP 2 or less, of which libzmq does not say it.
     """
 
-    source = -1
+    source = NO_SOURCE
 
     def _receive(self) -> list[bytes]:
         frames = self.socket.recv_multipart(_NOBLOCK, copy=False)
-        self.source = int(frames[-1].get(zmq.SRCFD))
+        try:
+            self.source = int(frames[-1].get(zmq.SRCFD))
+        except zmq.ZMQError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.source = NO_SOURCE
         return [frame.bytes for frame in frames]
 
 
