@@ -31,7 +31,8 @@ from .outbox import Tally
 from .peers import connection_at, process_of, turn_away
 from .transport import NO_SOURCE, Context, Monitor, TracedSocket, bound_socket
 
-SEND_HIGH_WATER_MARK = 64
+SEND_HIGH_WATER_MARK = 16
+"""Messages that libzmq takes for one connection; nobody counts their bytes."""
 RECEIVE_HIGH_WATER_MARK = 2
 """Messages of one connection that libzmq reads ahead: each may be a body of 8 MiB, and none of them
 has been admitted yet."""

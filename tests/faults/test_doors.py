@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import msgpack
 import psutil
@@ -19,46 +18,13 @@ from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
+from support.files import LimitedDaemon, most_files
 from support.raw_client import RawClient
 from support.streams import Reader
 
 
 def socket_path(daemon: Daemon) -> str:
     return daemon.endpoint.removeprefix("ipc://")
-
-
-class LimitedDaemon(Daemon):
-    """May open so many files."""
-
-    open_files = 4096
-
-    def command_under_limit(self, *arguments: str) -> list[str]:
-        line = f'ulimit -n {self.open_files}; exec "$@"'
-        return ["sh", "-c", line, "sh", *Daemon.command(*arguments)]
-
-    def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """Starts it under the limit."""
-        self.command = self.command_under_limit  # type: ignore[method-assign]
-        super().start(environment=environment)
-        del self.command
-
-
-@contextmanager
-def most_files(process: psutil.Process) -> Iterator[list[int]]:
-    """The last item is the most files that the process had open at any look."""
-    ended, seen = threading.Event(), [process.num_fds()]
-
-    def look() -> None:
-        while not ended.wait(0.01):
-            seen.append(max(seen[-1], process.num_fds()))
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        looking.join()
 
 
 @pytest.mark.parametrize("models", [1, 6])

@@ -28,6 +28,7 @@ from mlxsup.protocol.messages import Generate
 
 STREAMS = 8
 BIG = "[[fault big=20000]]"
+MIDDLING = "[[fault big=5000]]"
 
 
 def begun() -> None:
@@ -77,6 +78,33 @@ def listen(
                 open_ids.discard(int(message["id"]))
                 codes[message.get("error", {}).get("code", "done")] += 1
     return {"codes": codes}
+
+
+def listen_apart(endpoint: str, model: str, count: int, *, is_reading: bool) -> dict[str, Any]:
+    """So many connections with one stream each, which are read, or are not."""
+    ended, received = until_input_ends(), 0
+    with zmq.Context() as context:
+        peers, poller = [], zmq.Poller()
+        for _ in range(count):
+            peer = context.socket(zmq.DEALER)
+            peer.setsockopt(zmq.LINGER, 0)
+            peer.setsockopt(zmq.RCVHWM, 0 if is_reading else 1)
+            peer.connect(endpoint)
+            body = msgpack.packb({"prompt": MIDDLING, "max_tokens": 100_000})
+            peer.send_multipart(
+                encode(Generate(id=RequestId("x"), model=ModelName(model), body=body))
+            )
+            poller.register(peer, zmq.POLLIN)
+            peers.append(peer)
+        begun()
+        while not ended.is_set():
+            if not is_reading:
+                ended.wait()
+            for peer, _ in poller.poll(100) if is_reading else ():
+                received += len(peer.recv_multipart()[-1])
+        for peer in peers:
+            peer.close()
+    return {"received": received}
 
 
 async def flood(endpoint: str, model: str, count: int) -> dict[str, Any]:
@@ -266,6 +294,8 @@ def main() -> int:
     match what:
         case "silent" | "reading":
             result = listen(*(where, *rest[:2]), int(rest[2]), is_reading=what == "reading")
+        case "apart-silent" | "apart-reading":
+            result = listen_apart(where, rest[0], int(rest[1]), is_reading=what == "apart-reading")
         case "flood":
             result = asyncio.run(flood(where, rest[0], int(rest[1])))
         case "connect":
