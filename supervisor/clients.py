@@ -49,7 +49,7 @@ MAX_UNSENT_IN_ALL_BYTES = 256 * 1024 * 1024
 MAX_UNSENT_S = 10.0
 
 RETRY_FIRST_S = 0.001
-RETRY_MOST_S = 0.25
+RETRY_MOST_S = 0.5
 """A client that has no room is tried again after the first, then after twice as long each time:
 trying costs as much for one who has stopped reading as for one who reads."""
 
@@ -378,10 +378,8 @@ class Clients:
                 self._doubt(connection)  # the socket has not heard of its end yet
 
     def _probe(self, connections: dict[ConnectionId, Connection]) -> None:
-        """Sends a sign of life, which finds those who are gone; the others read theirs late."""
+        """Sends a sign of life, which finds those who are gone; who has no room is retried soon."""
         frames = encode(Alive())
         for connection in list(connections.values()):
-            if connection.outbox:
-                self._flush(connection)
-            else:
+            if not connection.outbox:
                 self._try_send(connection, frames)

@@ -90,7 +90,7 @@ def listen_apart(endpoint: str, model: str, count: int, *, is_reading: bool) -> 
             peer.setsockopt(zmq.LINGER, 0)
             peer.setsockopt(zmq.RCVHWM, 0 if is_reading else 1)
             peer.connect(endpoint)
-            body = msgpack.packb({"prompt": MIDDLING, "max_tokens": 100_000})
+            body = msgpack.packb({"prompt": MIDDLING, "max_tokens": 4000})
             peer.send_multipart(
                 encode(Generate(id=RequestId("x"), model=ModelName(model), body=body))
             )
