@@ -165,6 +165,7 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
             f"the daemon at {endpoint} turned the connection away",
             endpoint,
             hint="it has too many connections, or is ending: close some, or try again later",
+            is_turned_away=True,
         )
     return ConnectionLost(
         f"no daemon answers at {endpoint}", endpoint, hint="start one with `mlxsup start`"

@@ -333,7 +333,9 @@ class Session:
         deliveries = []
         for request_id, opened in self._open.items():
             # Each reader raises its own, for a traceback belongs to one.
-            item: Item = ConnectionLost(error.message, error.endpoint, error.hint)
+            item: Item = ConnectionLost(
+                error.message, error.endpoint, error.hint, is_turned_away=error.is_turned_away
+            )
             if opened.is_stream and opened.is_cancelled:
                 item = opened.cancelled_result(request_id)
             deliveries.append(Delivery(opened.inbox, item))

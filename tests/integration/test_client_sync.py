@@ -268,6 +268,25 @@ def test_stale_socket_file_is_as_no_daemon_E6(path: Path) -> None:
         client.ping()
 
 
+def test_a_connection_that_is_turned_away_is_lost_at_once_and_says_why_P24(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def turn_away() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.shutdown(socket.SHUT_RDWR)
+
+        turning = threading.Thread(target=turn_away)
+        turning.start()
+        with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
+            client.ping()
+        turning.join()
+    assert "turned the connection away" in caught.value.message
+    assert caught.value.is_turned_away
+
+
 def test_death_of_the_supervisor_is_connection_lost_and_the_client_goes_on_P2(path: Path) -> None:
     with Client(f"ipc://{path}") as client:
         with scripted_supervisor(path, OpenStreams()):
