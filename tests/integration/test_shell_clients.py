@@ -502,7 +502,7 @@ def test_what_found_no_room_is_encoded_once_and_tried_now_and_then_H7(
 def test_who_owes_most_is_given_up_when_all_owe_too_much_together_P15(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clients_module, "MAX_UNSENT_IN_ALL_BYTES", 8 * 2**20)
+    monkeypatch.setattr(clients_module, "MAX_UNSENT_IN_ALL_BYTES", MAX_UNSENT_BYTES // 2)
 
     async def body(bench: Bench) -> None:
         first, most, last = await stuck(bench, 3)
@@ -513,7 +513,7 @@ def test_who_owes_most_is_given_up_when_all_owe_too_much_together_P15(
                 for _ in range(times):
                     bench.clients.send(id, deltas("a", seq, "y" * 20_000))
         assert [e.connection for e in bench.of_kind(ClientTooSlow)] == [most]
-        assert bench.clients._tally.bytes < 8 * 2**20
+        assert bench.clients._tally.bytes < MAX_UNSENT_BYTES // 2
         held = [c.outbox.size_bytes for c in bench.clients._connections.values()]
         assert bench.clients._tally.bytes == sum(held)
         for peer in bench.peers:
@@ -539,6 +539,30 @@ def test_a_routing_id_of_a_client_s_own_is_refused_and_takes_no_place_D12() -> N
             named.close()
             await eventually_async(lambda: bench.clients.admitted == 1)
         assert len(bench.events) == 1
+
+    run(body)
+
+
+def test_a_peer_of_an_old_zmtp_of_which_libzmq_knows_no_descriptor_is_refused() -> None:
+    async def body(bench: Bench) -> None:
+        header = msgpack.packb({"type": "ping", "id": "p"})
+        with sockets.socket(sockets.AF_UNIX) as raw:
+            raw.connect(str(bench.path))
+            # ZMTP 1.0: no greeting; a length and a flag before each frame, the first the identity.
+            raw.sendall(b"\x01\x00" + bytes([1 + len(header), 0]) + header)
+            raw.setblocking(False)
+            received = b""
+
+            def answered() -> bool:
+                nonlocal received
+                try:
+                    received += raw.recv(4096)
+                except BlockingIOError:
+                    pass
+                return b"must speak ZMTP 3" in received
+
+            await eventually_async(answered)
+        assert bench.events == []
 
     run(body)
 
@@ -664,6 +688,9 @@ def test_who_is_over_the_limit_is_told_so_and_then_ended_P24(
         for number, peer in enumerate(peers):
             peer.say(generate("a"))
             await bench.said(number + 1)
+        # Its first message is read before anything is heard of its arrival.
+        pair = bench.clients._monitor._pair
+        asyncio.get_running_loop().remove_reader(pair._descriptor)
         beyond = bench.peer()
         for id in ("x", "y"):
             beyond.say(generate(id))
@@ -672,6 +699,8 @@ def test_who_is_over_the_limit_is_told_so_and_then_ended_P24(
             assert (answer.id, answer.error["code"]) == (id, "overloaded")
             assert f"process {os.getpid()} has 3 connections" in answer.error["message"]
         assert len(bench.events) == 3
+        asyncio.get_running_loop().add_reader(pair._descriptor, pair._drain)
+        pair.drain_soon()
         monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         bench.moment += doors_module.REFUSAL_S
         bench.clients.pulse()
