@@ -592,6 +592,27 @@ def test_a_second_use_of_an_open_id_is_refused_by_name_and_harms_not_the_first_P
     run(body)
 
 
+def test_a_connection_has_so_many_requests_open_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients_module, "MAX_OPEN_PER_CONNECTION", 3)
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        for id in ("a", "b", "c", "d"):
+            peer.say(generate(id))
+        refused = await peer.hear()
+        assert isinstance(refused, Failed)
+        assert (refused.id, refused.error["code"]) == ("d", "overloaded")
+        (first, *_) = await bench.said(3)
+        bench.clients.send(first.connection, done("a", 0))
+        assert await peer.hear() == done("a", 0)
+        peer.say(generate("d"))
+        await bench.said(4)
+
+    run(body)
+
+
 def test_a_connection_has_one_subscription_and_ids_that_collide_leave_none_behind() -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer()

@@ -182,10 +182,10 @@ def is_open(one: socket.socket) -> bool:
     return False
 
 
-def hold(path: str, count: int, *, is_greeting: bool) -> dict[str, Any]:
-    """Connections that say nothing, held until the input ends."""
+def hold(path: str, count: int) -> dict[str, Any]:
+    """Connections that greet and say nothing more, held until the input ends."""
     raise_file_limit()
-    held = connect_all(path, count, greeting=GREETING + READY if is_greeting else b"")
+    held = connect_all(path, count, greeting=GREETING + READY)
     begun()
     sys.stdin.read()
     return {"connected": len(held), "open": sum(map(is_open, held))}
@@ -300,8 +300,8 @@ def main() -> int:
             result = asyncio.run(flood(where, rest[0], int(rest[1])))
         case "connect":
             result = connect(where, int(rest[0]))
-        case "hold" | "hold-silent":
-            result = hold(where, int(rest[0]), is_greeting=what == "hold")
+        case "hold":
+            result = hold(where, int(rest[0]))
         case "storm":
             result = storm(where, int(rest[0]), int(rest[1]))
         case "frames":
