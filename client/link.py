@@ -17,9 +17,6 @@ then it throws away what had arrived and was not yet read."""
 MONITOR_EVENT = struct.Struct("=HI")
 """The first frame of what a monitor says: the event and its value, in the machine's byte order."""
 
-CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
-"""What a failed handshake is said to have failed with if the other side ended the connection."""
-
 HANDSHAKE_LIMIT_MS = 2000
 CLOSE_LINGER_MS = 500
 
@@ -48,6 +45,8 @@ class Link:
         self._unsent: deque[list[bytes]] = deque()
         self.was_connected = False
         self.was_turned_away = False
+        self.was_reset = False
+        self.was_heard = False
         self.state = LinkState.CONNECTING
         self.monitor: zmq.Socket[bytes] | None = None
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -93,9 +92,11 @@ class Link:
     def receive(self) -> list[bytes] | None:
         """The next message; None when there is none now."""
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self.was_heard = True
+        return frames
 
     def update(self) -> LinkState:
         """The state after what the monitor has seen. LOST may leave messages to be received."""
@@ -107,7 +108,9 @@ class Link:
             # `zmq.utils.monitor` would do this, but it imports asyncio.
             event, value = MONITOR_EVENT.unpack(frames[0])
             if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self.was_turned_away = value in CLOSED_BY_PEER
+                # An end in order is a daemon's; a reset may be that of one that has just died.
+                self.was_turned_away = value == errno.EPIPE
+                self.was_reset = value == errno.ECONNRESET
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state = LinkState.CONNECTED
                 self.was_connected = True

@@ -124,7 +124,7 @@ def is_refused(daemon: Daemon) -> bool:
     error = caught.value
     if isinstance(error, RequestError):
         return error.code == "overloaded"
-    return "turned the connection away" in str(error)
+    return error.is_turned_away
 
 
 def test_a_reload_with_too_many_models_for_the_open_files_changes_nothing_P20_P24() -> None:
