@@ -31,7 +31,7 @@ class ConnectionLost(ConnectionError):
         message: one sentence for people.
         endpoint: where the daemon was looked for.
         hint: what to do about it; may be empty.
-        is_turned_away: whether the connection was ended from the other side before anything was answered.
+        is_turned_away: whether the other side ended the connection before it answered anything.
     """
 
     def __init__(
