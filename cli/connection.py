@@ -107,7 +107,7 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
     """No daemon answers, or none any more; one that lives and is silent is named."""
     from .lock_holder import lock_holder
 
-    holder = lock_holder(error.endpoint)
+    holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
         pid, state = holder.pid, ": it is stopped" if holder.is_stopped else ""
         hint = f"let it go on with `kill -CONT {pid}`" if holder.is_stopped else "see its log"

@@ -157,12 +157,24 @@ class Connection:
             old.close(CLOSE_LINGER_MS if is_peer_there else 0)
 
 
+TOO_MANY = "it has too many connections, or is ending: close some, or try again later"
+
+
 def _lost(link: Link, endpoint: str) -> ConnectionLost:
-    if link.was_connected:
+    if link.was_turned_away:
+        message = f"the daemon at {endpoint} turned the connection away"
+        return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
+    if link.was_heard:
         return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
-    return ConnectionLost(
-        f"no daemon answers at {endpoint}", endpoint, hint="start one with `mlxsup start`"
-    )
+    if link.was_connected:
+        # libzmq greets before the daemon looks at who has come.
+        message = f"the daemon at {endpoint} ended the connection before it answered"
+        return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
+    message = f"no daemon answers at {endpoint}"
+    if link.was_reset:
+        hint = "one may have too many connections, or has just ended: try again"
+        return ConnectionLost(message, endpoint, hint, is_turned_away=True)
+    return ConnectionLost(message, endpoint, hint="start one with `mlxsup start`")
 
 
 def _deliver(deliveries: list[Delivery]) -> None:

@@ -31,13 +31,17 @@ class ConnectionLost(ConnectionError):
         message: one sentence for people.
         endpoint: where the daemon was looked for.
         hint: what to do about it; may be empty.
+        is_turned_away: whether the other side ended the connection before it answered anything.
     """
 
-    def __init__(self, message: str, endpoint: str, hint: str = "") -> None:
+    def __init__(
+        self, message: str, endpoint: str, hint: str = "", *, is_turned_away: bool = False
+    ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.message = message
         self.endpoint = endpoint
         self.hint = hint
+        self.is_turned_away = is_turned_away
 
 
 def internal(message: str) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections import deque
 from enum import Enum
@@ -43,6 +44,9 @@ class Link:
         # Bounded by what the client's owner has open at once.
         self._unsent: deque[list[bytes]] = deque()
         self.was_connected = False
+        self.was_turned_away = False
+        self.was_reset = False
+        self.was_heard = False
         self.state = LinkState.CONNECTING
         self.monitor: zmq.Socket[bytes] | None = None
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -88,9 +92,11 @@ class Link:
     def receive(self) -> list[bytes] | None:
         """The next message; None when there is none now."""
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self.was_heard = True
+        return frames
 
     def update(self) -> LinkState:
         """The state after what the monitor has seen. LOST may leave messages to be received."""
@@ -100,7 +106,11 @@ class Link:
             except zmq.Again:
                 break
             # `zmq.utils.monitor` would do this, but it imports asyncio.
-            event, _ = MONITOR_EVENT.unpack(frames[0])
+            event, value = MONITOR_EVENT.unpack(frames[0])
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                # An end in order is a daemon's; a reset may be that of one that has just died.
+                self.was_turned_away = value == errno.EPIPE
+                self.was_reset = value == errno.ECONNRESET
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.state = LinkState.CONNECTED
                 self.was_connected = True

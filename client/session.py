@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
-from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.messages import (
     SUPERVISOR_TO_CLIENT,
@@ -286,6 +286,9 @@ class Session:
             error = RequestError.of(RemoteError.from_wire(failed.error))
         except ValueError:
             error = internal("the daemon sent an error that cannot be read")
+        if error.code is ErrorCode.DUPLICATE_ID:
+            # A second use of an id was refused; what is open under it continues.
+            return Outcome()
         if not failed.id:
             return self._broken(f"the daemon could not read a message: {error.message}")
         opened = self._open.pop(RequestId(failed.id), None)
@@ -330,7 +333,9 @@ class Session:
         deliveries = []
         for request_id, opened in self._open.items():
             # Each reader raises its own, for a traceback belongs to one.
-            item: Item = ConnectionLost(error.message, error.endpoint, error.hint)
+            item: Item = ConnectionLost(
+                error.message, error.endpoint, error.hint, is_turned_away=error.is_turned_away
+            )
             if opened.is_stream and opened.is_cancelled:
                 item = opened.cancelled_result(request_id)
             deliveries.append(Delivery(opened.inbox, item))

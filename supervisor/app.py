@@ -47,7 +47,7 @@ from .core.events import (
 )
 from .logs import DaemonLog, ModelLog
 from .monitor import is_process_stopped, machine_bytes, measure_footprints
-from .runtime import RuntimeFolder, RuntimeFolderError
+from .runtime import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sweep import WorkerRecord
 from .transport import Context
@@ -121,8 +121,14 @@ class App:
         self._model_logs: dict[ModelName, ModelLog] = {}
         self._spawns = 0
 
-    async def run(self, on_listening: OnListening, *, max_clients: int) -> int:
-        """Serves until `Finish`; returns the exit code."""
+    async def run(self, on_listening: OnListening, *, open_files: int) -> int:
+        """Serves until `Finish`; returns the exit code.
+
+        Args:
+            on_listening: told the endpoint.
+            open_files: how many the process may have.
+        """
+        self._open_files = open_files
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         signals = Signals(self._on_signal, self._reload)
@@ -133,7 +139,7 @@ class App:
                 around.folder.client_socket,
                 post=self.dispatch,
                 now=self._clock.now,
-                max_connected=max(16, max_clients),
+                max_connections=connections_within(open_files, len(self._config.models)),
             )
         except zmq.ZMQError as error:
             raise RuntimeFolderError(
@@ -317,6 +323,7 @@ class App:
             if old.config_path is None:
                 raise ConfigError(["the daemon was started without a file: there is none to read"])
             config = load_config(old.config_path)
+            self._make_room_for(config)
         except ConfigError as error:
             self._log.write("error", "reload refused", problems=len(error.problems))
             self._log.block(str(error))
@@ -331,6 +338,11 @@ class App:
                 now=now, settings=config.core, models=config.models, caller=caller, later=later
             )
         )
+
+    def _make_room_for(self, config: DaemonConfig) -> None:
+        """Leaves open files for the new models and those that still run, or raises ConfigError."""
+        names = {entry.name for entry in config.models} | {name for name, _ in self._workers}
+        self._clients.limit_to(room_for(len(names), self._open_files, self._clients.admitted))
 
     # ------------------------------------------------------------ bugs
 

@@ -15,7 +15,6 @@ from .config import DaemonConfig
 from .logs import DaemonLog
 from .process import use_best_child_watcher
 from .runtime import (
-    RESERVED_FILES,
     RuntimeFolder,
     RuntimeFolderError,
     raise_open_file_limit,
@@ -49,7 +48,7 @@ def run_daemon(
     """
     os.umask(0o077)
     return_large_blocks()
-    open_files = raise_open_file_limit()
+    open_files = raise_open_file_limit(len(config.models))
     use_best_child_watcher()
     with held_back():
         folder = RuntimeFolder.claim(config.runtime_dir)
@@ -83,7 +82,7 @@ def _serve(
         on_change=on_change,
     )
     try:
-        code = asyncio.run(app.run(on_listening, max_clients=open_files - RESERVED_FILES))
+        code = asyncio.run(app.run(on_listening, open_files=open_files))
     finally:
         context.term()
     log.write("info", "daemon ended", code=code)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mlxsup.protocol.launch import check_socket_path
 
+from .config import ConfigError
+from .doors import MAX_CONNECTIONS, MIN_CONNECTIONS
 from .process_identity import process_identity
 
 UNUSABLE_EXIT_CODE = 73
@@ -21,11 +23,13 @@ BEAT_SUFFIX = ".beat"
 MAX_SPAWNS = 9_999_999
 """Only for the length of a worker's socket path."""
 
-RESERVED_FILES = 256
-"""Open files that are not clients' connections: logs, pipes, the workers' sockets."""
+RESERVED_FILES = 2100
+"""Open files that no client's connection may take. libzmq accepts about a thousand connections
+before the loop hears of the first of them, and aborts the process when it cannot accept one for
+want of a file; the rest is for those that are being turned away, logs, and the daemon's own."""
 
-MIN_CLIENTS = 16
-MIN_OPEN_FILES = RESERVED_FILES + MIN_CLIENTS
+FILES_PER_MODEL = 16
+"""Pipes and sockets of a worker, and its log."""
 
 MAX_OPEN_FILES = 65_536
 MAX_OPEN_FILES_MACOS = 10_240
@@ -113,30 +117,62 @@ class RuntimeFolder:
         os.close(self._lock)
 
 
-def raise_open_file_limit() -> int:
-    """Raises the soft limit of open files as far as is sensible, and returns it.
+def connections_within(open_files: int, models: int) -> int:
+    """How many connections a daemon may let in; fewer than MIN_CONNECTIONS are too few.
 
-    libzmq aborts the process when accepting a connection meets the limit.
+    Args:
+        open_files: how many the process may have.
+        models: how many may have a worker.
+    """
+    return min(MAX_CONNECTIONS, open_files - RESERVED_FILES - FILES_PER_MODEL * models)
+
+
+def room_for(models: int, open_files: int, connected: int) -> int:
+    """How many connections a daemon may let in with the models of a new configuration.
 
     Raises:
-        RuntimeFolderError: too few for a supervisor that no storm of connections shall end.
+        ConfigError: too few, or fewer than there are.
+    """
+    allowed = connections_within(open_files, models)
+    if allowed < max(MIN_CONNECTIONS, connected):
+        raise ConfigError(
+            [
+                f"models: {models} are too many for {open_files} open files"
+                f" beside {connected} connections of clients"
+            ]
+        )
+    return allowed
+
+
+def files_needed(models: int) -> int:
+    """How many open files a daemon of so many models needs."""
+    return RESERVED_FILES + FILES_PER_MODEL * models + MIN_CONNECTIONS
+
+
+def raise_open_file_limit(models: int) -> int:
+    """Raises the soft limit of open files as far as is sensible, and returns it.
+
+    Raises:
+        RuntimeFolderError: too few for so many models, and for storms of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES_MACOS
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft >= wanted:
-        return _enough(soft)
+        return _enough(soft, models)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
-        return _enough(soft)
-    return _enough(wanted)
+        return _enough(soft, models)
+    return _enough(wanted, models)
 
 
-def _enough(open_files: int) -> int:
-    if open_files < MIN_OPEN_FILES:
+def _enough(open_files: int, models: int) -> int:
+    needed = files_needed(models)
+    if open_files < needed:
         raise RuntimeFolderError(
-            f"only {open_files} files may be open at once; a daemon needs {MIN_OPEN_FILES}",
+            f"only {open_files} files may be open at once; a daemon needs {needed} for its"
+            f" models ({models})",
             hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
         )
     return open_files

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import struct
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -15,6 +15,9 @@ Context = zmq.Context[Socket]
 # Plain integers: arithmetic on the enumerations costs more than the calls they are handed to.
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
+
+_MONITOR_EVENT = struct.Struct("=Hi")
+"""The first frame of what a monitor says: the event and its value, in the machine's byte order."""
 
 TURN_MESSAGES = 128
 TURN_BYTES = 1024 * 1024
@@ -62,6 +65,13 @@ class LoopSocket:
         while self._receive_turn():
             pass
 
+    def drain_turn(self) -> bool:
+        """Takes some of what has arrived; returns whether there may be more, which comes later."""
+        may_be_more = self._receive_turn()
+        if may_be_more:
+            self.drain_soon()
+        return may_be_more
+
     def send(self, frames: list[bytes]) -> bool:
         """Sends at once and returns True, or returns False where there is no room.
 
@@ -103,33 +113,79 @@ class LoopSocket:
             if left_bytes <= 0:
                 return True
             try:
-                frames = self.socket.recv_multipart(_NOBLOCK)
+                frames = self._receive()
             except zmq.Again:
                 return False
             left_bytes -= len(frames[-1])
             self._take(frames)
         return True
 
+    def _receive(self) -> list[bytes]:
+        return self.socket.recv_multipart(_NOBLOCK)
+
+
+NO_SOURCE = -1
+
+
+class TracedSocket(LoopSocket):
+    """A socket that tells which connection the message at hand came over.
+
+    Attributes:
+        source: the descriptor of that connection, which libzmq may have closed since; NO_SOURCE
+            if the peer speaks ZMTP 2 or less, of which libzmq does not say it.
+    """
+
+    source = NO_SOURCE
+
+    def _receive(self) -> list[bytes]:
+        frames = self.socket.recv_multipart(_NOBLOCK, copy=False)
+        try:
+            self.source = int(frames[-1].get(zmq.SRCFD))
+        except zmq.ZMQError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.source = NO_SOURCE
+        return [frame.bytes for frame in frames]
+
 
 class Monitor:
     """Calls `take` for each event of a socket's connections.
 
     Args:
-        socket: whose; `close` must come before the socket is closed.
+        socket: whose.
         events: which.
-        take: given the event's kind.
+        take: given the event's kind and its value.
     """
 
-    def __init__(self, socket: Socket, events: int, take: Callable[[int], None]) -> None:
+    def __init__(self, socket: Socket, events: int, take: Callable[[int, int], None]) -> None:
         self._socket = socket
-        pair = socket.get_monitor_socket(events)
-        self._pair = LoopSocket(
-            pair, lambda frames: take(int(parse_monitor_message(frames)["event"]))
-        )
+        endpoint = f"inproc://monitor-{socket.getsockopt(zmq.FD)!r}"
+        socket.monitor(endpoint, events)
+        pair: Socket = socket.context.socket(zmq.PAIR)
+        # What libzmq does before this is full is done before anybody hears of it.
+        pair.setsockopt(zmq.RCVHWM, 1)
+        pair.connect(endpoint)
+
+        def take_event(frames: list[bytes]) -> None:
+            take(*_MONITOR_EVENT.unpack_from(frames[0]))
+
+        self._pair = LoopSocket(pair, take_event)
+
+    def drain_turn(self) -> bool:
+        """Takes some of the events that have happened; returns whether there may be more."""
+        return self._pair.drain_turn()
 
     def close(self) -> None:
-        """Ends the events."""
+        """Ends the events; must come before the socket is closed."""
         self._socket.disable_monitor()
+        self._pair.close()
+
+    def forget(self) -> None:
+        """Ends the reading only, after the socket was closed and before its context is ended.
+
+        `close` waits for a lock that libzmq holds while a storm of connections has filled the
+        monitor, and nobody reads it meanwhile.
+        """
         self._pair.close()
 
 

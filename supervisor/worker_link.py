@@ -150,7 +150,7 @@ class WorkerLink:
                 raise
             self._outbox.clear()  # its exit is about to be seen
 
-    def _on_connection_event(self, event: int) -> None:
+    def _on_connection_event(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self.has_peer = True
             self._connected += 1

@@ -62,7 +62,13 @@ from .events import (
 from .model import Model
 from .models import Models
 from .phases import Ready as ReadyPhase
-from .refusals import bad_configuration, shutting_down, slow_consumer, unknown_model
+from .refusals import (
+    bad_configuration,
+    shutting_down,
+    slow_consumer,
+    superseded_subscription,
+    unknown_model,
+)
 from .requests import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -244,6 +250,11 @@ class Core:
         self._shut_down(event.now, is_immediate=message.now, drain_s=message.timeout_s)
 
     def _on_subscribe(self, event: ClientSaid, message: Subscribe) -> None:
+        earlier = self._subscriptions.get(event.connection)
+        if earlier is not None and earlier != message.id:
+            self._send(
+                event.connection, Failed(id=earlier, error=superseded_subscription().to_wire())
+            )
         self._subscriptions[event.connection] = message.id
 
     def _on_reload(self, event: ClientSaid, message: Reload) -> None:

@@ -137,9 +137,18 @@ def bad_configuration(problems: Iterable[str]) -> RemoteError:
 
 
 def duplicate_id(id: RequestId) -> RemoteError:
-    """An id that this connection uses for another open request."""
+    """An id that this connection uses for another open request, which continues."""
     return RemoteError(
-        ErrorCode.DUPLICATE_ID, f"this connection has an open request {id!r} already"
+        ErrorCode.DUPLICATE_ID,
+        f"this connection has an open request {id!r} already",
+        detail={"id": id, "refused": "second use"},
+    )
+
+
+def superseded_subscription() -> RemoteError:
+    """The end of a subscription: its connection has subscribed again."""
+    return RemoteError(
+        ErrorCode.SUPERSEDED, "the connection subscribed again, and has one subscription at a time"
     )
 
 

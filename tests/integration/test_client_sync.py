@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from mlxsup.client import Client, ConnectionLost, RequestError
 from mlxsup.client.tool_calls import NO_CALL
 from mlxsup.protocol.codec import encode
@@ -266,6 +267,49 @@ def test_stale_socket_file_is_as_no_daemon_E6(path: Path) -> None:
     assert path.exists()
     with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost, match="no daemon"):
         client.ping()
+
+
+def test_a_connection_that_is_turned_away_is_lost_at_once_and_says_why_P24(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        told = threading.Event()
+
+        def turn_away() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.shutdown(socket.SHUT_RDWR)
+                told.wait(30.0)
+
+        turning = threading.Thread(target=turn_away)
+        turning.start()
+        with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
+            client.ping()
+        told.set()
+        turning.join()
+    assert "turned the connection away" in caught.value.message
+    assert caught.value.is_turned_away
+
+
+def test_a_connection_that_ends_before_it_is_answered_was_turned_away_P24(path: Path) -> None:
+    listening, heard = threading.Event(), threading.Event()
+
+    def listen_once() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind(f"ipc://{path}")
+            listening.set()
+            heard.set() if router.poll(30_000) else None
+
+    listener = threading.Thread(target=listen_once)
+    listener.start()
+    assert listening.wait(30.0)
+    with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
+        client.ping()
+    listener.join()
+    assert heard.is_set()
+    assert "ended the connection before it answered" in caught.value.message
+    assert caught.value.is_turned_away
 
 
 def test_death_of_the_supervisor_is_connection_lost_and_the_client_goes_on_P2(path: Path) -> None:

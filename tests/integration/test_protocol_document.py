@@ -30,7 +30,7 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import PROTOCOL_VERSION
-from mlxsup.supervisor import clients
+from mlxsup.supervisor import clients, doors
 from mlxsup.worker.fake_text import answer_tokens, decode_tokens, encode_text
 from support.daemon import Daemon, fake
 from support.documents import rows_of, section
@@ -149,6 +149,8 @@ def test_events_until_a_cancel_and_notices_until_the_answer(daemon: Daemon) -> N
     with RawClient(daemon.endpoint) as watching, RawClient(daemon.endpoint) as raw:
         say(watching, "subscribe", id="first")
         say(watching, "subscribe", id="second")
+        superseded = watching.hear_error()
+        assert (superseded["id"], superseded["error"]["code"]) == ("first", "superseded")
         say(watching, "ping", id="p")
         assert watching.hear()["id"] == "p", "a subscription is not confirmed"
         body = {"prompt": "twenty tokens of one", "max_tokens": 1}
@@ -306,9 +308,11 @@ def test_the_limits_are_those_of_the_code() -> None:
         codec.MAX_ID_CHARACTERS,
         codec.MAX_BODY_BYTES,
         codec.MAX_FRAME_BYTES,
-        clients.MAX_CONNECTIONS,
+        doors.MAX_CONNECTIONS,
+        doors.MAX_OF_ONE_PROCESS,
         clients.MAX_OPEN_PER_CONNECTION,
         clients.MAX_UNSENT_BYTES,
+        clients.MAX_UNSENT_IN_ALL_BYTES,
         int(clients.MAX_UNSENT_S),
     ]
     assert f"**version {PROTOCOL_VERSION}**" in TEXT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.tiny_model import make_tiny_model
 
-from . import beside, clients, crashes, ends, loads, passing_faults, stalls
+from . import beside, clients, crashes, doors, ends, loads, passing_faults, stalls
 from .long_runs import LongRun, long_runs
 from .measure import SMALL, Measure, Outcome, Place, Sizes
 from .report import beside_lines, figure_lines, head_lines, long_run_lines, problem_lines
@@ -25,6 +25,7 @@ MEASURES: tuple[Measure, ...] = (
     *loads.MEASURES,
     *passing_faults.MEASURES,
     *clients.MEASURES,
+    *doors.MEASURES,
     *beside.MEASURES,
 )
 LONG = ("P1", "P17", "P22")

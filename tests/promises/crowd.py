@@ -28,6 +28,7 @@ from mlxsup.protocol.messages import Generate
 
 STREAMS = 8
 BIG = "[[fault big=20000]]"
+MIDDLING = "[[fault big=5000]]"
 
 
 def begun() -> None:
@@ -79,6 +80,33 @@ def listen(
     return {"codes": codes}
 
 
+def listen_apart(endpoint: str, model: str, count: int, *, is_reading: bool) -> dict[str, Any]:
+    """So many connections with one stream each, which are read, or are not."""
+    ended, received = until_input_ends(), 0
+    with zmq.Context() as context:
+        peers, poller = [], zmq.Poller()
+        for _ in range(count):
+            peer = context.socket(zmq.DEALER)
+            peer.setsockopt(zmq.LINGER, 0)
+            peer.setsockopt(zmq.RCVHWM, 0 if is_reading else 1)
+            peer.connect(endpoint)
+            body = msgpack.packb({"prompt": MIDDLING, "max_tokens": 4000})
+            peer.send_multipart(
+                encode(Generate(id=RequestId("x"), model=ModelName(model), body=body))
+            )
+            poller.register(peer, zmq.POLLIN)
+            peers.append(peer)
+        begun()
+        while not ended.is_set():
+            if not is_reading:
+                ended.wait()
+            for peer, _ in poller.poll(100) if is_reading else ():
+                received += len(peer.recv_multipart()[-1])
+        for peer in peers:
+            peer.close()
+    return {"received": received}
+
+
 async def flood(endpoint: str, model: str, count: int) -> dict[str, Any]:
     """So many requests at once, on one connection."""
     ends, refused_ms = Counter[str](), []
@@ -109,6 +137,71 @@ def connect(path: str, count: int) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX) as bare:
             bare.connect(path)
     return {"took_s": time.monotonic() - start_s}
+
+
+def raise_file_limit() -> None:
+    """To as many as this process may have: it opens thousands of connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+"""What a DEALER says first (ZMTP 3.0); who says it is connected for as long as it likes."""
+
+
+def connect_all(path: str, count: int, *, greeting: bytes = b"") -> list[socket.socket]:
+    """So many connections, as fast as they are let in; fewer where nobody listens for long."""
+    held: list[socket.socket] = []
+    until = time.monotonic() + 30.0
+    while len(held) < count:
+        one = socket.socket(socket.AF_UNIX)
+        try:
+            one.connect(path)  # waits while the queue of those who knock is full
+            held.append(one)
+            one.sendall(greeting)
+        except BrokenPipeError:
+            pass  # turned away
+        except OSError:  # nobody listens
+            one.close()
+            if time.monotonic() > until:
+                break
+    return held
+
+
+def is_open(one: socket.socket) -> bool:
+    """Whether the other side has not ended the connection."""
+    one.setblocking(False)
+    try:
+        while one.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def hold(path: str, count: int) -> dict[str, Any]:
+    """Connections that greet and say nothing more, held until the input ends."""
+    raise_file_limit()
+    held = connect_all(path, count, greeting=GREETING + READY)
+    begun()
+    sys.stdin.read()
+    return {"connected": len(held), "open": sum(map(is_open, held))}
+
+
+def storm(path: str, count: int, times: int) -> dict[str, Any]:
+    """So many silent connections at once, and all of them gone again, so many times."""
+    raise_file_limit()
+    begun()
+    connected = 0
+    for _ in range(times):
+        held = connect_all(path, count)
+        connected += len(held)
+        for one in held:
+            one.close()
+    return {"connected": connected}
 
 
 def throw_frames(endpoint: str, count: int) -> dict[str, Any]:
@@ -201,10 +294,16 @@ def main() -> int:
     match what:
         case "silent" | "reading":
             result = listen(*(where, *rest[:2]), int(rest[2]), is_reading=what == "reading")
+        case "apart-silent" | "apart-reading":
+            result = listen_apart(where, rest[0], int(rest[1]), is_reading=what == "apart-reading")
         case "flood":
             result = asyncio.run(flood(where, rest[0], int(rest[1])))
         case "connect":
             result = connect(where, int(rest[0]))
+        case "hold":
+            result = hold(where, int(rest[0]))
+        case "storm":
+            result = storm(where, int(rest[0]), int(rest[1]))
         case "frames":
             result = throw_frames(where, int(rest[0]))
         case "http-silent" | "http-reading":

@@ -30,6 +30,9 @@ class Sizes:
         flood: P16.
         connects: P18.
         starts: P19.
+        storms, storm_connects: P24, over two processes; connections of one process in a storm.
+        many_models: P24.
+        silent: P15, processes of 50 connections each.
         pause_s: P7, for which the whole tree is stopped.
         long_prompt: P7, in tokens.
         long_answer: P25, in tokens.
@@ -44,6 +47,10 @@ class Sizes:
     flood: int = 10_000
     connects: int = 10_000
     starts: int = 20
+    storms: int = 20
+    storm_connects: int = 3000
+    many_models: int = 24
+    silent: int = 5
     pause_s: float = 60.0
     long_prompt: int = 40_000
     long_answer: int = 2000
@@ -59,6 +66,10 @@ SMALL = Sizes(
     flood=600,
     connects=300,
     starts=4,
+    storms=4,
+    storm_connects=1500,
+    many_models=2,
+    silent=1,
     pause_s=6.0,
     long_prompt=5000,
     long_answer=150,

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from mlxsup.cli.connection import explain_connection_lost
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
+from mlxsup.client import ConnectionLost
 
 
 def test_who_has_the_lock_open_is_the_holder_and_a_used_pid_is_not(tmp_path: Path) -> None:
@@ -16,6 +18,18 @@ def test_who_has_the_lock_open_is_the_holder_and_a_used_pid_is_not(tmp_path: Pat
     assert lock_holder(endpoint) is None, "another process has that pid by now"
     with lock.open():
         assert lock_holder(endpoint) == LockHolder(pid=os.getpid(), is_stopped=False)
+
+
+def test_a_daemon_that_turns_away_is_not_one_to_be_killed_P24(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text(f"{os.getpid()} identity\n")
+    endpoint = f"ipc://{tmp_path}/client.sock"
+    with lock.open():
+        silent = explain_connection_lost(ConnectionLost("no daemon answers", endpoint))
+        assert "kill" in silent.hint
+        error = ConnectionLost("turned away", endpoint, "try again later", is_turned_away=True)
+        turned_away = explain_connection_lost(error)
+        assert (turned_away.message, turned_away.hint) == ("turned away", "try again later")
 
 
 @pytest.mark.parametrize("written", ["", "no number\n", "-1 x\n", f"{2**22 - 1} gone\n"])

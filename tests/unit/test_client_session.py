@@ -19,6 +19,7 @@ from mlxsup.client.session import (
 )
 from mlxsup.client.tool_calls import NO_ARGUMENTS, NO_CALL
 from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.messages import (
     CLIENT_MESSAGES,
@@ -28,6 +29,7 @@ from mlxsup.protocol.messages import (
     Deltas,
     Done,
     Event,
+    Failed,
     Message,
     Reply,
 )
@@ -170,6 +172,21 @@ def test_id_that_is_used_again_is_a_new_request_D7() -> None:
     session.open_stream(A, second, 0.0)
     receive(session, piece(A, 0, "x"))
     assert len(first.items) == len(second.items) == 1
+
+
+def test_a_refused_second_use_is_no_end_of_the_first_D7() -> None:
+    session, box = Session(), Box()
+    session.open_stream(A, box, 0.0)
+    receive(session, piece(A, 0, "x"))
+    refused = RemoteError(
+        ErrorCode.DUPLICATE_ID, "open already", detail={"id": A, "refused": "second use"}
+    )
+    outcome = receive(session, Failed(id=A, error=refused.to_wire()))
+    assert (outcome.deliveries, outcome.sends) == ([], [])
+    receive(session, piece(A, 1, "y"))
+    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.STOP))
+    assert isinstance(box.items[-1], Result)
+    assert box.items[-1].text == "xy"
 
 
 def test_messages_for_what_is_not_open_are_ignored_D6() -> None:

@@ -275,6 +275,19 @@ def test_a_slow_client_hears_that_its_commands_were_given_up_too() -> None:
     assert driver.replies() == []
 
 
+def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None:
+    driver = in_state(State.READY)
+    driver.say(Subscribe(id="s"))
+    driver.say(Subscribe(id="t"))
+    (ended,) = driver.sent(Failed)
+    assert (ended.id, ended.error["code"]) == ("s", ErrorCode.SUPERSEDED)
+    assert driver.core._subscriptions == {ALICE: "t"}
+    driver.say(Subscribe(id="t"))
+    assert driver.sent(Failed) == []
+    driver.leave()
+    assert driver.core._subscriptions == {}
+
+
 def test_a_subscription_ends_with_its_cancel() -> None:
     driver = Driver()
     driver.say(Subscribe(id="s"))

@@ -16,7 +16,7 @@ from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import State
-from mlxsup.supervisor import logs
+from mlxsup.supervisor import clients, doors, logs, runtime
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
@@ -98,6 +98,22 @@ def test_every_error_code_is_there_with_what_to_do() -> None:
     rows = rows_of(section(TEXT, "Error codes"))
     assert [row[0].strip("`") for row in rows] == [code.value for code in ErrorCode]
     assert all(row[1] for row in rows)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    rows = {row[0]: f"{row[1]} · {row[2]}" for row in rows_of(section(TEXT, "Limits"))}
+    for what, numbers in {
+        "connections of clients": [doors.MAX_CONNECTIONS, doors.REFUSAL_S, doors.MAX_REFUSED],
+        "connections of one process": [doors.MAX_OF_ONE_PROCESS],
+        "connections for processes that have none yet": [doors.KEPT_FOR_NEWCOMERS],
+        "open files": [runtime.RESERVED_FILES, runtime.FILES_PER_MODEL, doors.MIN_CONNECTIONS],
+        "requests and commands open on one connection": [clients.MAX_OPEN_PER_CONNECTION],
+        "bytes that wait for one client": [clients.MAX_UNSENT_BYTES / 2**20, clients.MAX_UNSENT_S],
+        "bytes that wait for all clients": [clients.MAX_UNSENT_IN_ALL_BYTES / 2**20],
+    }.items():
+        for number in numbers:
+            assert re.search(rf"(?<![\d,]){number:,.0f}(?![\d,]*\d)", rows[what]), (what, number)
+    assert f"too few files may be open ({runtime.files_needed(0):,}, and" in TEXT
 
 
 # ---------------------------------------------------------------- log lines

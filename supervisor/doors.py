@@ -1,0 +1,124 @@
+"""Who is let in at the clients' socket: how many connections, and how many of one process.
+
+No sockets and no clock. A connection is known by its descriptor from when libzmq accepts it until
+libzmq says that it has ended; descriptors are used again, so a newcomer replaces what its
+descriptor stood for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_CONNECTIONS = 1024
+"""Of all clients together; fewer if the limit of open files is low."""
+
+MAX_OF_ONE_PROCESS = 128
+
+KEPT_FOR_NEWCOMERS = 64
+"""The last places are only for the first connection of a process, so that commands get in."""
+
+MIN_CONNECTIONS = 2 * KEPT_FOR_NEWCOMERS
+"""A daemon that could hold fewer does not start."""
+
+MAX_REFUSED = 64
+"""Connections beyond the limits that are held until they have been told why."""
+
+REFUSAL_S = 2.0
+"""For how long: a handshake and a first message, on a busy machine."""
+
+
+class Verdict(Enum):
+    """What becomes of a new connection."""
+
+    ADMITTED = "admitted"
+    REFUSED = "refused"
+    """Held for a moment: each of its messages is answered with the reason."""
+    TURNED_AWAY = "turned away"
+    """To be ended at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A connection.
+
+    Attributes:
+        process: its peer's pid; None if the platform does not say.
+        refusal: why it is not admitted; empty if it is.
+        since: when it came, in seconds.
+    """
+
+    process: int | None
+    refusal: str
+    since: float
+
+
+class Doors:
+    """The connections there are.
+
+    Args:
+        max_connections: how many are admitted at most.
+    """
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        # Bounded by `max_connections` + MAX_REFUSED.
+        self._places: dict[int, _Place] = {}
+        self._refused: dict[int, _Place] = {}
+        self._of_process: Counter[int] = Counter()
+
+    @property
+    def admitted(self) -> int:
+        """How many are in."""
+        return len(self._places)
+
+    def knows(self, descriptor: int) -> bool:
+        """Whether this connection came and has not gone."""
+        return descriptor in self._places or descriptor in self._refused
+
+    def come(self, descriptor: int, process: int | None, now: float) -> Verdict:
+        """A connection was accepted."""
+        self.go(descriptor)
+        refusal = self._refusal(process)
+        place = _Place(process=process, refusal=refusal, since=now)
+        if not refusal:
+            self._places[descriptor] = place
+            if process is not None:
+                self._of_process[process] += 1
+            return Verdict.ADMITTED
+        if len(self._refused) >= MAX_REFUSED:
+            return Verdict.TURNED_AWAY
+        self._refused[descriptor] = place
+        return Verdict.REFUSED
+
+    def go(self, descriptor: int) -> None:
+        """A connection has ended; one that was not known does not count."""
+        self._refused.pop(descriptor, None)
+        place = self._places.pop(descriptor, None)
+        if place is not None and place.process is not None:
+            self._of_process[place.process] -= 1
+            if not self._of_process[place.process]:
+                del self._of_process[place.process]
+
+    def refusal(self, descriptor: int) -> str:
+        """Why this connection is not served; empty if it is."""
+        place = self._refused.get(descriptor)
+        return "" if place is None else place.refusal
+
+    def take_overdue(self, now: float) -> list[int]:
+        """Refused connections whose time is over; they are to be ended, and forgotten here."""
+        overdue = [d for d, place in self._refused.items() if now - place.since >= REFUSAL_S]
+        for descriptor in overdue:
+            del self._refused[descriptor]
+        return overdue
+
+    def _refusal(self, process: int | None) -> str:
+        count = 0 if process is None else self._of_process[process]
+        if count >= MAX_OF_ONE_PROCESS:
+            return f"process {process} has {MAX_OF_ONE_PROCESS} connections, and may have no more"
+        is_first = process is not None and not count
+        free = self.max_connections - len(self._places)
+        if free <= (0 if is_first else KEPT_FOR_NEWCOMERS):
+            return f"the daemon has {len(self._places)} connections, and takes no more of this kind"
+        return ""

@@ -1,0 +1,246 @@
+"""P24, P15: storms of silent connections, and crowds that do not read."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.files import LimitedDaemon, most_files
+
+from .crowd_process import Crowd
+from .measure import FAKE, Figure, Measure, Place, Values, at_most
+from .watching import TimedReader, peak_rss
+
+TOKENS = 400
+OWN_TOKENS = 1200
+"""Six seconds: a shorter time is too short for the clock of a process's CPU."""
+OF_ONE_PROCESS = 50
+STEPS = 150
+"""So many of the crowd's model are compared; half of them while its clients have no room."""
+
+
+class SoftDaemon(LimitedDaemon):
+    """Begins with a soft limit of 1,024 files, as most systems give it."""
+
+    open_files = 1024
+    is_soft = True
+
+
+class RoomyDaemon(LimitedDaemon):
+    """May open 20,000 files, or what this machine has."""
+
+    open_files = min(20_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def storms(place: Place) -> Values:
+    """Storms over two processes at each limit of open files, with one model and with many."""
+    values: dict[str, float | list[float]] = {}
+    for name, kind, models in (
+        ("soft", SoftDaemon, 1),
+        ("few", LimitedDaemon, 1),
+        ("many", LimitedDaemon, place.sizes.many_models),
+        ("roomy", RoomyDaemon, place.sizes.many_models),
+    ):
+        values |= stormed(name, kind, models, place)
+    return values
+
+
+def stormed(name: str, kind: type[LimitedDaemon], models: int, place: Place) -> Values:
+    """One daemon; every model streams, before the storms and through them."""
+    names = [f"m{number}" for number in range(models)]
+    # All models together make two hundred steps each second.
+    entry = fake(fake={"step_s": 0.005 * models})
+    with kind(dict.fromkeys(names, entry)) as daemon, daemon.client() as client:
+        for one in names:
+            wait_for_state(client, one, "READY", timeout_s=120.0)
+        assert daemon.process is not None
+        main = psutil.Process(daemon.process.pid)
+        before = main.num_fds()
+        count = max(40, TOKENS // models)
+        calm = stream_all(client, names, count)
+        answers = [reader.finished(120.0).token_ids for reader in calm]
+        path = daemon.endpoint.removeprefix("ipc://")
+        times, size = str(place.sizes.storms // 2), str(place.sizes.storm_connects)
+        rough = []
+        with most_files(main) as files, ExitStack() as stack:
+            crowds = [stack.enter_context(Crowd("storm", path, size, times)) for _ in range(2)]
+            while not rough or not all(crowd.is_over for crowd in crowds):
+                streams = stream_all(client, names, count)
+                assert [stream.finished(120.0).token_ids for stream in streams] == answers
+                rough += [stream.largest_gap_ms for stream in streams]
+            connected = [crowd.result()["connected"] for crowd in crowds]
+        assert connected == [place.sizes.storm_connects * int(times)] * 2
+        assert [row(client, one)["generation"] for one in names] == [1] * models
+        eventually(lambda: main.num_fds() <= before, timeout_s=60.0)
+    return {
+        f"{name}_gap": max(rough),
+        f"{name}_calm": max(reader.largest_gap_ms for reader in calm),
+        f"{name}_files": float(files[-1] - before),
+    }
+
+
+def stream_all(client: Any, names: list[str], count: int) -> list[TimedReader]:
+    """A stream of each model."""
+    return [TimedReader(client, name, f"of {name}", max_tokens=count) for name in names]
+
+
+# ---------------------------------------------------------------- crowds that do not read
+
+
+def silent_crowd(place: Place) -> Values:
+    """P15: connections of several processes with one stream each; read, and then not."""
+    count = place.sizes.silent * OF_ONE_PROCESS
+    values: dict[str, float | list[float]] = {}
+    for is_read in (True, False):
+        big = fake(fake={"step_s": 0.05}, max_concurrency=count)
+        with (
+            Daemon({"m": fake(fake={"step_s": 0.005}), "big": big}) as daemon,
+            daemon.client() as client,
+            ExitStack() as stack,
+        ):
+            for name in ("m", "big"):
+                wait_for_state(client, name, "READY")
+            assert daemon.process is not None
+            main = psutil.Process(daemon.process.pid)
+            if not is_read:
+                values["alone"] = own_step_us(main, client)
+            grown = stack.enter_context(peak_rss(main))
+            what = "apart-reading" if is_read else "apart-silent"
+            crowds = [
+                stack.enter_context(Crowd(what, daemon.endpoint, "big", str(OF_ONE_PROCESS)))
+                for _ in range(place.sizes.silent)
+            ]
+            wait_for_running(client, count)
+            values["step_without" if is_read else "step"] = crowd_step_us(main, client)
+            if not is_read:
+                wait_for_running(client, 0)  # all are given up
+                values["beside"] = own_step_us(main, client)
+                values["rss"] = grown[-1]
+            for crowd in crowds:
+                crowd.result()
+    values["step_ratio"] = ratio(values["step"], values["step_without"])
+    values["beside_ratio"] = ratio(values["beside"], values["alone"])
+    return values
+
+
+def ratio(one: float | list[float], other: float | list[float]) -> float:
+    """Of two single values."""
+    assert isinstance(one, float)
+    assert isinstance(other, float)
+    return one / other
+
+
+def wait_for_running(client: Any, count: int) -> None:
+    """Waits until so many requests run on the crowd's model."""
+    eventually(lambda: len(row(client, "big")["running"]) == count, timeout_s=120.0)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """What the process has used, its children not."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def crowd_step_us(main: psutil.Process, client: Any) -> float:
+    """CPU of the supervisor for each step of the crowd's model, over the next `STEPS`."""
+    first, used_s = row(client, "big")["steps"], cpu_s(main)
+    last = eventually(
+        lambda: (steps := row(client, "big")["steps"]) >= first + STEPS and steps, timeout_s=120.0
+    )
+    return 1e6 * (cpu_s(main) - used_s) / (last - first)
+
+
+def own_step_us(main: psutil.Process, client: Any) -> float:
+    """CPU of the supervisor for each token of a stream of the other model."""
+    used_s = cpu_s(main)
+    reader = TimedReader(client, "m", "beside", max_tokens=OWN_TOKENS)
+    assert len(reader.finished(120.0).token_ids) == OWN_TOKENS
+    return 1e6 * (cpu_s(main) - used_s) / OWN_TOKENS
+
+
+def _storm_figures(name: str, what: str) -> tuple[Figure, ...]:
+    return (
+        Figure(
+            key=f"{name}_gap",
+            what=f"20 storms of 3,000 silent connections, {what}: largest gap of any stream, each"
+            " of which is whole",
+            unit="ms",
+            digits=1,
+            without=f"{name}_calm",
+            target="reported",
+        ),
+        Figure(
+            key=f"{name}_files",
+            what="the same: open files more than before, at most",
+            unit="",
+            digits=0,
+            target="≤1,024 + 2,100",
+            is_kept=at_most(f"{name}_files", 1024 + 2100),
+        ),
+    )
+
+
+MEASURES = (
+    Measure(
+        promise="P24",
+        where=FAKE,
+        round=storms,
+        figures=(
+            *_storm_figures("soft", "1 model, soft limit 1,024 files"),
+            *_storm_figures("few", "1 model, 4,096 files"),
+            *_storm_figures("many", "24 models, 4,096 files"),
+            *_storm_figures("roomy", "24 models, 20,000 files"),
+        ),
+    ),
+    Measure(
+        promise="P15",
+        where=FAKE,
+        round=silent_crowd,
+        figures=(
+            Figure(
+                key="step",
+                what="250 connections of 5 processes with a stream each that they do not read"
+                " (without: that they read): supervisor CPU for each step of their model",
+                unit="µs",
+                digits=0,
+                without="step_without",
+                target="–",
+            ),
+            Figure(
+                key="step_ratio",
+                what="the same: with / without",
+                unit="",
+                target="≤1.3",
+                is_kept=at_most("step_ratio", 1.3),
+            ),
+            Figure(
+                key="beside",
+                what="when they have been given up and still read nothing (without: before they"
+                " came): supervisor CPU for each token of another stream",
+                unit="µs",
+                digits=0,
+                without="alone",
+                target="–",
+            ),
+            Figure(
+                key="beside_ratio",
+                what="the same: with / without",
+                unit="",
+                target="≤1.3",
+                is_kept=at_most("beside_ratio", 1.3),
+            ),
+            Figure(
+                key="rss",
+                what="the same: by how much the supervisor's RSS grows at most",
+                unit="MB",
+                digits=0,
+                target="bounded (≤640 MB)",
+                is_kept=at_most("rss", 640.0),
+            ),
+        ),
+    ),
+)
