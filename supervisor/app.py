@@ -45,6 +45,7 @@ from .core.events import (
     Tick,
     WorkerSeen,
 )
+from .log_files import LogWriter
 from .logs import DaemonLog, ModelLog
 from .monitor import is_process_stopped, machine_bytes, measure_footprints
 from .runtime import RuntimeFolder, RuntimeFolderError
@@ -75,6 +76,7 @@ class App:
         folder: the runtime folder, held.
         record: where live workers are written down.
         log: the daemon's.
+        writer: writes every log file.
         context: makes the sockets.
         argv: the command that starts a worker.
         on_change: told of each change of a model's state.
@@ -87,12 +89,14 @@ class App:
         folder: RuntimeFolder,
         record: WorkerRecord,
         log: DaemonLog,
+        writer: LogWriter,
         context: Context,
         argv: Sequence[str],
         on_change: OnChange,
     ) -> None:
         self._config = config
         self._log = log
+        self._writer = writer
         self._on_change = on_change
         self._clock = Clock()
         self._surroundings = Surroundings(
@@ -225,7 +229,7 @@ class App:
         self._spawns += 1
         model_log = self._model_logs.get(action.model)
         if model_log is None:
-            model_log = ModelLog(self._config.log_dir, action.model, report)
+            model_log = ModelLog(self._config.log_dir, action.model, self._writer)
             self._model_logs[action.model] = model_log
         unit = WorkerUnit(self._surroundings, action, self._spawns, model_log)
         self._workers[action.model, action.generation] = unit

@@ -12,8 +12,8 @@ from mlxsup.protocol.launch import worker_argv
 from .allocator import return_large_blocks
 from .app import App, OnChange, OnListening, report
 from .config import DaemonConfig
+from .log_files import LogWriter
 from .logs import DaemonLog
-from .process import use_best_child_watcher
 from .runtime import (
     RESERVED_FILES,
     RuntimeFolder,
@@ -23,6 +23,9 @@ from .runtime import (
 from .signals import held_back
 from .sweep import WorkerRecord
 from .transport import Context
+
+LOG_LIMIT_S = 2.0
+"""How long writing the last log lines may take when the daemon ends."""
 
 
 def run_daemon(
@@ -50,7 +53,6 @@ def run_daemon(
     os.umask(0o077)
     return_large_blocks()
     open_files = raise_open_file_limit()
-    use_best_child_watcher()
     with held_back():
         folder = RuntimeFolder.claim(config.runtime_dir)
         try:
@@ -69,7 +71,8 @@ def _serve(
     on_change: OnChange,
     on_listening: OnListening,
 ) -> int:
-    log = _open_log(config)
+    writer = LogWriter(report)
+    log = _open_log(config, writer)
     record = WorkerRecord(config.runtime_dir)
     _sweep(record, log)
     context: Context = zmq.Context()
@@ -78,6 +81,7 @@ def _serve(
         folder=folder,
         record=record,
         log=log,
+        writer=writer,
         context=context,
         argv=argv,
         on_change=on_change,
@@ -88,10 +92,12 @@ def _serve(
         context.term()
     log.write("info", "daemon ended", code=code)
     log.close()
+    if not writer.close(LOG_LIMIT_S):
+        report(f"mlxsup: the log folder {config.log_dir} takes nothing; lines are lost")
     return code
 
 
-def _open_log(config: DaemonConfig) -> DaemonLog:
+def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     try:
         config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -99,7 +105,7 @@ def _open_log(config: DaemonConfig) -> DaemonLog:
             f"the log folder {config.log_dir} cannot be created: {error.strerror}",
             hint="set a log_dir that you may write to",
         ) from None
-    return DaemonLog(config.log_dir, config.log_level, report)
+    return DaemonLog(config.log_dir, config.log_level, writer)
 
 
 def _sweep(record: WorkerRecord, log: DaemonLog) -> None:

@@ -128,7 +128,11 @@ class WorkerLink:
         self._beats.drain_now()
 
     def close(self) -> None:
-        """Closes the sockets and removes their files; a second time does nothing."""
+        """Closes the sockets and removes their files; a second time does nothing.
+
+        Raises:
+            OSError: a file cannot be removed; the sockets are closed.
+        """
         self._is_broken = True
         if self._is_closed:
             return
