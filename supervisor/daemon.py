@@ -10,7 +10,7 @@ import zmq
 from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks
-from .app import App, OnChange, OnListening, report
+from .app import App, OnChange, OnListening
 from .config import DaemonConfig
 from .log_files import LogWriter
 from .logs import DaemonLog
@@ -23,6 +23,7 @@ from .runtime import (
 from .signals import held_back
 from .sweep import WorkerRecord
 from .transport import Context
+from .workers import report
 
 LOG_LIMIT_S = 2.0
 """How long writing the last log lines may take when the daemon ends."""
@@ -44,7 +45,8 @@ def run_daemon(
         argv: the command that starts a worker, for tests.
 
     Returns:
-        The exit code: 0, or 70 for a bug, which the daemon's log describes.
+        The exit code: 0, 70 for a bug, which the daemon's log describes, or 71 if a process could
+        not be ended.
 
     Raises:
         RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
@@ -116,10 +118,12 @@ def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
         log.write("warning", "leftovers not looked for", error=error.strerror)
         return
     for leftover in leftovers:
-        log.write(
-            "warning",
-            "leftover worker killed",
-            model=leftover.model,
-            pid=leftover.pid,
-            is_gone=leftover.is_gone,
-        )
+        facts = {"model": leftover.model, "pid": leftover.pid}
+        if leftover.is_gone:
+            log.write("warning", "leftover worker killed", **facts)
+        else:
+            log.write("error", "leftover worker cannot be ended", **facts)
+            report(
+                f"mlxsup: process {leftover.pid} of {leftover.model}, left by an earlier daemon,"
+                " cannot be ended: SIGKILL has no effect on it"
+            )

@@ -150,9 +150,9 @@ class WorkerLink:
             while self._outbox and self._socket.send([self._peer, *self._outbox[0]]):
                 self._outbox.popleft()
         except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            self._outbox.clear()  # its exit is about to be seen
+            self._outbox.clear()
+            if error.errno != errno.EHOSTUNREACH:  # else its exit is about to be seen
+                self._break(f"cannot be sent to: {error.strerror}")
 
     def _on_connection_event(self, event: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

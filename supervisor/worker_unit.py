@@ -106,10 +106,16 @@ class WorkerUnit:
         self._is_killed = True
         self.signal(WorkerSignal.KILL)
 
+    def abandon(self) -> None:
+        """The process cannot be ended: nothing is said to it, or read from it, any more."""
+        assert self._process is not None
+        self._process.close_pipes()
+        self._close_link()
+
     async def live(self) -> None:
         """The whole life: `Spawned` and `Exited`, or `SpawnFailed`.
 
-        Ended from outside, it takes the process with it.
+        Ended from outside, it takes the process with it, if that can be ended at all.
         """
         try:
             if self._start():
@@ -117,6 +123,7 @@ class WorkerUnit:
         finally:
             if self._process is not None:
                 self._process.close()
+                self._process.forget()
             self._close_link()
 
     def _start(self) -> bool:
