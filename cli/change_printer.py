@@ -49,11 +49,12 @@ class ChangePrinter:
         if change.get("from") != change.get("to") or self._is_live:
             self._put(dict(change))
 
-    def close(self) -> None:
-        """Writes what waits, as far as somebody reads."""
+    def close(self) -> bool:
+        """Writes what waits, as far as somebody reads; returns whether nothing is held up by it."""
         if self._thread.is_alive():
             self._put(None)
             self._thread.join(FLUSH_LIMIT_S)
+        return not self._thread.is_alive()
 
     def _put(self, value: Mapping[str, Any] | None) -> None:
         try:

@@ -14,7 +14,7 @@ from mlxsup.protocol.ids import ModelName
 from .connection import output_options
 from .exit_status import CliError, ExitStatus
 from .model_names import CONFIG_VARIABLE, DEFAULT_CONFIG
-from .output import Output
+from .output import Output, settle_streams
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config import DaemonConfig
@@ -69,10 +69,16 @@ def _run(configuration: DaemonConfig, output: Output) -> int:
     from .change_printer import ChangePrinter
 
     printer = ChangePrinter(output)
+    is_done = False
     try:
-        return serve(configuration, on_change=printer.changed, on_listening=printer.listening)
+        code = serve(configuration, on_change=printer.changed, on_listening=printer.listening)
     finally:
-        printer.close()
+        is_done = printer.close()
+    if not is_done:
+        # Its thread waits for a reader and holds the stream: nobody could flush or close that.
+        os._exit(code)
+    settle_streams()
+    return code
 
 
 def serve(

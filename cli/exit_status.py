@@ -12,6 +12,7 @@ class ExitStatus(IntEnum):
     FAILED = 1
     USAGE = 64
     NO_DAEMON = 69
+    LEFT_BEHIND = 71
     RUNTIME_FOLDER = 73
     ALREADY_RUNNING = 75
     BAD_CONFIGURATION = 78

@@ -100,6 +100,21 @@ def width_of(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
+def settle_streams() -> None:
+    """Writes what is buffered, or throws it away if nobody takes it.
+
+    For what is left of it the interpreter would exit with 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            stream.flush()
+
+
 def discard_stdout() -> None:
     """What is still buffered has nowhere to go, and the interpreter would complain about it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,19 +30,30 @@ class Watched:
         """The pids of those that have not ended; one that only waits to be reaped has."""
         return [process.pid for process in self._processes if _is_alive(process)]
 
-    def wait(self, limit_s: float, on_wait: Callable[[float, list[int]], None]) -> list[int]:
+    def wait(
+        self,
+        limit_s: float,
+        on_wait: Callable[[float, list[int]], None],
+        leader: int,
+        rest_s: float,
+    ) -> list[int]:
         """Returns when all are gone, or those that are left at the limit.
 
         Args:
             limit_s: how long to wait.
             on_wait: told after a second, and whenever another has gone, how long it has been and
                 who is left.
+            leader: the pid of the one that ends the others.
+            rest_s: how long the others are waited for when it is gone.
         """
         start = time.monotonic()
         told: list[int] | None = None
+        rest_until_s = rest_s
         while left := self.alive():
             waited_s = time.monotonic() - start
-            if waited_s >= limit_s:
+            if leader in left:
+                rest_until_s = waited_s + rest_s
+            if waited_s >= min(limit_s, rest_until_s):
                 return left
             if waited_s >= 1 and left != told:
                 told = left

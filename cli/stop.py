@@ -9,13 +9,19 @@ import click
 
 from .connection import Target, connect, daemon_options
 from .duration import duration
-from .exit_status import CliError
+from .exit_status import CliError, ExitStatus
 from .output import Output
 from .quantities import format_duration
 
 DEFAULT_DRAIN_S = 30.0
-EXTRA_S = 15.0
-"""What ending the processes may take after the drain: asking, SIGTERM, SIGKILL, reaping."""
+DEFAULT_END_S = 15.0
+"""What ending the processes may take after the drain: asking, SIGTERM, SIGKILL, giving up."""
+
+EXTRA_S = 10.0
+"""What the daemon itself may take then: its farewell to clients, and its last log lines."""
+
+REST_S = 2.0
+"""A worker that outlives the daemon for so long is one that cannot be ended."""
 
 
 @click.command(short_help="End the daemon and every process.")
@@ -37,8 +43,17 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
     def say(waited_s: float, left: list[int]) -> None:
         output.note(f"waiting for {_processes(left)} ({format_duration(waited_s)} so far)")
 
-    left = watched.wait(_limit_s(value, now=now, timeout_s=timeout_s), say)
+    left = watched.wait(
+        _limit_s(value, now=now, timeout_s=timeout_s), say, value["supervisor_pid"], REST_S
+    )
     took_s = time.monotonic() - start_s
+    if left and value["supervisor_pid"] not in left:
+        raise CliError(
+            f"the daemon has ended, but {_processes(left)} cannot be ended: SIGKILL has no effect",
+            code="left_behind",
+            hint="the system cannot end it either; the next start tries again and names it",
+            status=ExitStatus.LEFT_BEHIND,
+        )
     if left:
         raise CliError(
             f"{_processes(left)} did not end within {format_duration(took_s)}",
@@ -54,12 +69,17 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
 
 
 def _limit_s(value: dict[str, Any], *, now: bool, timeout_s: float | None) -> float:
+    end_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
     if now:
-        return EXTRA_S
+        return end_s
     if timeout_s is not None:
-        return timeout_s + EXTRA_S
-    configured = value.get("drain_timeout_s")
-    return (configured if isinstance(configured, int | float) else DEFAULT_DRAIN_S) + EXTRA_S
+        return timeout_s + end_s
+    return _number(value, "drain_timeout_s", DEFAULT_DRAIN_S) + end_s
+
+
+def _number(value: dict[str, Any], name: str, default: float) -> float:
+    found = value.get(name)
+    return found if isinstance(found, int | float) else default
 
 
 def _processes(pids: list[int]) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,9 +20,11 @@ from .clients import Clients
 from .clock import PULSE_S, Clock
 from .config import ConfigError, DaemonConfig, load_config
 from .core.actions import (
+    Abandon,
     Action,
     Announce,
     Finish,
+    ForgetModel,
     LogFault,
     LookAtWorker,
     ReadConfiguration,
@@ -45,15 +46,20 @@ from .core.events import (
     Tick,
     WorkerSeen,
 )
-from .logs import DaemonLog, ModelLog
-from .monitor import is_process_stopped, machine_bytes, measure_footprints
+from .log_files import LogWriter
+from .logs import DaemonLog
+from .monitor import Sampler
 from .runtime import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sweep import WorkerRecord
 from .transport import Context
-from .worker_unit import Surroundings, WorkerUnit
+from .worker_unit import Surroundings
+from .workers import Workers, report
 
 INTERNAL_EXIT_CODE = 70
+LEFT_BEHIND_EXIT_CODE = 71
+"""EX_OSERR: a process could not be ended."""
+
 FAREWELL_S = 2.0
 """How long clients may take to read their last messages."""
 
@@ -75,6 +81,7 @@ class App:
         folder: the runtime folder, held.
         record: where live workers are written down.
         log: the daemon's.
+        writer: writes every log file.
         context: makes the sockets.
         argv: the command that starts a worker.
         on_change: told of each change of a model's state.
@@ -87,12 +94,14 @@ class App:
         folder: RuntimeFolder,
         record: WorkerRecord,
         log: DaemonLog,
+        writer: LogWriter,
         context: Context,
         argv: Sequence[str],
         on_change: OnChange,
     ) -> None:
         self._config = config
         self._log = log
+        self._record = record
         self._on_change = on_change
         self._clock = Clock()
         self._surroundings = Surroundings(
@@ -115,11 +124,7 @@ class App:
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
-        # One entry for each live process.
-        self._workers: dict[tuple[ModelName, Generation], WorkerUnit] = {}
-        # One entry for each model of the configuration.
-        self._model_logs: dict[ModelName, ModelLog] = {}
-        self._spawns = 0
+        self._workers = Workers(self._surroundings, config.log_dir, writer)
 
     async def run(self, on_listening: OnListening, *, open_files: int) -> int:
         """Serves until `Finish`; returns the exit code.
@@ -147,6 +152,7 @@ class App:
                 hint="set another runtime_dir",
             ) from None
         endpoint = self._clients.endpoint
+        left_behind = 0
         self._log.write("info", "daemon started", version=VERSION, endpoint=endpoint)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -161,15 +167,17 @@ class App:
                 for task in beating:
                     task.cancel()
                 if self._is_broken:
-                    self._end_workers()
+                    await self._workers.end()
+                left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
         except ExceptionGroup as group:  # a bug in a task; processes are gone
             self._break(group)
         finally:
             self._clients.close(0.0 if self._is_broken else FAREWELL_S)
-            for model_log in self._model_logs.values():
-                model_log.close()
-        return INTERNAL_EXIT_CODE if self._is_broken else 0
+            self._workers.close_logs()
+        if self._is_broken:
+            return INTERNAL_EXIT_CODE
+        return LEFT_BEHIND_EXIT_CODE if left_behind else 0
 
     def dispatch(self, event: Event) -> None:
         """Hands an event to the core and does what it answers; on the loop's thread only.
@@ -201,16 +209,16 @@ class App:
             case SendToClient(connection=connection, message=message):
                 self._clients.send(connection, message)
             case SendToWorker(model=model, generation=generation, message=message):
-                unit = self._workers.get((model, generation))
+                unit = self._workers.get(model, generation)
                 if unit is not None:
                     unit.send(message)
             case WakeAt(when=when):
                 self._wake_at(when)
             case Spawn():
-                self._spawn(action)
+                self._workers.spawn(action, self._tasks)
             case SignalWorker(model=model, generation=generation, signal=worker_signal):
                 self._log.write("info", "worker signalled", model=model, signal=worker_signal.value)
-                unit = self._workers.get((model, generation))
+                unit = self._workers.get(model, generation)
                 if unit is not None:
                     unit.signal(worker_signal)
             case LookAtWorker(model=model, generation=generation):
@@ -219,6 +227,10 @@ class App:
                 self._loop.call_soon(self._reload, caller)
             case Announce(change=change):
                 self._announce(change)
+            case Abandon(model=model, generation=generation):
+                self._workers.abandon(model, generation)
+            case ForgetModel(model=model):
+                self._workers.forget(model)
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))
@@ -227,27 +239,10 @@ class App:
             case _:
                 raise AssertionError(action)
 
-    def _spawn(self, action: Spawn) -> None:
-        self._spawns += 1
-        model_log = self._model_logs.get(action.model)
-        if model_log is None:
-            model_log = ModelLog(self._config.log_dir, action.model, report)
-            self._model_logs[action.model] = model_log
-        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log)
-        self._workers[action.model, action.generation] = unit
-        self._tasks.create_task(self._live(unit))
-
-    async def _live(self, unit: WorkerUnit) -> None:
-        try:
-            await unit.live()
-        finally:
-            del self._workers[unit.model, unit.generation]
-
     def _look_at(self, model: ModelName, generation: Generation) -> None:
-        unit = self._workers.get((model, generation))
-        if unit is None or unit.pid is None:
+        is_stopped = self._workers.is_stopped(model, generation)
+        if is_stopped is None:
             return
-        is_stopped = is_process_stopped(unit.pid)
 
         def tell() -> None:
             now = self._clock.now()
@@ -301,16 +296,23 @@ class App:
                 self._loop.call_soon(self._clients.pulse)
 
     async def _sample(self) -> None:
-        """Measures each second, off the loop's thread: reading a process's memory can take long."""
-        total_bytes = machine_bytes()
-        while True:
-            pids = [unit.pid for unit in self._workers.values() if unit.pid]
-            footprints = await asyncio.to_thread(measure_footprints, pids)
-            sampled = Sampled(
-                now=self._clock.now(), footprint_bytes=footprints, machine_bytes=total_bytes
-            )
-            self._loop.call_soon(self.dispatch, sampled)
-            await asyncio.sleep(1.0)
+        """Measures each second, and writes down what could not be written before."""
+        sampler = Sampler(
+            lambda error: self._log.write("warning", "memory not measured", error=error.strerror)
+        )
+        try:
+            while True:
+                await sampler.measure(self._workers.pids)
+                sampled = Sampled(
+                    now=self._clock.now(),
+                    footprint_bytes=sampler.footprint_bytes,
+                    machine_bytes=sampler.machine_bytes,
+                )
+                self._loop.call_soon(self.dispatch, sampled)
+                self._record.write_again()
+                await asyncio.sleep(1.0)
+        finally:
+            sampler.close()
 
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._log.write("info", "signal received", signal=number.name)
@@ -341,7 +343,7 @@ class App:
 
     def _make_room_for(self, config: DaemonConfig) -> None:
         """Leaves open files for the new models and those that still run, or raises ConfigError."""
-        names = {entry.name for entry in config.models} | {name for name, _ in self._workers}
+        names = {entry.name for entry in config.models} | self._workers.models
         self._clients.limit_to(room_for(len(names), self._open_files, self._clients.admitted))
 
     # ------------------------------------------------------------ bugs
@@ -367,10 +369,6 @@ class App:
         report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
         self._finished.set()
 
-    def _end_workers(self) -> None:
-        for unit in self._workers.values():
-            unit.kill()
-
     def _facts(self, folder: RuntimeFolder) -> dict[str, Any]:
         return {
             "version": VERSION,
@@ -379,14 +377,6 @@ class App:
             "config_path": _text(self._config.config_path) if self._config.config_path else None,
             "log_dir": _text(self._config.log_dir),
         }
-
-
-def report(text: str) -> None:
-    """Tells people on standard error what no log can tell; a terminal that is gone is no matter."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass
 
 
 def _show_nothing(change: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ import zmq
 from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks
-from .app import App, OnChange, OnListening, report
+from .app import App, OnChange, OnListening
 from .config import DaemonConfig
+from .log_files import LogWriter
 from .logs import DaemonLog
-from .process import use_best_child_watcher
 from .runtime import (
     RuntimeFolder,
     RuntimeFolderError,
@@ -22,6 +22,10 @@ from .runtime import (
 from .signals import held_back
 from .sweep import WorkerRecord
 from .transport import Context
+from .workers import report
+
+LOG_LIMIT_S = 2.0
+"""How long writing the last log lines may take when the daemon ends."""
 
 
 def run_daemon(
@@ -40,7 +44,8 @@ def run_daemon(
         argv: the command that starts a worker, for tests.
 
     Returns:
-        The exit code: 0, or 70 for a bug, which the daemon's log describes.
+        The exit code: 0, 70 for a bug, which the daemon's log describes, or 71 if a process could
+        not be ended.
 
     Raises:
         RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
@@ -49,7 +54,6 @@ def run_daemon(
     os.umask(0o077)
     return_large_blocks()
     open_files = raise_open_file_limit(len(config.models))
-    use_best_child_watcher()
     with held_back():
         folder = RuntimeFolder.claim(config.runtime_dir)
         try:
@@ -68,7 +72,8 @@ def _serve(
     on_change: OnChange,
     on_listening: OnListening,
 ) -> int:
-    log = _open_log(config)
+    writer = LogWriter(report)
+    log = _open_log(config, writer)
     record = WorkerRecord(config.runtime_dir)
     _sweep(record, log)
     context: Context = zmq.Context()
@@ -77,6 +82,7 @@ def _serve(
         folder=folder,
         record=record,
         log=log,
+        writer=writer,
         context=context,
         argv=argv,
         on_change=on_change,
@@ -87,10 +93,12 @@ def _serve(
         context.term()
     log.write("info", "daemon ended", code=code)
     log.close()
+    if not writer.close(LOG_LIMIT_S):
+        report(f"mlxsup: the log folder {config.log_dir} takes nothing; lines are lost")
     return code
 
 
-def _open_log(config: DaemonConfig) -> DaemonLog:
+def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     try:
         config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -98,7 +106,7 @@ def _open_log(config: DaemonConfig) -> DaemonLog:
             f"the log folder {config.log_dir} cannot be created: {error.strerror}",
             hint="set a log_dir that you may write to",
         ) from None
-    return DaemonLog(config.log_dir, config.log_level, report)
+    return DaemonLog(config.log_dir, config.log_level, writer)
 
 
 def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
@@ -109,10 +117,12 @@ def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
         log.write("warning", "leftovers not looked for", error=error.strerror)
         return
     for leftover in leftovers:
-        log.write(
-            "warning",
-            "leftover worker killed",
-            model=leftover.model,
-            pid=leftover.pid,
-            is_gone=leftover.is_gone,
-        )
+        facts = {"model": leftover.model, "pid": leftover.pid}
+        if leftover.is_gone:
+            log.write("warning", "leftover worker killed", **facts)
+        else:
+            log.write("error", "leftover worker cannot be ended", **facts)
+            report(
+                f"mlxsup: process {leftover.pid} of {leftover.model}, left by an earlier daemon,"
+                " cannot be ended: SIGKILL has no effect on it"
+            )

@@ -1,103 +1,26 @@
-"""Log files: one for each model with all that its workers print, and the daemon's own."""
+"""What is logged: one file for each model with all that its workers print, and the daemon's own."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-MAX_LOG_BYTES = 10 * 1024 * 1024
-LOG_FILES = 3
-"""Of each log: the current one, and the older `.1` and `.2`."""
+from .log_files import LogWriter
 
 LAST_LINES = 50
 MAX_LAST_LINE_BYTES = 2048
-REPORT_INTERVAL_S = 60.0
+TAIL_BYTES = 2 * LAST_LINES * MAX_LAST_LINE_BYTES
+"""Kept of what a worker printed last, written or not: the cause of its death is read from it."""
+
+SMALL_PIECE_BYTES = 4096
+
+MAX_LOG_BYTES_PER_S = 8 * 1024 * 1024
+"""Of each model's workers; what they print beyond it is read and dropped."""
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-
-Report = Callable[[str], None]
-"""Tells people of what cannot be told in a log."""
-
-
-class RotatingFile:
-    """An append-only file that is renamed when it has grown; never raises, never blocks for long.
-
-    Where nothing can be written (full disk), what was to be written is dropped, that is reported
-    once a minute, and the file says how much is missing once it can be written again.
-
-    Args:
-        path: the current file; older ones get `.1`, `.2`.
-        report: told of trouble.
-        max_bytes: at which the file is renamed.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        report: Report,
-        *,
-        max_bytes: int = MAX_LOG_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.path = path
-        self._report = report
-        self._max_bytes = max_bytes
-        self._clock = clock
-        self._descriptor: int | None = None
-        self._size = 0
-        self._dropped_bytes = 0
-        self._reported_at: float | None = None
-
-    def write(self, data: bytes) -> None:
-        """Appends, or drops."""
-        try:
-            if self._dropped_bytes:
-                self._append(f"--- {self._dropped_bytes} bytes lost here\n".encode())
-                self._dropped_bytes = 0
-            self._append(data)
-        except OSError as error:
-            self._dropped_bytes += len(data)
-            self.close()
-            self._report_trouble(error)
-
-    def close(self) -> None:
-        """Closes the file; a later write opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _append(self, data: bytes) -> None:
-        if self._descriptor is not None and self._size + len(data) > self._max_bytes:
-            self._rotate()
-        if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            self._descriptor = os.open(self.path, flags, 0o600)
-            self._size = os.fstat(self._descriptor).st_size
-        while data:
-            written = os.write(self._descriptor, data)
-            self._size += written
-            data = data[written:]
-
-    def _rotate(self) -> None:
-        self.close()
-        for number in range(LOG_FILES - 1, 0, -1):
-            older = self._numbered(number - 1)
-            if older.exists():
-                os.replace(older, self._numbered(number))
-
-    def _numbered(self, number: int) -> Path:
-        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
-
-    def _report_trouble(self, error: OSError) -> None:
-        now = self._clock()
-        if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
-            self._reported_at = now
-            self._report(f"{self.path} cannot be written, lines are lost: {error.strerror}")
 
 
 class ModelLog:
@@ -105,43 +28,71 @@ class ModelLog:
 
     Args:
         log_dir: where the file is.
-        model: whose.
-        report: told of trouble.
+        model: its name.
+        writer: writes the file.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, log_dir: Path, model: str, report: Report) -> None:
-        self._file = RotatingFile(log_dir / f"{model}.log", report)
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._unfinished = b""
+    def __init__(
+        self,
+        log_dir: Path,
+        model: str,
+        writer: LogWriter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer = writer
+        self._file = writer.open(log_dir / f"{model}.log")
+        self._clock = clock
+        self._second = clock()
+        self._second_bytes = 0
+        # Bounded by TAIL_BYTES and the length of one piece.
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
 
     @property
     def last_lines(self) -> tuple[str, ...]:
         """The latest lines of the current generation, oldest first."""
-        rest = (_readable(self._unfinished),) if self._unfinished else ()
-        return (*self._last_lines, *rest)[-LAST_LINES:]
+        *lines, rest = b"".join(self._tail).split(b"\n")
+        latest = [*lines, rest] if rest else lines
+        return tuple(_readable(line) for line in latest[-LAST_LINES:])
 
     def begin(self, generation: int, pid: int) -> None:
         """Draws the rule under which a new generation writes."""
-        self._last_lines.clear()
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        gap = b"\n" if self._unfinished else b""
-        self._unfinished = b""
+        gap = b"\n" if self._tail and not self._tail[-1].endswith(b"\n") else b""
+        self._tail.clear()
+        self._tail_bytes = 0
         self._file.write(gap + f"--- generation {generation} pid {pid} {started}\n".encode())
 
     def write(self, data: bytes) -> None:
         """Takes what came out of the worker's pipe, in whatever pieces."""
-        self._file.write(data)
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = self._unfinished + lines[0]
-            self._last_lines.extend(_readable(line) for line in lines[-LAST_LINES:])
-            self._unfinished = rest[:MAX_LAST_LINE_BYTES]
+        self._keep(data)
+        now = self._clock()
+        if now - self._second >= 1.0:
+            self._second, self._second_bytes = now, 0
+        self._second_bytes += len(data)
+        if self._second_bytes > MAX_LOG_BYTES_PER_S:
+            self._file.skip(len(data))
         else:
-            self._unfinished = (self._unfinished + rest)[:MAX_LAST_LINE_BYTES]
+            self._file.write(data)
+
+    async def ended(self, limit_s: float) -> None:
+        """A worker has printed its last: returns when it is written, after `limit_s` at most."""
+        self._file.end(b"".join(self._tail))
+        await self._writer.flushed(self._file, limit_s)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _keep(self, data: bytes) -> None:
+        if self._tail and len(self._tail[-1]) < SMALL_PIECE_BYTES:
+            self._tail[-1] += data
+        else:
+            self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
 
 
 class DaemonLog:
@@ -150,11 +101,11 @@ class DaemonLog:
     Args:
         log_dir: where the file `mlxsup.log` is.
         level: a key of `LEVELS`; lines below it are left out.
-        report: told of trouble.
+        writer: writes the file.
     """
 
-    def __init__(self, log_dir: Path, level: str, report: Report) -> None:
-        self._file = RotatingFile(log_dir / "mlxsup.log", report)
+    def __init__(self, log_dir: Path, level: str, writer: LogWriter) -> None:
+        self._file = writer.open(log_dir / "mlxsup.log")
         self._level = LEVELS[level]
 
     def write(self, level: str, message: str, **facts: object) -> None:

@@ -1,19 +1,73 @@
-"""Measures the workers' processes and the machine."""
+"""Measures the workers' processes and the machine; what cannot be measured ends nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+REPORT_INTERVAL_S = 60.0
+
+
+class Sampler:
+    """Measures off the loop's thread, for reading a process's memory can take long.
+
+    Attributes:
+        footprint_bytes: resident bytes of each process, by pid, as last measured.
+        machine_bytes: memory of the machine; 0 before it was measured.
+
+    Args:
+        report: told, once a minute, why nothing can be measured.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, report: Callable[[OSError], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.footprint_bytes: Mapping[int, int] = {}
+        self.machine_bytes = 0
+        self._report = report
+        self._clock = clock
+        self._reported_at: float | None = None
+        # One thread for good: starting another each time could fail.
+        self._executor = ThreadPoolExecutor(1, "mlxsup-monitor")
+
+    async def measure(self, pids: Iterable[int]) -> None:
+        """Measures once; keeps the last values if that is impossible, as without a free file."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            if not self.machine_bytes:
+                self.machine_bytes = await run(self._executor, machine_bytes)
+            self.footprint_bytes = await run(self._executor, measure_footprints, list(pids))
+        except OSError as error:
+            now = self._clock()
+            if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
+                self._reported_at = now
+                self._report(error)
+
+    def close(self) -> None:
+        """Lets the thread end."""
+        self._executor.shutdown(wait=False)
+
 
 def machine_bytes() -> int:
-    """Memory of the machine."""
+    """Memory of the machine.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     return int(psutil.virtual_memory().total)
 
 
 def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
-    """Resident bytes of each process, by pid; a process that is gone is left out."""
+    """Resident bytes of each process, by pid; a process that is gone is left out.
+
+    Raises:
+        OSError: it cannot be read, as when too many files are open.
+    """
     result = {}
     for pid in pids:
         try:
@@ -24,7 +78,11 @@ def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
 
 
 def is_process_stopped(pid: int) -> bool:
-    """Whether a process was stopped, as by SIGSTOP; false for one that is gone."""
+    """Whether a process was stopped, as by SIGSTOP; false for one that is gone.
+
+    Raises:
+        OSError: it cannot be read, as when too many files are open.
+    """
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from signal import SIGKILL, Signals
 
-STDIN, STDOUT = 0, 1
+from .exit_watch import watch_exit
+
+READ_BYTES = 64 * 1024
+READ_SLICE_S = 0.01
+READ_SLICE_BYTES = 1024 * 1024
+"""A process that prints faster than this waits for the rest of the slice: reading what one prints
+must not take the event loop from the others."""
 
 
-class WorkerProcess(asyncio.SubprocessProtocol):
+class WorkerProcess:
     """A process in a group of its own, with both its outputs in one pipe.
 
     Its standard input stays open until `close`: the end of it tells the worker that its
-    supervisor has died.
+    supervisor has died. What it has started itself, and left in its group, is killed when it exits.
 
     Attributes:
         exited: done with the return code as soon as the process has been reaped, whoever still
@@ -26,80 +31,134 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         output_ended: set when the output was read to its end.
 
     Args:
+        process: just started, with pipes.
         on_output: given each piece of the output.
     """
 
-    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], on_output: Callable[[bytes], None]
+    ) -> None:
+        self._process = process
         self._on_output = on_output
-        self._transport: asyncio.SubprocessTransport | None = None
-        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
         self.output_ended = asyncio.Event()
+        self._slice_began_at = 0.0
+        self._slice_bytes = 0
+        self._resume: asyncio.TimerHandle | None = None
+        assert process.stdout is not None
+        self._output = process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._read)
+        self._stop_watching = watch_exit(process.pid, self._on_exit)
 
     @classmethod
-    async def spawn(
+    def spawn(
         cls, argv: Sequence[str], first_line: bytes, on_output: Callable[[bytes], None]
     ) -> WorkerProcess:
         """Starts a process and writes one line to its standard input.
 
+        Args:
+            argv: its command.
+            first_line: shorter than a pipe is wide.
+            on_output: given each piece of the output.
+
         Raises:
             OSError: it cannot be started.
         """
-        transport, process = await asyncio.get_running_loop().subprocess_exec(
-            lambda: cls(on_output),
-            *argv,
+        process = subprocess.Popen(
+            argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             process_group=0,
+            bufsize=0,
         )
-        standard_input = cast(asyncio.WriteTransport, transport.get_pipe_transport(STDIN))
-        standard_input.write(first_line)
-        return process
+        try:
+            _give_line(process, first_line)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        return cls(process, on_output)
 
     @property
     def pid(self) -> int:
         """The process id, which is also that of its group."""
-        assert self._transport is not None
-        return self._transport.get_pid()
+        return self._process.pid
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Signals the group; not after the exit was seen, for the id may be another's by then."""
-        if self._transport is None or self._transport.get_returncode() is not None:
+        if self._process.returncode is None:
+            self._signal_group(number)
+
+    def close(self) -> None:
+        """Closes the pipes, whoever holds their other ends, and kills what still runs."""
+        self.signal(SIGKILL)
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Nothing is read from it any more; its exit is still waited for."""
+        if self._resume is not None:
+            self._resume.cancel()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if not self._process.stdout.closed:
+            self._loop.remove_reader(self._output)
+            self._process.stdout.close()
+            self._process.stdin.close()
+        self.output_ended.set()
+
+    def forget(self) -> None:
+        """Leaves a process that cannot be ended to the system; it is waited for no more."""
+        if self._process.returncode is None:
+            self._stop_watching()
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._output, READ_BYTES)
+        except BlockingIOError:
             return
+        if not data:
+            self._loop.remove_reader(self._output)
+            self.output_ended.set()
+            return
+        self._on_output(data)
+        now = self._loop.time()
+        if now - self._slice_began_at >= READ_SLICE_S:
+            self._slice_began_at, self._slice_bytes = now, 0
+        self._slice_bytes += len(data)
+        if self._slice_bytes >= READ_SLICE_BYTES:
+            self._loop.remove_reader(self._output)
+            ends_at = self._slice_began_at + READ_SLICE_S
+            self._resume = self._loop.call_at(ends_at, self._read_on)
+
+    def _read_on(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._output, self._read)
+
+    def _on_exit(self) -> None:
+        """It has exited. Until it is reaped its id is that of its group and of no other."""
+        self._signal_group(SIGKILL)
+        code = self._process.wait()
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+    def _signal_group(self, number: Signals) -> None:
         # Dead but not reaped: nothing is left to signal, which macOS reports as "not permitted".
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def close(self) -> None:
-        """Closes the pipes, whoever holds their other ends, and kills what still runs."""
-        self.signal(signal.SIGKILL)
-        if self._transport is not None:
-            self._transport.close()
-        self.output_ended.set()
 
-    # ------------------------------------------------------------ called by the event loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The process runs."""
-        self._transport = cast(asyncio.SubprocessTransport, transport)
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """It printed something."""
-        self._on_output(data)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """A pipe reached its end."""
-        if fd == STDOUT:
-            self.output_ended.set()
-
-    def process_exited(self) -> None:
-        """It was reaped."""
-        assert self._transport is not None
-        code = self._transport.get_returncode()
-        assert code is not None
-        if not self.exited.done():
-            self.exited.set_result(code)
+def _give_line(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which is about to be seen
+        if os.write(process.stdin.fileno(), line) < len(line):
+            raise OSError(errno.EMSGSIZE, "its launch spec is longer than a pipe takes")
 
 
 def describe_exit(return_code: int) -> tuple[int | None, int | None, str]:
@@ -108,20 +167,6 @@ def describe_exit(return_code: int) -> tuple[int | None, int | None, str]:
         return return_code, None, ""
     number = -return_code
     try:
-        return None, number, signal.Signals(number).name
+        return None, number, Signals(number).name
     except ValueError:
         return None, number, f"signal {number}"
-
-
-def use_best_child_watcher() -> None:
-    """Lets Python 3.11 on Linux reap on the event loop's own thread, as later versions do.
-
-    With a thread that reaps, a group could be signalled in the instant between its leader's
-    reaping and the loop's hearing of it.
-    """
-    if sys.platform == "linux" and sys.version_info < (3, 12):
-        try:
-            os.close(os.pidfd_open(os.getpid()))
-        except OSError:
-            return  # an old kernel: the default, a thread for each child, serves
-        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())

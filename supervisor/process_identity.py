@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+_THREADS_FIELD = 17
 _START_FIELD = 19
 """Of /proc/PID/stat, counted behind the command's closing parenthesis."""
 
@@ -34,8 +35,10 @@ def _linux_identity(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()
-    if len(fields) <= _START_FIELD or fields[0] in (b"Z", b"X"):
+    if len(fields) <= _START_FIELD:
         return None
+    if fields[0] in (b"Z", b"X") and int(fields[_THREADS_FIELD]) <= 1:
+        return None  # with more threads, its first has ended and another one lives
     # Ticks since the boot, so the boot has to be named too.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{pid}@{boot}+{int(fields[_START_FIELD])}"

@@ -46,8 +46,9 @@ class WorkerRecord:
 
     def __init__(self, runtime_dir: Path) -> None:
         self._path = runtime_dir / RECORD_NAME
-        # One entry for each live worker.
+        # One entry for each live worker, and for leftovers that could not be ended.
         self._workers: dict[int, dict[str, str | int]] = {}
+        self._is_written = True
 
     def add(self, model: str, pid: int) -> None:
         """A worker was spawned.
@@ -57,7 +58,7 @@ class WorkerRecord:
         """
         identity = process_identity(pid)
         if identity is not None:
-            self._workers[pid] = {"model": model, "pid": pid, "identity": identity}
+            self._note(model, pid, identity)
             self._write()
 
     def remove(self, pid: int) -> None:
@@ -69,6 +70,15 @@ class WorkerRecord:
         if self._workers.pop(pid, None) is not None:
             self._write()
 
+    def write_again(self) -> bool:
+        """Tries once more if the file could not be written; returns whether it is up to date."""
+        if not self._is_written:
+            try:
+                self._write()
+            except OSError:
+                return False
+        return True
+
     def sweep(self) -> list[Leftover]:
         """Kills what is left of an earlier supervisor's workers, and nothing else.
 
@@ -77,7 +87,7 @@ class WorkerRecord:
         Raises:
             OSError: the file cannot be written.
         """
-        found: list[tuple[str, psutil.Process]] = []
+        found: list[tuple[str, str, psutil.Process]] = []
         for model, pid, identity in self._read():
             if process_identity(pid) != identity:
                 continue
@@ -86,12 +96,15 @@ class WorkerRecord:
                 _kill_group(pid)
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
-            found.append((model, process))
-        _, alive = psutil.wait_procs([process for _, process in found], timeout=KILL_LIMIT_S)
+            found.append((model, identity, process))
+        _, alive = psutil.wait_procs([process for *_, process in found], timeout=KILL_LIMIT_S)
+        for model, identity, process in found:
+            if process in alive:  # the next start looks for it again
+                self._note(model, process.pid, identity)
         self._write()
         return [
             Leftover(model=model, pid=process.pid, is_gone=process not in alive)
-            for model, process in found
+            for model, _, process in found
         ]
 
     def _read(self) -> list[tuple[str, int, str]]:
@@ -106,10 +119,15 @@ class WorkerRecord:
                     result.append((model, pid, identity))
         return result
 
+    def _note(self, model: str, pid: int, identity: str) -> None:
+        self._workers[pid] = {"model": model, "pid": pid, "identity": identity}
+
     def _write(self) -> None:
+        self._is_written = False
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps(list(self._workers.values())))
         os.replace(draft, self._path)
+        self._is_written = True
 
 
 def _kill_group(pid: int) -> None:

@@ -128,7 +128,11 @@ class WorkerLink:
         self._beats.drain_now()
 
     def close(self) -> None:
-        """Closes the sockets and removes their files; a second time does nothing."""
+        """Closes the sockets and removes their files; a second time does nothing.
+
+        Raises:
+            OSError: a file cannot be removed; the sockets are closed.
+        """
         self._is_broken = True
         if self._is_closed:
             return
@@ -146,9 +150,9 @@ class WorkerLink:
             while self._outbox and self._socket.send([self._peer, *self._outbox[0]]):
                 self._outbox.popleft()
         except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            self._outbox.clear()  # its exit is about to be seen
+            self._outbox.clear()
+            if error.errno != errno.EHOSTUNREACH:  # else its exit is about to be seen
+                self._break(f"cannot be sent to: {error.strerror}")
 
     def _on_connection_event(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

@@ -106,21 +106,27 @@ class WorkerUnit:
         self._is_killed = True
         self.signal(WorkerSignal.KILL)
 
+    def abandon(self) -> None:
+        """The process cannot be ended: nothing is said to it, or read from it, any more."""
+        assert self._process is not None
+        self._process.close_pipes()
+        self._close_link()
+
     async def live(self) -> None:
         """The whole life: `Spawned` and `Exited`, or `SpawnFailed`.
 
-        Ended from outside, it takes the process with it.
+        Ended from outside, it takes the process with it, if that can be ended at all.
         """
         try:
-            if await self._start():
+            if self._start():
                 await self._end()
         finally:
             if self._process is not None:
                 self._process.close()
-            if self._link is not None:
-                self._link.close()
+                self._process.forget()
+            self._close_link()
 
-    async def _start(self) -> bool:
+    def _start(self) -> bool:
         """Makes the sockets, then the process; returns whether it runs."""
         around = self._around
         token = secrets.token_hex(16)
@@ -136,7 +142,7 @@ class WorkerUnit:
                 now=around.now,
             )
             line = self._launch_spec(token, self._link.endpoint).to_line()
-            self._process = await WorkerProcess.spawn(around.argv, line, self._model_log.write)
+            self._process = WorkerProcess.spawn(around.argv, line, self._model_log.write)
         except (OSError, zmq.ZMQError) as error:
             detail = error.strerror or str(error)
             self._post(
@@ -171,8 +177,10 @@ class WorkerUnit:
         except TimeoutError:
             pass
         self._link.drain()
-        self._link.close()
+        self._close_link()
         self._note(lambda: around.record.remove(pid))
+        # Whoever hears of the death finds its last words in the file.
+        await self._model_log.ended(LAST_WORDS_S)
         exit_code, number, name = describe_exit(return_code)
         around.log.write(
             "info",
@@ -194,6 +202,15 @@ class WorkerUnit:
                 at=time.time(),
             )
         )
+
+    def _close_link(self) -> None:
+        """A socket's file that cannot be removed is in nobody's way: each life has its own."""
+        if self._link is None:
+            return
+        try:
+            self._link.close()
+        except OSError as error:
+            self._around.log.write("warning", "socket not removed", error=error.strerror)
 
     def _launch_spec(self, token: str, endpoint: str) -> LaunchSpec:
         launch = self._spawn.launch

@@ -49,7 +49,14 @@ from .engine import (
     RowToken,
     StepResult,
 )
-from .fake_options import FakeOptionError, FakeOptions, crash, stall
+from .fake_options import (
+    FakeOptionError,
+    FakeOptions,
+    crash,
+    print_without_end,
+    stall,
+    start_child,
+)
 from .fake_text import (
     BIG_TOKEN_BASE,
     VOCABULARY_SIZE,
@@ -126,6 +133,10 @@ class FakeEngine:
         """See `Engine.load`; fails as the options say."""
         options = self._options
         count = options.load_steps
+        for _ in range(options.children):
+            start_child()
+        if options.prints_bytes_per_s:
+            print_without_end(options.prints_bytes_per_s)
         phases = (LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP)
         for index in range(count):
             if index == count // 2:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -49,6 +52,8 @@ class FakeOptions:
         answer_tokens: every answer ends with `stop` after so many tokens; 0 for never.
         active_bytes: what it says to hold.
         tokenize_s: how long each prompt's preparation takes.
+        children: processes that it starts with the load and never ends.
+        prints_bytes_per_s: what it prints from the load on, without end.
     """
 
     load_s: float = 0.0
@@ -64,6 +69,8 @@ class FakeOptions:
     answer_tokens: int = 0
     active_bytes: int = 0
     tokenize_s: float = 0.0
+    children: int = 0
+    prints_bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
@@ -120,6 +127,26 @@ def crash(how: str) -> None:
     if how.startswith("exit:"):
         os._exit(int(how.removeprefix("exit:")))
     os.kill(os.getpid(), getattr(signal, how))
+
+
+def start_child() -> None:
+    """Starts a process that waits for ever, in the group of this one."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
+
+
+def print_without_end(bytes_per_s: int) -> None:
+    """Starts a thread that prints lines at this rate."""
+    piece = b"%063d\n" % 0 * 1024
+
+    def run() -> None:
+        due_at = time.monotonic()
+        while True:
+            os.write(1, piece)
+            due_at += len(piece) / bytes_per_s
+            time.sleep(max(0.0, due_at - time.monotonic()))
+
+    threading.Thread(target=run, name="prints", daemon=True).start()
 
 
 def stall(how: str) -> None:

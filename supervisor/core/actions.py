@@ -101,6 +101,24 @@ class WakeAt(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon(Action):
+    """A worker's process cannot be ended: close what leads to it, and tell people.
+
+    `Exited` is still sent when it exits; `Finish` does not wait for that.
+    """
+
+    model: ModelName
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetModel(Action):
+    """A model was removed and none of its processes lives: close what was kept open for it."""
+
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFault(Action):
     """An event met a state that has no rule for it: log the model's story, loudly."""
 
@@ -110,4 +128,4 @@ class LogFault(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Action):
-    """No process is left and the supervisor was asked to end: flush to clients and exit."""
+    """The end was asked for, and all processes are gone or abandoned: flush to clients and exit."""

@@ -62,6 +62,7 @@ from .events import (
 from .model import Model
 from .models import Models
 from .phases import Ready as ReadyPhase
+from .phases import Stopping as StoppingPhase
 from .refusals import (
     bad_configuration,
     shutting_down,
@@ -245,6 +246,7 @@ class Core:
             "pids": pids,
             "supervisor_pid": self._facts.get("pid"),
             "drain_timeout_s": 0.0 if message.now else limit_s,
+            "end_limit_s": self._models.end_limit_s(),
         }
         self._send(event.connection, Reply(id=message.id, value=value))
         self._shut_down(event.now, is_immediate=message.now, drain_s=message.timeout_s)
@@ -294,7 +296,7 @@ class Core:
         self._machine_bytes = event.machine_bytes
         for model in self._models:
             pid = model.life.pid
-            model.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
+            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
 
@@ -319,7 +321,10 @@ class Core:
         when = model.state_deadline()
         if when is None or now < when:
             return
-        if isinstance(model.life.phase, ReadyPhase):
+        phase = model.life.phase
+        if isinstance(phase, StoppingPhase) and phase.is_last and model.life.pid is not None:
+            self._models.give_up(model, now)
+        elif isinstance(phase, ReadyPhase):
             drain_s = self._settings.drain_timeout_s
             self._models.trigger(model, WantDown(why=Why.IDLE, drain_s=drain_s), now)
         else:

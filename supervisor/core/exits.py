@@ -6,11 +6,31 @@ from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
 from .life import LastExit, Life
-from .phases import Backoff, Draining, Failed, Loading, Pending, Ready, StopCause, Stopped, Stopping
+from .phases import (
+    Abandoned,
+    Backoff,
+    Draining,
+    Failed,
+    Loading,
+    Pending,
+    Ready,
+    StopCause,
+    Stopped,
+    Stopping,
+)
 from .recovery import Evidence
-from .refusals import cut_off, load_failed
+from .refusals import cut_off, load_failed, model_failed
 from .restart import GiveUp
-from .triggers import Died, DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
+from .triggers import (
+    Died,
+    DownWaitersEnd,
+    Erased,
+    GivenUp,
+    LeaveProcess,
+    QueueEnds,
+    RunningLost,
+    UpWaitersEnd,
+)
 
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
@@ -59,6 +79,46 @@ def died(life: Life, trigger: Died, now: float) -> None:
         _after_crash(life, text, now)
 
 
+def given_up(life: Life, trigger: GivenUp, now: float) -> None:
+    """SIGKILL has not ended the process: all that waited for its exit goes on without it (P26)."""
+    cause = trigger.text
+    failed = load_failed(life.name, cause, is_retryable=False)
+    error = failed
+    if life.wanted is Wanted.GONE:
+        assert life.removal is not None
+        error = life.removal
+    elif life.wanted is Wanted.DOWN:
+        error = cut_off(life.name, life.why)
+    life.do(RunningLost(text=cause, verdict=trigger.verdict), QueueEnds(error=error))
+    life.enter(Abandoned(since=now, cause=cause), cause)
+    life.do(
+        UpWaitersEnd(error=failed),
+        DownWaitersEnd(error=model_failed(life.name, cause)),
+        LeaveProcess(),
+    )
+
+
+def ended_at_last(life: Life, trigger: Died, now: float) -> None:
+    """The exit of a process that had been given up: the model is as free as any other."""
+    life.last_exit = LastExit(
+        reason=ExitReason.ASKED,
+        code=trigger.exit_code,
+        signal=trigger.signal_name or None,
+        detail=trigger.said,
+        at=None,
+        cause=trigger.cause,
+    )
+    note = f"process {life.pid} has ended at last"
+    life.do(RunningLost(text=trigger.text, verdict=trigger.verdict))
+    if life.wanted is Wanted.GONE:
+        life.enter_after_exit(Stopped(since=now), "removed")
+        life.do(Erased())
+    elif life.wanted is Wanted.DOWN:
+        life.enter_after_exit(Stopped(since=now), note)
+    else:
+        life.enter_after_exit(Pending(since=now), note)
+
+
 def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     """What the end of a process, which `died` is to follow, says about the requests it held.
 
@@ -67,6 +127,8 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
         died: how it ended.
         is_over_memory: whether it had reported more memory than its limit.
     """
+    if isinstance(life.phase, Abandoned):
+        return Evidence.ASKED
     if isinstance(life.phase, Stopping):
         match life.phase.cause:
             case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:

@@ -18,6 +18,7 @@ from .causes import Cause
 from .phases import (
     AFTER_EXIT,
     LEAVES_TO,
+    Abandoned,
     Draining,
     Failed,
     Phase,
@@ -33,6 +34,10 @@ from .settings import LaunchSettings, ModelSettings
 from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker, UpWaitersEnd
 
 NEVER_SPAWNED = Generation(0)
+
+KILL_LIMIT_S = 10.0
+KILL_LIMIT_S_PER_GB = 0.5
+"""How long after SIGKILL an exit may take: the kernel frees a resident GB in about 0.17 s."""
 
 DUMP_GRACE_S = 0.5
 """How long a stalled worker has to print its stacks before it is killed."""
@@ -73,6 +78,7 @@ class Life:
         crash_restarts: starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
         removal: what requests are answered once a reload has removed the model.
+        footprint_bytes: resident memory of the process, as last measured.
     """
 
     settings: ModelSettings
@@ -89,6 +95,7 @@ class Life:
     crash_restarts: int = 0
     last_exit: LastExit | None = None
     removal: RemoteError | None = None
+    footprint_bytes: int = 0
     _effects: list[Effect] = field(default_factory=list)
 
     @classmethod
@@ -128,6 +135,16 @@ class Life:
         return self.state in HAS_PROCESS and not self.has_been_ready
 
     @property
+    def has_process(self) -> bool:
+        """Whether a process lives, though nobody may wait for its end any more."""
+        return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
+
+    @property
+    def kill_limit_s(self) -> float:
+        """How long after SIGKILL the process is given up."""
+        return KILL_LIMIT_S + KILL_LIMIT_S_PER_GB * self.footprint_bytes / 1e9
+
+    @property
     def failure(self) -> str:
         """Why it is FAILED; empty elsewhere."""
         return self.phase.cause if isinstance(self.phase, Failed) else ""
@@ -147,7 +164,7 @@ class Life:
 
     def enter_after_exit(self, phase: Phase, note: str) -> None:
         """Changes the state once the process is gone."""
-        assert self.state in HAS_PROCESS
+        assert self.has_process
         assert phase.STATE in AFTER_EXIT
         self.phase = phase
         self.pid = None
@@ -185,18 +202,27 @@ class Life:
             was_ready_s = now - self.phase.since
         elif isinstance(self.phase, Draining):
             was_ready_s = now - self.phase.ready_since
-        grace_s = DUMP_GRACE_S if stage is StopStage.DUMP else self.exit_grace_s
         stopping = Stopping(
             since=now,
             cause=cause,
             stage=stage,
-            escalates_at=None if stage is StopStage.KILL else now + grace_s,
+            escalates_at=now + self.limit_s(stage),
             is_restart=is_restart,
             detail=detail,
             was_ready_s=was_ready_s,
         )
         self.enter(stopping, detail)
         self.tell_to_end(stage)
+
+    def limit_s(self, stage: StopStage) -> float:
+        """How long the process may take to exit when it was told so."""
+        match stage:
+            case StopStage.DUMP:
+                return DUMP_GRACE_S
+            case StopStage.ASK | StopStage.TERM:
+                return self.exit_grace_s
+            case StopStage.KILL:
+                return self.kill_limit_s
 
     def tell_to_end(self, stage: StopStage) -> None:
         """Asks or signals; a process whose pid is not known yet is told when it is."""

@@ -12,6 +12,7 @@ from mlxsup.protocol.states import HAS_PROCESS, State
 
 from . import exits, rules_process, rules_wanted
 from .life import Life
+from .phases import Abandoned
 from .triggers import (
     BecameReady,
     Broke,
@@ -19,6 +20,7 @@ from .triggers import (
     Drained,
     Due,
     Effect,
+    GivenUp,
     Greeted,
     GreetedByOtherVersion,
     HasPid,
@@ -47,7 +49,9 @@ _REST = (State.STOPPED, State.BACKOFF, State.FAILED)
 _WITHOUT_PROCESS = (State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED)
 _AFTER_READY = (State.READY, State.DRAINING)
 
-TABLE: dict[tuple[State, type[Trigger]], Rule] = {
+Place = State | type[Abandoned]
+
+TABLE: dict[tuple[Place, type[Trigger]], Rule] = {
     **{(state, WantUp): rules_wanted.up_from_rest for state in _REST},
     (State.PENDING, WantUp): rules_wanted.up_joins,
     (State.LOADING, WantUp): rules_wanted.up_joins,
@@ -108,8 +112,18 @@ TABLE: dict[tuple[State, type[Trigger]], Rule] = {
     (State.DRAINING, Hurry): rules_process.drain_limit,
     (State.STOPPING, Hurry): rules_process.escalate,
     **{(state, Died): exits.died for state in HAS_PROCESS},
+    (State.STOPPING, GivenUp): exits.given_up,
+    (Abandoned, WantUp): rules_wanted.up_beside_abandoned,
+    (Abandoned, WantDown): rules_wanted.down_beside_abandoned,
+    (Abandoned, WantRestart): rules_wanted.up_beside_abandoned,
+    (Abandoned, Removed): rules_wanted.removed_beside_abandoned,
+    (Abandoned, Reconfigured): rules_wanted.reconfigured_beside_abandoned,
+    (Abandoned, HitBug): rules_process.bug_without_process,
+    (Abandoned, Hurry): rules_process.nothing,
+    (Abandoned, Died): exits.ended_at_last,
 }
-"""Every pair of state and trigger that can meet; HELLO and READY after READY are `Broke`."""
+"""Every pair of state and trigger that can meet; HELLO and READY after READY are `Broke`. FAILED
+with a process that could not be ended has rows of its own."""
 
 
 def apply(life: Life, trigger: Trigger, now: float) -> list[Effect]:
@@ -118,7 +132,8 @@ def apply(life: Life, trigger: Trigger, now: float) -> list[Effect]:
     Raises:
         ImpossibleTransitionError: the table has no rule; nothing was changed.
     """
-    rule = TABLE.get((life.state, type(trigger)))
+    place: Place = Abandoned if isinstance(life.phase, Abandoned) else life.state
+    rule = TABLE.get((place, type(trigger)))
     if rule is None:
         raise ImpossibleTransitionError(
             f"{life.name}: no rule for {type(trigger).__name__} in {life.state}"

@@ -51,7 +51,6 @@ class Model:
         heartbeat: its latest.
         watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
-        footprint_bytes: resident memory of its process.
         machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the process that lives now.
         tokens: generated since the supervisor's start.
@@ -73,7 +72,6 @@ class Model:
     heartbeat: Heartbeat | None = None
     watch: Watch | None = None
     dying: str = ""
-    footprint_bytes: int = 0
     machine_bytes: int = 0
     steps: int = 0
     tokens: int = 0
@@ -139,10 +137,10 @@ class Model:
         much of the machine that a SIGKILL is the system's."""
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
-            return 0 < self.machine_bytes * MACHINE_SHARE < self.footprint_bytes
+            return 0 < self.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
         beat = self.heartbeat
         reported = beat.active_bytes + beat.cache_bytes if beat else 0
-        return limit < max(self.footprint_bytes, reported)
+        return limit < max(self.life.footprint_bytes, reported)
 
     def deadline(self) -> float | None:
         """When something is due for this model, or its process should be looked after."""
@@ -183,7 +181,8 @@ class Model:
         self.heartbeat = None
         self.watch = None
         self.dying = ""
-        self.footprint_bytes = 0
+        if self.life.pid is None:
+            self.life.footprint_bytes = 0
         self.steps = 0
         self.lets_newcomers_in = True
         self.leaving.clear()
@@ -209,8 +208,8 @@ class Model:
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"
-            assert self.life.pid is None
-            assert self.life.launched is None
+            assert (self.life.pid is None) != self.life.has_process
+            assert (self.life.launched is None) != self.life.has_process
         if state in (State.LOADING, State.READY):
             assert not self.life.is_outdated, f"{self.name} keeps a process of an old entry"
         if state in SERVES:

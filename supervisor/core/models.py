@@ -13,7 +13,9 @@ from mlxsup.protocol.messages import Failed, Message, Reply
 from mlxsup.protocol.states import HAS_PROCESS, State, Wanted
 
 from .actions import (
+    Abandon,
     Action,
+    ForgetModel,
     LogFault,
     LookAtWorker,
     SendToClient,
@@ -40,7 +42,9 @@ from .triggers import (
     Effect,
     Erased,
     Fault,
+    GivenUp,
     HitBug,
+    LeaveProcess,
     QueueEnds,
     RunningEnds,
     RunningLost,
@@ -119,8 +123,14 @@ class Models:
         self._touched[model.name] = None
 
     def has_processes(self) -> bool:
-        """Whether any process lives."""
+        """Whether any process lives whose end is waited for."""
         return any(model.life.state in HAS_PROCESS for model in self)
+
+    def end_limit_s(self) -> float:
+        """How long ending every process may take when nothing is left to drain: asking, SIGTERM,
+        SIGKILL, and giving up who is still there."""
+        limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
+        return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
         """Puts a trigger to a model's life and carries out what the table answers.
@@ -170,6 +180,13 @@ class Models:
         self.trigger(model, replace(died, verdict=verdict), now)
         if verdict.story and model.name in self.by_name:
             self._announce(change_map(model, model.life.state, verdict.story))
+
+    def give_up(self, model: Model, now: float) -> None:
+        """SIGKILL has not ended its process within the limit; what ran in it is judged by why it
+        was ended."""
+        pid = model.life.pid
+        assert pid is not None
+        self.bury(model, GivenUp(pid=pid), now)
 
     def settle(self, now: float) -> None:
         """What follows from the new state: drains that ended, loads that may start, dispatches."""
@@ -233,7 +250,10 @@ class Models:
                 self._answer(model, model.down_callers, error_or_none, now)
             case Changed(note=note):
                 self._announce(change_map(model, before, note))
+            case LeaveProcess():
+                self._do(Abandon(model=model.name, generation=life.generation))
             case Erased():
+                self._do(ForgetModel(model=model.name))
                 del self.by_name[model.name]
                 self._deadlines.set(model.name, None)
             case Fault():

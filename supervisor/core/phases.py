@@ -119,7 +119,7 @@ class Stopping(Phase):
     Attributes:
         cause: why.
         stage: how hard it was told.
-        escalates_at: when it is told harder; None once nothing harder is left.
+        escalates_at: when it is told harder; once nothing harder is left, when it is given up.
         is_restart: a restart was asked for meanwhile: it comes up again with a clean window.
         detail: a phrase that says what went wrong, for causes that are not ASKED.
         was_ready_s: how long it had been READY before.
@@ -128,15 +128,20 @@ class Stopping(Phase):
     STATE: ClassVar[State] = State.STOPPING
     cause: StopCause
     stage: StopStage
-    escalates_at: float | None
+    escalates_at: float
     is_restart: bool = False
     detail: str = ""
     was_ready_s: float | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When it is told harder."""
+        """When it is told harder, or given up."""
         return self.escalates_at
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing harder is left to tell it."""
+        return self.stage is StopStage.KILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,17 +169,25 @@ class Failed(Phase):
     cause: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned(Failed):
+    """FAILED, and its process still lives: SIGKILL has not ended it within its limit (P26).
+
+    It holds no turn and nobody waits for it, but no other process of the model is started.
+    """
+
+
 LEAVES_TO: dict[State, frozenset[State]] = {
     State.STOPPED: frozenset({State.PENDING}),
     State.PENDING: frozenset({State.LOADING, State.STOPPED, State.BACKOFF, State.FAILED}),
     State.LOADING: frozenset({State.READY, State.STOPPING}),
     State.READY: frozenset({State.DRAINING, State.STOPPING}),
     State.DRAINING: frozenset({State.READY, State.STOPPING}),
-    State.STOPPING: frozenset(),
+    State.STOPPING: frozenset({State.FAILED}),
     State.BACKOFF: frozenset({State.PENDING, State.STOPPED}),
     State.FAILED: frozenset({State.PENDING, State.STOPPED}),
 }
-"""Where each state may lead without an exit."""
+"""Where each state may lead without an exit; STOPPING only to `Abandoned`."""
 
 AFTER_EXIT = frozenset({State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED})
 """Where the exit of a process may lead, from every state that has one."""

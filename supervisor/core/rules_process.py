@@ -133,10 +133,9 @@ def escalate(life: Life, trigger: Due | Hurry, now: float) -> None:
             stage = StopStage.TERM
         case StopStage.DUMP | StopStage.TERM | StopStage.KILL:
             stage = StopStage.KILL
-    is_last = stage is StopStage.KILL
-    life.phase = replace(
-        life.phase, stage=stage, escalates_at=None if is_last else now + life.exit_grace_s
-    )
+    if stage is not life.phase.stage or isinstance(trigger, Due):
+        # Due again after SIGKILL: there is no pid yet that could be given up.
+        life.phase = replace(life.phase, stage=stage, escalates_at=now + life.limit_s(stage))
     life.tell_to_end(stage)
 
 

@@ -8,7 +8,7 @@ from mlxsup.protocol.states import State, Wanted, Why
 
 from .life import Life
 from .phases import Draining, Loading, Pending, Ready, StopCause, Stopped, Stopping, StopStage
-from .refusals import cut_off
+from .refusals import cut_off, load_failed, model_failed
 from .triggers import (
     Changed,
     DownWaitersEnd,
@@ -132,6 +132,28 @@ def restart_while_stopping(life: Life, trigger: WantRestart, now: float) -> None
     assert isinstance(life.phase, Stopping)
     life.want(Wanted.UP, Why.RESTART)
     life.phase = replace(life.phase, is_restart=True)
+
+
+# ---------------------------------------------------------------- a process that cannot be ended
+
+
+def up_beside_abandoned(life: Life, trigger: WantUp | WantRestart, now: float) -> None:
+    """Refused: never two processes of one model."""
+    life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
+
+
+def down_beside_abandoned(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
+
+
+def removed_beside_abandoned(life: Life, trigger: Removed, now: float) -> None:
+    _remove(life, trigger)
+
+
+def reconfigured_beside_abandoned(life: Life, trigger: Reconfigured, now: float) -> None:
+    if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
+        life.want(Wanted.UP, Why.RELOAD)
 
 
 # ---------------------------------------------------------------- a reload

@@ -67,7 +67,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "quarantined": model.recovery.quarantined,
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
-        "footprint_bytes": model.footprint_bytes,
+        "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
         "phase_s": doing.phase_s if doing else None,
         "held_by_worker": beat.requests if beat else 0,

@@ -187,6 +187,25 @@ class Died(Trigger):
         return f"{ended}: {self.said}" if self.said else ended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(Died):
+    """SIGKILL has not ended the process within its limit: nobody waits for it any more.
+
+    Attributes:
+        pid: of the process, which lives.
+    """
+
+    pid: int
+    exit_code: None = None
+    signal_name: str = ""
+    said: str = ""
+
+    @property
+    def text(self) -> str:
+        """One phrase for people."""
+        return f"process {self.pid} cannot be ended"
+
+
 # ---------------------------------------------------------------- what a life answers with
 
 
@@ -260,6 +279,11 @@ class Changed(Effect):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased(Effect):
     """The model was removed and its process is gone: forget it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveProcess(Effect):
+    """The process cannot be ended: nothing is said to it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from .events import Exited, Spawned, SpawnFailed, WorkerBroke, WorkerSaid, Worke
 from .life import with_wall_time
 from .model import Model
 from .models import Models
+from .phases import Abandoned
 from .serving import Serving
 from .triggers import BecameReady, Broke, Died, Greeted, GreetedByOtherVersion, HasPid, Progressed
 from .watchdog import Watch
@@ -57,7 +58,8 @@ class WorkerEvents:
         model = self._models.by_name.get(event.model)
         if model is None or event.generation != model.life.generation:
             return
-        if model.life.state in HAS_PROCESS:
+        is_abandoned = isinstance(model.life.phase, Abandoned)
+        if model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited)):
             _HANDLERS[type(event)](self, event, model)
 
     # ------------------------------------------------------------ about its process

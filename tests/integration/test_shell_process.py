@@ -6,24 +6,44 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 
 import psutil
 import pytest
-from mlxsup.supervisor.process import WorkerProcess, describe_exit, use_best_child_watcher
+from mlxsup.supervisor import process as process_module
+from mlxsup.supervisor.exit_watch import _watch_with_thread
+from mlxsup.supervisor.process import (
+    READ_BYTES,
+    READ_SLICE_BYTES,
+    READ_SLICE_S,
+    WorkerProcess,
+    describe_exit,
+)
+from support.daemon import is_alive
 from support.eventually import eventually
 from support.eventually_async import eventually_async
 
 Body = Callable[[WorkerProcess, bytearray], Awaitable[None]]
 
 
-def run_with(code: str, body: Body, first_line: bytes = b"hello\n") -> None:
+def run_with(
+    code: str,
+    body: Body,
+    first_line: bytes = b"hello\n",
+    on_output: Callable[[bytes], None] = lambda _: None,
+) -> None:
     """Runs Python code as a worker process, and the body with it and its output so far."""
 
     async def run() -> None:
         output = bytearray()
         argv = [sys.executable, "-c", code]
-        process = await WorkerProcess.spawn(argv, first_line, output.extend)
+
+        def take(data: bytes) -> None:
+            output.extend(data)
+            on_output(data)
+
+        process = WorkerProcess.spawn(argv, first_line, take)
         try:
             async with asyncio.timeout(60):
                 await body(process, output)
@@ -31,7 +51,6 @@ def run_with(code: str, body: Body, first_line: bytes = b"hello\n") -> None:
             process.close()
             await process.exited
 
-    use_best_child_watcher()
     asyncio.run(run())
 
 
@@ -126,6 +145,62 @@ time.sleep(600)
     run_with(code, body)
 
 
+ENDS = {
+    "a clean exit": "",
+    "a crash": "import os; os._exit(70)",
+    "SIGKILL": "import os; os.kill(os.getpid(), 9)",
+    "SIGSEGV": "import os; os.kill(os.getpid(), 11)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_its_children_do_not_outlive_it(how: str) -> None:
+    code = f"""
+import subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleep, stdout=subprocess.DEVNULL) for _ in range(3)]
+print(*(child.pid for child in children), flush=True)
+sys.stdin.readline()
+{ENDS[how]}
+"""
+    children: list[psutil.Process] = []
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        await process.output_ended.wait()
+        await process.exited
+        for child in children:
+            await eventually_async(lambda child=child: not is_alive(child))
+
+    def look(data: bytes) -> None:
+        children.extend(psutil.Process(int(pid)) for pid in data.split())
+
+    run_with(code, body, on_output=look)
+    assert len(children) == 3
+
+
+def test_where_no_descriptor_tells_of_an_exit_a_thread_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_module, "watch_exit", _watch_with_thread)
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert await process.exited == 7
+
+    run_with("import sys; sys.exit(7)", body)
+
+
+def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        began_at = time.monotonic()
+        await eventually_async(lambda: len(output) > 20 * READ_SLICE_BYTES, timeout_s=60.0)
+        slices = (time.monotonic() - began_at) / READ_SLICE_S
+        assert len(output) <= (slices + 2) * (READ_SLICE_BYTES + READ_BYTES)
+
+    run_with(code, body)
+
+
 def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(process: WorkerProcess, output: bytearray) -> None:
         await process.exited
@@ -138,9 +213,8 @@ def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_command_that_is_not_there_raises() -> None:
     async def run() -> None:
         with pytest.raises(FileNotFoundError):
-            await WorkerProcess.spawn(["/nonexistent/python"], b"\n", lambda _: None)
+            WorkerProcess.spawn(["/nonexistent/python"], b"\n", lambda _: None)
 
-    use_best_child_watcher()
     asyncio.run(run())
 
 

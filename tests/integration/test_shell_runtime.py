@@ -213,3 +213,27 @@ def test_a_folder_in_the_place_of_a_socket_is_named(folder: Path) -> None:
     assert "remove it" in caught.value.hint
     (folder / "client.sock").rmdir()
     RuntimeFolder.claim(folder).release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil tells")
+def test_a_process_whose_first_thread_has_ended_is_still_one() -> None:
+    code = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        known = process_identity(process.pid)
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        assert process_identity(process.pid) == known is not None
+        process.kill()
+        assert process.stdout is not None
+        process.stdout.read()  # until all of it is gone, but for the zombie
+        eventually(lambda: process_identity(process.pid) is None)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

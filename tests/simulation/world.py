@@ -15,6 +15,7 @@ from mlxsup.supervisor.core.actions import (
     Action,
     Announce,
     Finish,
+    ForgetModel,
     LookAtWorker,
     SendToClient,
     SendToWorker,
@@ -145,7 +146,7 @@ class World:
                 self.after(0.05, lambda: worker.looked_at(action))
             case WakeAt(when=when):
                 self.after(max(0.0, when - self.now), lambda: self.handle(Tick(now=self.now)))
-            case Announce():
+            case Announce() | ForgetModel():
                 pass
             case Finish():
                 assert not self.workers, "the supervisor ends before its workers"

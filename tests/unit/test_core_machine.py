@@ -36,6 +36,7 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.supervisor.core.actions import (
+    Abandon,
     Action,
     Finish,
     ReadConfiguration,
@@ -89,6 +90,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.ends_at = math.inf
         """When the drains of a stop must have ended."""
         self.has_finished = False
+        self.abandoned: set[str] = set()
 
     @initialize(idle=st.sampled_from([0.0, 30.0]))
     def start(self, idle: float) -> None:
@@ -130,8 +132,11 @@ class CoreMachine(RuleBasedStateMachine):
                 assert self.workers[model].has_pid, "a signal to a process that is not there yet"
                 self.workers[model].is_told_to_exit = True
                 self.workers[model].is_killed = signal is WorkerSignal.KILL
+            case Abandon(model=model):
+                assert self.workers[model].is_killed
+                self.abandoned.add(model)
             case Finish():
-                assert not self.workers
+                assert set(self.workers) == self.abandoned
                 self.has_finished = True
 
     # ------------------------------------------------------------ clients
@@ -304,8 +309,13 @@ class CoreMachine(RuleBasedStateMachine):
     def dies(self, model: str, code: int | None, signal: str) -> None:
         worker = self.worker(model)
         if worker is not None and worker.has_pid:
-            del self.workers[model]
+            self.is_gone(model)
             self.driver.exit(model, code=code, signal=signal)
+
+    def is_gone(self, model: str) -> None:
+        """Its process has ended, though nobody may wait for that any more."""
+        del self.workers[model]
+        self.abandoned.discard(model)
 
     @rule(model=model_names)
     def sends_garbage(self, model: str) -> None:
@@ -317,7 +327,7 @@ class CoreMachine(RuleBasedStateMachine):
     def obeys(self, model: str) -> None:
         worker = self.worker(model)
         if worker is not None and worker.has_pid and worker.is_told_to_exit:
-            del self.workers[model]
+            self.is_gone(model)
             self.driver.exit(model, code=0)
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 3.0, 8.0, 40.0, 200.0]))
@@ -332,7 +342,9 @@ class CoreMachine(RuleBasedStateMachine):
             return
         rows = self.driver.core.status(self.driver.now)["models"]
         with_process = {row["name"] for row in rows if State(row["state"]) in HAS_PROCESS}
-        assert with_process == set(self.workers)
+        assert with_process == set(self.workers) - self.abandoned
+        stuck = {row["name"] for row in rows if row["state"] == State.FAILED and row["pid"]}
+        assert stuck == self.abandoned
 
     @invariant()
     def a_stop_bounds_every_drain(self) -> None:

@@ -18,6 +18,7 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
+from mlxsup.supervisor.core.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import BOB, LAUNCH, RESTART, Driver, entry, in_state
 
@@ -473,7 +474,12 @@ def test_stop_now_asks_gracefully_first_E5() -> None:
     driver = in_state(State.READY)
     driver.stop(now=True)
     [reply] = driver.sent(Reply)
-    assert reply.value == {"pids": [77], "supervisor_pid": 1, "drain_timeout_s": 0.0}
+    assert reply.value == {
+        "pids": [77],
+        "supervisor_pid": 1,
+        "drain_timeout_s": 0.0,
+        "end_limit_s": 2 * 2.0 + KILL_LIMIT_S,
+    }
     assert (driver.told(Exit), driver.signals()) == ([Exit()], [])
     driver = in_state(State.LOADING)
     driver.stop(now=True)

@@ -8,8 +8,9 @@ from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, State
 from mlxsup.supervisor.core import triggers
 from mlxsup.supervisor.core.actions import LogFault, WorkerSignal
+from mlxsup.supervisor.core.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle import TABLE, ImpossibleTransitionError
-from mlxsup.supervisor.core.phases import AFTER_EXIT, LEAVES_TO
+from mlxsup.supervisor.core.phases import AFTER_EXIT, LEAVES_TO, Abandoned
 from support.core_driver import Driver, entry, in_state
 
 
@@ -20,7 +21,7 @@ def test_the_edges_are_those_of_the_design() -> None:
         State.LOADING: {"READY", "STOPPING"},
         State.READY: {"DRAINING", "STOPPING"},
         State.DRAINING: {"READY", "STOPPING"},
-        State.STOPPING: set(),
+        State.STOPPING: {"FAILED"},
         State.BACKOFF: {"PENDING", "STOPPED"},
         State.FAILED: {"PENDING", "STOPPED"},
     } == LEAVES_TO
@@ -36,7 +37,8 @@ def test_every_state_answers_to_every_command() -> None:
         triggers.Reconfigured,
         triggers.HitBug,
     )
-    assert [(s, c) for s in State for c in commands if (s, c) not in TABLE] == []
+    places = (*State, Abandoned)
+    assert [(p, c) for p in places for c in commands if (p, c) not in TABLE] == []
 
 
 def test_every_state_with_a_process_answers_to_its_end_and_to_garbage() -> None:
@@ -241,7 +243,7 @@ def test_stopping_escalates_from_asking_to_term_to_kill_E5() -> None:
     assert driver.signals() == [WorkerSignal.TERM]
     driver.pass_time(2.1)
     assert driver.signals() == [WorkerSignal.KILL]
-    driver.pass_time(60.0)
+    driver.pass_time(KILL_LIMIT_S - 0.5)
     assert driver.signals() == []
     assert driver.state() is State.STOPPING, "stopping lasts until the exit is seen"
 

@@ -16,7 +16,7 @@ from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import State
-from mlxsup.supervisor import clients, doors, logs, runtime
+from mlxsup.supervisor import clients, doors, log_files, runtime
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
@@ -170,8 +170,8 @@ def test_every_log_line_is_there_with_its_level(title: str, lines: set[tuple[str
 
 
 def test_the_size_of_logs_is_that_of_the_code() -> None:
-    assert logs.MAX_LOG_BYTES == 10 * 2**20
-    assert logs.LOG_FILES == 3
+    assert log_files.MAX_LOG_BYTES == 10 * 2**20
+    assert log_files.LOG_FILES == 3
     assert "to 10 MiB becomes `.1`, and that `.2`; older ones are dropped" in " ".join(TEXT.split())
 
 

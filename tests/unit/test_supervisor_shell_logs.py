@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
 from pathlib import Path
 
 import pytest
-from mlxsup.supervisor.logs import LAST_LINES, DaemonLog, ModelLog, RotatingFile
+from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, LogWriter, RotatingFile
+from mlxsup.supervisor.logs import (
+    LAST_LINES,
+    MAX_LOG_BYTES_PER_S,
+    TAIL_BYTES,
+    DaemonLog,
+    ModelLog,
+)
+from support.eventually import eventually
 
 
 def no_report(text: str) -> None:
@@ -52,7 +61,8 @@ def test_a_full_disk_drops_lines_and_says_so_once_a_minute(tmp_path: Path) -> No
 
 
 def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path) -> None:
-    log = ModelLog(tmp_path, "m", no_report)
+    writer = LogWriter(no_report)
+    log = ModelLog(tmp_path, "m", writer)
     log.begin(1, 100)
     log.write(b"one\nha")
     log.write(b"lf")
@@ -60,6 +70,7 @@ def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path
     log.begin(2, 101)
     log.write(b"two\n")
     log.close()
+    assert writer.close(60.0)
     assert log.last_lines == ("two",)
     lines = (tmp_path / "m.log").read_text().splitlines()
     rule = r"--- generation %d pid %d \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -70,7 +81,8 @@ def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path
 
 
 def test_the_last_lines_are_bounded_whatever_is_printed(tmp_path: Path) -> None:
-    log = ModelLog(tmp_path, "m", no_report)
+    writer = LogWriter(no_report)
+    log = ModelLog(tmp_path, "m", writer)
     log.write(b"x" * 1_000_000)
     assert sum(map(len, log.last_lines)) <= 2048
     log.write(b"\n" + b"".join(b"%d\n" % n for n in range(1000)) + b"\xff\xfe rest")
@@ -78,13 +90,85 @@ def test_the_last_lines_are_bounded_whatever_is_printed(tmp_path: Path) -> None:
     assert log.last_lines[-2] == "999"
     assert log.last_lines[-1].endswith(" rest")
     log.close()
+    assert writer.close(60.0)
 
 
 def test_the_daemon_log_keeps_to_its_level_and_quotes_what_has_blanks(tmp_path: Path) -> None:
-    log = DaemonLog(tmp_path, "info", no_report)
+    writer = LogWriter(no_report)
+    log = DaemonLog(tmp_path, "info", writer)
     log.write("debug", "not shown")
     log.write("info", "worker exited", model="m", generation=3, signal="SIGKILL", note="a b")
     log.close()
+    assert writer.close(60.0)
     (line,) = (tmp_path / "mlxsup.log").read_text().splitlines()
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", line)
     assert line.endswith('worker exited model=m generation=3 signal=SIGKILL note="a b"')
+
+
+def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hangs.log")  # opened for writing, it waits for a reader
+    writer = LogWriter(no_report)
+    hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
+    hanging.write(b"first\n")
+    eventually(lambda: not hanging._file.pieces)
+    piece = b"x" * (MAX_WAITING_BYTES // 4)
+    for _ in range(6):
+        hanging._file.write(piece)
+    assert hanging._file.waiting_bytes <= MAX_WAITING_BYTES
+    lost_bytes = hanging._file._lost_bytes
+    assert lost_bytes == 2 * len(piece)
+    hanging._file.end(b"last words\n")
+    hanging.close()
+    other.write(b"kept\n")
+    assert not writer.close(0.01)
+    assert not (tmp_path / "m.log").exists()
+    with (tmp_path / "hangs.log").open("rb") as reader:  # it goes on
+        text = reader.read()
+    note = b"--- %d bytes lost here\n" % (lost_bytes - len(b"last words\n"))
+    assert text == b"first\n" + 4 * piece + note + b"last words\n"
+    assert writer.close(60.0)
+    assert (tmp_path / "m.log").read_bytes() == b"kept\n"
+
+
+@pytest.mark.parametrize("how", ["close", "replace", "open"])
+def test_a_file_system_that_fails_is_reported_and_never_raised(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[str] = []
+    file = RotatingFile(tmp_path / "m.log", reports.append, max_bytes=10)
+    file.write(b"12345678\n")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, how, fail)
+        file.write(b"12345678\n")
+        file.close()
+    assert [os.strerror(errno.EROFS) in report for report in reports] == [True]
+    file.write(b"again\n")
+    file.close()
+    assert (tmp_path / "m.log").read_text().endswith("again\n")
+
+
+def test_who_prints_too_much_is_cut_and_its_last_words_are_kept(tmp_path: Path) -> None:
+    moments = [0.0]
+    writer = LogWriter(no_report)
+    log = ModelLog(tmp_path, "m", writer, clock=lambda: moments[0])
+    piece = b"%063d\n" % 0 * 1024
+    for _ in range(2 * MAX_LOG_BYTES_PER_S // len(piece)):
+        log.write(piece)
+        eventually(lambda: not log._file.waiting_bytes)
+    log.write(b"cause of death\n")
+    assert log.last_lines[-1] == "cause of death"
+    asyncio.run(log.ended(60.0))
+    text = b"".join((tmp_path / name).read_bytes() for name in ("m.log",))
+    assert text.endswith(b"cause of death\n")
+    lost = re.findall(rb"--- (\d+) bytes lost here\n", text)
+    assert len(lost) == 1
+    assert len(text) <= MAX_LOG_BYTES_PER_S + 2 * TAIL_BYTES
+    moments[0] = 1.0
+    log.write(b"the next second\n")
+    log.close()
+    assert writer.close(60.0)
+    assert (tmp_path / "m.log").read_bytes().endswith(b"cause of death\nthe next second\n")

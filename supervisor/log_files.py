@@ -1,0 +1,270 @@
+"""Files that grow and are renamed, and the one thread that writes them.
+
+Whoever logs hands over bytes and never waits: a file system that hangs holds up this thread alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+MAX_LOG_BYTES = 10 * 1024 * 1024
+LOG_FILES = 3
+"""Of each log: the current one, and the older `.1` and `.2`."""
+
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Of each log, while its file system takes nothing; more is dropped and counted."""
+
+STUCK_S = 1.0
+"""A write that has taken so long is not waited for by anybody."""
+
+REPORT_INTERVAL_S = 60.0
+
+Report = Callable[[str], None]
+"""Tells people of what cannot be told in a log."""
+
+
+class RotatingFile:
+    """An append-only file that is renamed when it has grown; never raises.
+
+    When nothing can be written (full disk), what was to be written is dropped, that is reported
+    once a minute, and the file says how much is missing once it can be written again.
+
+    Args:
+        path: the current file; older ones get `.1`, `.2`.
+        report: told of trouble.
+        max_bytes: at which the file is renamed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        report: Report,
+        *,
+        max_bytes: int = MAX_LOG_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self._report = report
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._descriptor: int | None = None
+        self._size = 0
+        self._dropped_bytes = 0
+        self._reported_at: float | None = None
+
+    def write(self, data: bytes) -> None:
+        """Appends, or drops."""
+        try:
+            if self._dropped_bytes:
+                self._append(f"--- {self._dropped_bytes} bytes lost here\n".encode())
+                self._dropped_bytes = 0
+            self._append(data)
+        except OSError as error:
+            self._dropped_bytes += len(data)
+            self._report_trouble(error)
+            self.close()
+
+    def skip(self, lost_bytes: int) -> None:
+        """Notes that so many bytes were dropped before they came here."""
+        self._dropped_bytes += lost_bytes
+
+    def close(self) -> None:
+        """Closes the file; a later write opens it again."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                self._report_trouble(error)
+
+    def _append(self, data: bytes) -> None:
+        if self._descriptor is not None and self._size + len(data) > self._max_bytes:
+            self._rotate()
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            self._descriptor = os.open(self.path, flags, 0o600)
+            self._size = os.fstat(self._descriptor).st_size
+        while data:
+            written = os.write(self._descriptor, data)
+            self._size += written
+            data = data[written:]
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(LOG_FILES - 1, 0, -1):
+            older = self._numbered(number - 1)
+            if older.exists():
+                os.replace(older, self._numbered(number))
+
+    def _numbered(self, number: int) -> Path:
+        return self.path if number == 0 else self.path.with_name(f"{self.path.name}.{number}")
+
+    def _report_trouble(self, error: OSError) -> None:
+        now = self._clock()
+        if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
+            self._report(f"{self.path} cannot be written, lines are lost: {error.strerror}")
+
+
+class LogFile:
+    """What is to be written to one file; made by `LogWriter.open`.
+
+    Args:
+        file: only the writer's thread touches it.
+        writer: the thread.
+    """
+
+    def __init__(self, file: RotatingFile, writer: LogWriter) -> None:
+        self._file = file
+        self._writer = writer
+        # All guarded by the writer's lock. Bounded by MAX_WAITING_BYTES, and a few marks.
+        self.pieces: list[bytes | Callable[[RotatingFile], None]] = []
+        self.waiting_bytes = 0
+        self._lost_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends, or drops and counts if too much waits already."""
+        with self._writer.lock:
+            if self.waiting_bytes + len(data) > MAX_WAITING_BYTES:
+                self._lost_bytes += len(data)
+            else:
+                self._add(data)
+
+    def skip(self, lost_bytes: int) -> None:
+        """So many bytes are dropped on purpose; the file will say so."""
+        with self._writer.lock:
+            self._lost_bytes += lost_bytes
+
+    def end(self, tail: bytes) -> None:
+        """Writes the end of what was dropped last, if anything was.
+
+        Args:
+            tail: the latest bytes of all, the dropped ones among them.
+        """
+        with self._writer.lock:
+            if self._lost_bytes:
+                kept = tail[-self._lost_bytes :]
+                self._lost_bytes -= len(kept)
+                self._add(kept)
+
+    def call(self, function: Callable[[RotatingFile], None]) -> None:
+        """Has the writer's thread call this when all before it is written."""
+        with self._writer.lock:
+            self.pieces.append(function)
+            self._writer.wake(self)
+
+    def close(self) -> None:
+        """Closes the file when all is written; a later write opens it again."""
+        self.call(RotatingFile.close)
+
+    def _add(self, data: bytes) -> None:
+        if self._lost_bytes:
+            lost_bytes, self._lost_bytes = self._lost_bytes, 0
+            self.pieces.append(lambda file: file.skip(lost_bytes))
+        self.pieces.append(data)
+        self.waiting_bytes += len(data)
+        self._writer.wake(self)
+
+    def write_out(self) -> None:
+        """Writes what waits; on the writer's thread."""
+        with self._writer.lock:
+            pieces, self.pieces = self.pieces, []
+            self.waiting_bytes = 0
+        waiting = bytearray()
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                waiting += piece
+                continue
+            if waiting:
+                self._file.write(bytes(waiting))
+                waiting.clear()
+            piece(self._file)
+        if waiting:
+            self._file.write(bytes(waiting))
+
+
+class LogWriter:
+    """The thread that writes every log file of this process.
+
+    Attributes:
+        lock: of all that waits.
+
+    Args:
+        report: told of trouble, on this thread.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.lock = threading.Lock()
+        self._report = report
+        self._has_work = threading.Condition(self.lock)
+        # Each file at most once.
+        self._files: deque[LogFile] = deque()
+        self._queued: set[LogFile] = set()
+        self._is_ending = False
+        self._writes_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="mlxsup-logs", daemon=True)
+        self._thread.start()
+
+    def open(self, path: Path) -> LogFile:
+        """A file; it is opened with the first write."""
+        return LogFile(RotatingFile(path, self._report), self)
+
+    def wake(self, file: LogFile) -> None:
+        """The file has something to write; called with the lock."""
+        if file not in self._queued:
+            self._queued.add(file)
+            self._files.append(file)
+            self._has_work.notify()
+
+    async def flushed(self, file: LogFile, limit_s: float) -> bool:
+        """Returns whether all of the file is written, after `limit_s` at most; at once if a write
+        hangs already."""
+        began_at = self._writes_since
+        if began_at is not None and time.monotonic() - began_at >= STUCK_S:
+            return False
+        loop = asyncio.get_running_loop()
+        written = asyncio.Event()
+
+        def tell(_: RotatingFile) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(written.set)
+
+        file.call(tell)
+        try:
+            async with asyncio.timeout(limit_s):
+                await written.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self, limit_s: float) -> bool:
+        """Writes what waits; returns whether all of it was written within the limit."""
+        with self.lock:
+            self._is_ending = True
+            self._has_work.notify()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (file := self._next()) is not None:
+            file.write_out()
+
+    def _next(self) -> LogFile | None:
+        with self.lock:
+            self._writes_since = None
+            while not self._files:
+                if self._is_ending:
+                    return None
+                self._has_work.wait()
+            self._writes_since = time.monotonic()
+            file = self._files.popleft()
+            self._queued.discard(file)
+            return file

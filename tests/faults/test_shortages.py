@@ -1,0 +1,80 @@
+"""Open files that run out, and records that cannot be written, end no daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+
+import psutil
+import pytest
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+
+LIMIT_S = 60.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of another process")
+def test_open_files_that_run_out_end_no_daemon_and_no_stream_P18() -> None:
+    daemon = Daemon({"m": fake(fake={"step_s": 0.01})})
+    with daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        measured = eventually(lambda: row(client, "m")["footprint_bytes"])
+        assert daemon.process is not None
+        supervisor = psutil.Process(daemon.process.pid)
+        limits = supervisor.rlimit(resource.RLIMIT_NOFILE)
+        stream = client.generate("m", prompt="x", max_tokens=300)
+        next(iter(stream))
+        supervisor.rlimit(resource.RLIMIT_NOFILE, (8, limits[1]))
+        try:
+            log = daemon.logs / "mlxsup.log"
+            eventually(lambda: "memory not measured" in log.read_text(), timeout_s=LIMIT_S)
+            assert 1 + sum(len(delta.token_ids) for delta in stream) == 300
+            assert row(client, "m")["footprint_bytes"] >= measured / 2, "the last value is kept"
+        finally:
+            supervisor.rlimit(resource.RLIMIT_NOFILE, limits)
+        assert client.complete("m", prompt="x", max_tokens=3).finish_reason == "length"
+        assert "too many open files" in log.read_text().lower()
+        assert log.read_text().count("memory not measured") == 1, "once a minute"
+
+
+def test_a_record_that_could_not_be_written_is_written_when_it_can_be_E6() -> None:
+    with Daemon({"m": fake()}) as daemon, daemon.client() as client:
+        first = wait_for_state(client, "m", "READY")["pid"]
+        obstacle = daemon.folder / "run" / "workers.new"
+        obstacle.mkdir()
+        os.kill(first, 9)
+        eventually(lambda: row(client, "m")["generation"] == 2)
+        pid = wait_for_state(client, "m", "READY")["pid"]
+        log = daemon.logs / "mlxsup.log"
+        eventually(lambda: "workers not recorded" in log.read_text())
+
+        def recorded() -> list[int]:
+            text = (daemon.folder / "run" / "workers.json").read_text()
+            return [entry["pid"] for entry in json.loads(text)]
+
+        assert recorded() == [first]
+        obstacle.rmdir()
+        eventually(lambda: recorded() == [pid], timeout_s=LIMIT_S)
+        assert row(client, "m")["generation"] == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_reload_closes_the_logs_of_models_that_it_removes_P20() -> None:
+    many = {f"m{number}": fake() for number in range(6)}
+    with Daemon({"kept": fake(), **many}) as daemon, daemon.client() as client:
+        for name in ("kept", *many):
+            wait_for_state(client, name, "READY")
+        assert daemon.process is not None
+        supervisor = psutil.Process(daemon.process.pid)
+
+        def open_logs() -> set[str]:
+            return {os.path.basename(file.path) for file in supervisor.open_files()}
+
+        assert {"kept.log", *(f"{name}.log" for name in many)} <= open_logs()
+        daemon.write_config({"kept": fake()})
+        assert daemon.run("reload").returncode == 0
+        eventually(lambda: len(client.status()["models"]) == 1)
+        eventually(lambda: open_logs() & {f"{name}.log" for name in many} == set())
+        assert "kept.log" in open_logs()

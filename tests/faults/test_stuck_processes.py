@@ -1,0 +1,129 @@
+"""A process that cannot be ended holds up nothing but its own model (P26)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from mlxsup.client import RequestError
+from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.eventually import eventually
+from support.unkillable import Unkillable
+
+LIMIT_S = 120.0
+LEFT_BEHIND = 71
+
+
+@pytest.mark.timeout(600)
+def test_a_load_that_cannot_be_ended_lets_the_others_load_P26() -> None:
+    stuck = fake(fake={"load_stall": "gil", "load_fault_generations": 1}, load_stall_timeout_s=1)
+    daemon = Unkillable({"stuck": stuck, "other": fake(preload=False)})
+    with daemon, daemon.client() as client:
+        pid = eventually(lambda: row(client, "stuck")["pid"], timeout_s=LIMIT_S)
+        daemon.hold(pid)
+        wait_for_state(client, "stuck", "STOPPING", LIMIT_S)
+        assert client.complete("other", prompt="x", max_tokens=3).finish_reason == "length"
+        failed = wait_for_state(client, "stuck", "FAILED", LIMIT_S)
+        assert failed["cause"] == f"process {pid} cannot be ended"
+        for command in (client.load, client.restart):
+            with pytest.raises(RequestError, match=str(pid)) as refused:
+                command("stuck")
+            assert refused.value.code == "load_failed"
+        assert row(client, "stuck")["generation"] == 1
+        eventually(lambda: row(client, "stuck")["footprint_bytes"] > 0)
+        daemon.let_go(pid)
+        wait_for_state(client, "stuck", "READY", LIMIT_S)
+        assert client.complete("stuck", prompt="x", max_tokens=3).finish_reason == "length"
+        assert f"process {pid} of stuck cannot be ended" in daemon.output
+
+
+@pytest.mark.timeout(600)
+def test_stop_ends_within_its_limit_and_names_it_and_so_does_the_next_start_P26() -> None:
+    models = {"stuck": fake(), "other": fake()}
+    with Unkillable(models, {"drain_timeout_s": 1.0}) as daemon:
+        with daemon.client() as client:
+            pid = wait_for_state(client, "stuck", "READY", LIMIT_S)["pid"]
+            wait_for_state(client, "other", "READY", LIMIT_S)
+            stream = client.generate("stuck", prompt="[[fault stall=gil at=3]]", max_tokens=9)
+            next(iter(stream))
+            daemon.hold(pid)
+            stuck = psutil.Process(pid)
+            done = subprocess.run(
+                Daemon.command("stop", "--endpoint", daemon.endpoint),
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            with pytest.raises(RequestError) as ended:
+                list(stream)
+            assert ended.value.code == "shutting_down"
+        assert (done.returncode, done.stdout) == (LEFT_BEHIND, "")
+        assert f"process {pid} cannot be ended" in done.stderr
+        assert daemon.process is not None
+        assert daemon.process.wait(LIMIT_S) == LEFT_BEHIND
+        assert f"process {pid} of stuck cannot be ended" in daemon.output
+        assert is_alive(stuck)
+        record = json.loads((daemon.folder / "run" / "workers.json").read_text())
+        assert [entry["pid"] for entry in record] == [pid]
+        daemon.let_go(pid)
+
+
+def test_a_leftover_that_cannot_be_ended_is_named_and_kept_on_record(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from pathlib import Path
+from mlxsup.supervisor import sweep
+from mlxsup.supervisor.daemon import _sweep, _open_log
+from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.logs import DaemonLog
+folder = Path({os.fspath(tmp_path)!r})
+sweep.WorkerRecord(folder).add("stuck", int(sys.argv[1]))
+sweep._kill_group = lambda pid: None
+sweep.KILL_LIMIT_S = 0.1
+record = sweep.WorkerRecord(folder)
+writer = LogWriter(print)
+_sweep(record, DaemonLog(folder, "info", writer))
+writer.close(60.0)
+"""
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(sleeper.pid)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        assert f"process {sleeper.pid} of stuck, left by an earlier daemon, cannot" in done.stderr
+        assert "leftover worker cannot be ended" in (tmp_path / "mlxsup.log").read_text()
+        record = json.loads((tmp_path / "workers.json").read_text())
+        assert [entry["pid"] for entry in record] == [sleeper.pid]
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@pytest.mark.parametrize("how", ["crash", "kill", "unload", "stop"])
+def test_what_a_worker_has_started_goes_with_it_E5_P13(how: str) -> None:
+    daemon = Daemon({"m": fake(fake={"children": 5}, restart={"max_restarts": 0})})
+    with daemon, daemon.client() as client:
+        pid = wait_for_state(client, "m", "READY", LIMIT_S)["pid"]
+        children = psutil.Process(pid).children()
+        assert len(children) == 5
+        if how == "crash":
+            with pytest.raises(RequestError):
+                client.complete("m", prompt="[[fault crash=SIGSEGV at=1]]", max_tokens=3)
+        elif how == "kill":
+            os.kill(pid, signal.SIGKILL)
+        elif how == "unload":
+            client.unload("m")
+        else:
+            client.stop()
+        eventually(lambda: not any(map(is_alive, children)), timeout_s=LIMIT_S)
