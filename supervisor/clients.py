@@ -320,7 +320,7 @@ class Clients:
 
     # ------------------------------------------------------------ connections that end
 
-    def _on_connection_event(self, event: int) -> None:
+    def _on_connection_event(self, event: int, connection: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._connected += 1
             if self._connected == self._max_connected:

@@ -103,12 +103,30 @@ class LoopSocket:
             if left_bytes <= 0:
                 return True
             try:
-                frames = self.socket.recv_multipart(_NOBLOCK)
+                frames = self._receive()
             except zmq.Again:
                 return False
             left_bytes -= len(frames[-1])
             self._take(frames)
         return True
+
+    def _receive(self) -> list[bytes]:
+        return self.socket.recv_multipart(_NOBLOCK)
+
+
+class TracedSocket(LoopSocket):
+    """A socket that tells which connection the message at hand came over.
+
+    Attributes:
+        source: the descriptor of that connection, which libzmq may have closed since.
+    """
+
+    source = -1
+
+    def _receive(self) -> list[bytes]:
+        frames = self.socket.recv_multipart(_NOBLOCK, copy=False)
+        self.source = int(frames[-1].get(zmq.SRCFD))
+        return [frame.bytes for frame in frames]
 
 
 class Monitor:
@@ -117,15 +135,17 @@ class Monitor:
     Args:
         socket: whose; `close` must come before the socket is closed.
         events: which.
-        take: given the event's kind.
+        take: given the event's kind and its value.
     """
 
-    def __init__(self, socket: Socket, events: int, take: Callable[[int], None]) -> None:
+    def __init__(self, socket: Socket, events: int, take: Callable[[int, int], None]) -> None:
         self._socket = socket
-        pair = socket.get_monitor_socket(events)
-        self._pair = LoopSocket(
-            pair, lambda frames: take(int(parse_monitor_message(frames)["event"]))
-        )
+        self._event = take
+        self._pair = LoopSocket(socket.get_monitor_socket(events), self._take)
+
+    def _take(self, frames: list[bytes]) -> None:
+        happened = parse_monitor_message(frames)
+        self._event(int(happened["event"]), int(happened["value"]))
 
     def close(self) -> None:
         """Ends the events."""

@@ -6,7 +6,7 @@ from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
 from .life import LastExit, Life
-from .phases import Backoff, Draining, Failed, Loading, Pending, Ready, StopCause, Stopped, Stopping
+from .phases import Backoff, Draining, Failed, Pending, Ready, StopCause, Stopped, Stopping
 from .recovery import Evidence
 from .refusals import cut_off, load_failed
 from .restart import GiveUp
@@ -21,7 +21,7 @@ ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
 def died(life: Life, trigger: Died, now: float) -> None:
     """The one place that decides what follows the end of a process."""
     phase = life.phase
-    stopping = phase if isinstance(phase, Stopping) else None
+    stopping = _ending(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
     life.last_exit = LastExit(
@@ -67,8 +67,9 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
         died: how it ended.
         is_over_memory: whether it had reported more memory than its limit.
     """
-    if isinstance(life.phase, Stopping):
-        match life.phase.cause:
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
             case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:
                 return Evidence.ASKED
             case StopCause.STALL:
@@ -106,9 +107,23 @@ def _fail(life: Life, cause: str, now: float) -> None:
     life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
 
 
+def _ending(life: Life, died: Died) -> Stopping | None:
+    """How the process was being ended; None where it ended by itself.
+
+    What was found broken or suspended is killed at once. If it did not end by that signal, it had
+    been about to die: its connection ends before its exit can be seen, and the kernel may take long
+    to free its memory. So its own exit says what became of it.
+    """
+    if not isinstance(life.phase, Stopping):
+        return None
+    is_killed_at_once = life.phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    return None if is_killed_at_once and died.signal_name != "SIGKILL" else life.phase
+
+
 def _judge(life: Life, died: Died) -> ExitReason:
-    if isinstance(life.phase, Stopping):
-        match life.phase.cause:
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
             case StopCause.ASKED:
                 return ExitReason.ASKED
             case StopCause.STALL | StopCause.SUSPENDED:
@@ -121,7 +136,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
                 return ExitReason.CRASH
     if died.is_spawn_error:
         return ExitReason.SPAWN_ERROR
-    if isinstance(life.phase, Loading) and died.exit_code in PERMANENT_EXITS:
+    if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:
         return ExitReason.LOAD_ERROR
     return ExitReason.CRASH
 
