@@ -92,7 +92,7 @@ class WorkerEvents:
             self._models.look_after(model, event.now)
 
     def _on_broke(self, event: WorkerBroke, model: Model) -> None:
-        if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
+        if event.is_other_version:
             self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
         else:
             self._models.trigger(model, Broke(detail=event.detail), event.now)
@@ -119,6 +119,10 @@ class WorkerEvents:
         _MESSAGE_HANDLERS[type(event.message)](self, event, model, event.message)
 
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if message.step not in (model.steps, model.steps + 1):
+            detail = f"counted step {message.step} after step {model.steps}"
+            self._models.trigger(model, Broke(detail=detail), event.now)
+            return
         if model.watch is not None:
             model.watch.stepped(message.step, event.now)
         if self._serving.step(model, message, event.now):
