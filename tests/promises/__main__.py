@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.tiny_model import make_tiny_model
 
-from . import beside, clients, crashes, ends, loads, passing_faults, stalls
+from . import beside, clients, crashes, ends, loads, lost_work, passing_faults, stalls
 from .long_runs import LongRun, long_runs
 from .measure import SMALL, Measure, Outcome, Place, Sizes
 from .report import beside_lines, figure_lines, head_lines, long_run_lines, problem_lines
@@ -22,6 +22,7 @@ MEASURES: tuple[Measure, ...] = (
     *ends.MEASURES,
     *crashes.MEASURES,
     *stalls.MEASURES,
+    *lost_work.MEASURES,
     *loads.MEASURES,
     *passing_faults.MEASURES,
     *clients.MEASURES,
