@@ -97,6 +97,16 @@ def test_a_death_that_our_kill_crosses_keeps_its_own_verdict(
     assert ("connection" in driver.row()["last_exit"]["detail"]) is is_ours
 
 
+def test_a_stopped_process_that_died_before_our_kill_keeps_its_own_verdict() -> None:
+    driver = serving()
+    while driver.state() is State.READY:
+        driver.pass_time(0.25)
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=True)
+    driver.exit(signal="SIGSEGV")
+    assert (driver.row()["suspects"], driver.row()["last_exit"]["reason"]) == (1, "crash")
+
+
 def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_them() -> None:
     driver = Driver([entry()])
     driver.load()
