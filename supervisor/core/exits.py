@@ -112,12 +112,14 @@ def _ending(life: Life, died: Died) -> Stopping | None:
 
     What was found broken or suspended is killed at once. If it did not end by that signal, it had
     been about to die: its connection ends before its exit can be seen, and the kernel may take long
-    to free its memory. So its own exit says what became of it.
+    to free its memory. So its own exit says what became of it, unless its end was asked for, too.
     """
-    if not isinstance(life.phase, Stopping):
+    phase = life.phase
+    if not isinstance(phase, Stopping):
         return None
-    is_killed_at_once = life.phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
-    return None if is_killed_at_once and died.signal_name != "SIGKILL" else life.phase
+    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    is_by_itself = is_killed_at_once and died.signal_name != "SIGKILL"
+    return None if is_by_itself and not phase.is_restart else phase
 
 
 def _judge(life: Life, died: Died) -> ExitReason:

@@ -107,6 +107,16 @@ def test_a_stopped_process_that_died_before_our_kill_keeps_its_own_verdict() -> 
     assert (driver.row()["suspects"], driver.row()["last_exit"]["reason"]) == (1, "crash")
 
 
+def test_a_death_that_a_restart_crosses_too_is_asked_for() -> None:
+    driver = serving()
+    driver.unlinked()
+    driver.pass_time(UNLINKED_S)
+    driver.restart()
+    driver.exit(code=70)
+    assert (driver.state(), driver.row()["suspects"]) == (State.LOADING, 0)
+    assert driver.row()["restarts"] == 0, "it comes up with a clean window"
+
+
 def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_them() -> None:
     driver = Driver([entry()])
     driver.load()
