@@ -325,8 +325,14 @@ class PlayedWorker:
             return
         self._gone()
         if self._last_said is not None:  # heard once more, late: nobody may take it for the next's
-            late = self._last_said
-            self._world.after(self._dice.uniform(0.0, 4.0), lambda: self._hand_over(late))
+            late, known = self._last_said, self._world.core._models.by_name[self.model]
+
+            def hand_over_late() -> None:
+                # A model that was removed and added again counts its generations afresh.
+                if self._world.core._models.by_name.get(self.model) is known:
+                    self._hand_over(late)
+
+            self._world.after(self._dice.uniform(0.0, 4.0), hand_over_late)
         self._world.handle(
             Exited(
                 now=self._world.now,
