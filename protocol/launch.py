@@ -22,6 +22,10 @@ MAX_SOCKET_PATH_BYTES = 103
 MAX_LAUNCH_SPEC_BYTES = 64 * 1024
 
 
+TEXT_LIMIT_STEPS = 10.0
+"""Preparing one prompt may take so many times `step_timeout_s`."""
+
+
 class ExitCode(IntEnum):
     """What a worker's exit code says; any other code, and any signal, is a transient crash."""
 
@@ -31,6 +35,7 @@ class ExitCode(IntEnum):
     MODEL_MISSING = 66
     NO_DEVICE = 69
     STEP_ERROR = 70
+    WORKER_FAULT = 71
     GPU_FAULT_ELSEWHERE = 72
     OUT_OF_MEMORY = 75
 

@@ -548,7 +548,10 @@ class Heartbeat(Message):
         phase: what the owner thread is doing.
         phase_s: for how long.
         predicted_s: how long the step under way was predicted to take; 0 when idle.
-        requests: how many it holds: being tokenised, waiting for a row, or in the batch.
+        requests: how many it holds: being tokenised, waiting for a row, in the batch, or ended
+            without the supervisor's having been sent so.
+        preparing: how many of them are being tokenised.
+        sent, received: how many messages the owner thread had sent and taken when it counted them.
         active_bytes: held by the engine's arrays.
         cache_bytes: kept by the allocator for reuse.
         peak_bytes: the most ever held.
@@ -561,6 +564,9 @@ class Heartbeat(Message):
     phase_s: float
     predicted_s: float = 0.0
     requests: int = 0
+    preparing: int = 0
+    sent: int = 0
+    received: int = 0
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0

@@ -79,10 +79,15 @@ class LoadPhase(StrEnum):
 
 
 class WorkerPhase(StrEnum):
-    """What the owner thread of a worker is doing, as its heartbeat says."""
+    """What the owner thread of a worker is doing, as its heartbeat says.
+
+    IDLE means that it waits for something to do; ROWS is all that it does between two steps: taking
+    rows in and out, replaying answers, giving memory back.
+    """
 
     LOADING = "loading"
     IDLE = "idle"
+    ROWS = "rows"
     PREFILL = "prefill"
     DECODE = "decode"
     CLOSING = "closing"

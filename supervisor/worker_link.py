@@ -15,9 +15,9 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.messages import WORKER_TO_SUPERVISOR, Heartbeat, Hello, Message
 
-from .core.events import Event, WorkerBroke, WorkerSaid
+from .core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from .runtime import BEAT_SUFFIX
-from .transport import Context, LoopSocket, Monitor, bound_socket
+from .transport import Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256
 """libzmq drops what waits behind a full receiver when its peer closes: the last words of a worker
@@ -30,6 +30,19 @@ MAX_OUTBOX_MESSAGES = 8192
 """A worker that leaves more than this unread does not follow the protocol."""
 
 
+class _PeerSocket(TracedSocket):
+    """Traces messages until it is known which connection is the worker's: that costs a copy.
+
+    Attributes:
+        is_traced: whether it does.
+    """
+
+    is_traced = True
+
+    def _receive(self) -> list[bytes]:
+        return super()._receive() if self.is_traced else LoopSocket._receive(self)
+
+
 class WorkerLink:
     """Messages from and to one incarnation of a worker.
 
@@ -38,7 +51,8 @@ class WorkerLink:
     Attributes:
         pid: of its process, once it is known.
         has_peer: whether a worker has ever connected.
-        disconnected: set when its connection has ended and nothing more can arrive.
+        disconnected: set when its connection has ended and nothing more can arrive; before HELLO,
+            when nobody is connected.
 
     Args:
         context: makes the sockets.
@@ -76,6 +90,7 @@ class WorkerLink:
         self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
         self._beat_decoder = Decoder((Heartbeat,), is_strict=False)
         self._peer: bytes | None = None
+        self._peer_connection = -1
         self._connected = 0
         self._is_broken = False
         self._is_closed = False
@@ -105,7 +120,7 @@ class WorkerLink:
         self._monitor = Monitor(
             socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED, self._on_connection_event
         )
-        self._socket = LoopSocket(socket, self._take, self._flush)
+        self._socket = _PeerSocket(socket, self._take, self._flush)
         self._beats = LoopSocket(beats, self._take_beat)
 
     @property
@@ -151,18 +166,28 @@ class WorkerLink:
                 self._outbox.popleft()
         except zmq.ZMQError as error:
             self._outbox.clear()
-            if error.errno != errno.EHOSTUNREACH:  # else its exit is about to be seen
+            if error.errno != errno.EHOSTUNREACH:  # else the end of its connection is told soon
                 self._break(f"cannot be sent to: {error.strerror}")
 
-    def _on_connection_event(self, event: int, descriptor: int) -> None:
+    def _on_connection_event(self, event: int, connection: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self.has_peer = True
             self._connected += 1
-            self.disconnected.clear()
-        else:
-            self._connected -= 1
+            if self._peer is None:
+                self.disconnected.clear()
+            return
+        self._connected -= 1
+        self.drain()  # a HELLO may wait there, and who has said it is known by its connection
+        if self._peer is None:
             if not self._connected:
                 self.disconnected.set()
+        elif connection == self._peer_connection:
+            self._peer_connection = -1  # the number may be another's soon
+            self.disconnected.set()
+            if not self._is_broken:  # whatever connects in its stead is a stranger
+                self._post(
+                    WorkerUnlinked(now=self._now(), model=self._model, generation=self._generation)
+                )
 
     def _take(self, frames: list[bytes]) -> None:
         sender = frames[0]
@@ -182,7 +207,8 @@ class WorkerLink:
             if problem:
                 self._break(problem)
                 return
-            self._peer = sender
+            self._peer, self._peer_connection = sender, self._socket.source
+            self._socket.is_traced = False
         self._say(message)
         self._flush()
 

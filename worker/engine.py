@@ -34,6 +34,13 @@ class NoDeviceError(Exception):
     """MLX has no usable device here (exit 69)."""
 
 
+class WorkerFaultError(Exception):
+    """This process has lost a thread or a row of its own; the message says which (exit 71).
+
+    It says nothing of the requests: another process serves them.
+    """
+
+
 class GpuFaultElsewhereError(Exception):
     """The GPU gave up this process's work because of another process's fault (exit 72)."""
 
@@ -242,6 +249,9 @@ class Engine(Protocol):
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
+
+    def row_count(self) -> int:
+        """How many rows there are, in prefill or decode."""
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""

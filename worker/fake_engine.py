@@ -15,7 +15,11 @@ Directives stand anywhere in a prompt (text, chat or tokens):
     [[fault crash=exit:70 at=5]]        die with an exit code
     [[fault raise at=3]]                an exception out of `step`
     [[fault stall=sleep at=4]]          a step that never ends: sleep, busy (Python), gil (held)
-    [[fault frames=garbage at=2]]       send the supervisor what is not a message
+    [[fault stall=sleep during=insert]] the same outside a step: insert, remove, bytes_held
+    [[fault frames=garbage at=2]]       send the supervisor what is not a message; also oversized
+    [[fault link=drop at=2]]            close the connection to the supervisor, and live
+    [[fault beats=end at=2]]            end the thread that sends heartbeats
+    [[fault row=lost at=2]]             forget the row without a word
     [[fault big=100000]]                every token shows as so many letters
     [[fault slow=0.05]]                 every step of this row takes so much longer
     [[tokenize raise]]                  the template raises; also loop, slow=2.5
@@ -32,6 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import FinishReason, LoadPhase
@@ -80,6 +85,21 @@ class FakeStepError(Exception):
     """What a step raises on demand."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What faults of a worker need beside the engine.
+
+    Attributes:
+        send_frames: sends the supervisor frames as they are.
+        drop_link: closes the connection to the supervisor for good.
+        end_beats: ends the heartbeats.
+    """
+
+    send_frames: Callable[[list[bytes]], None]
+    drop_link: Callable[[], None]
+    end_beats: Callable[[], None]
+
+
 @dataclass(slots=True, kw_only=True)
 class _FakeRow:
     row: Row
@@ -107,18 +127,16 @@ class FakeEngine:
 
     Args:
         spec: options in `fake`; `max_concurrency` is held to.
-        send_frames: how `frames=garbage` reaches the supervisor.
+        reach: for the faults that are not the engine's own; without it they do nothing.
 
     Raises:
         FakeOptionError: an option is unknown or wrong.
     """
 
-    def __init__(
-        self, spec: LaunchSpec, send_frames: Callable[[list[bytes]], None] | None = None
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, reach: Reach | None = None) -> None:
         self._spec = spec
         self._options = FakeOptions.from_map(spec.fake)
-        self._send_frames = send_frames
+        self._reach = reach
         self._codec = FakeTextCodec(self._options.tokenize_s)
         self._rows: dict[RequestKey, _FakeRow] = {}
         self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
@@ -187,6 +205,7 @@ class FakeEngine:
             prefilled=cached,
             generated=len(row.delivered),
         )
+        self._stall_when_due(self._rows[row.key], "insert")
         return cached
 
     def remove(self, key: RequestKey) -> None:
@@ -196,10 +215,15 @@ class FakeEngine:
             self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
             while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
+            self._stall_when_due(row, "remove")
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
         return bool(self._rows)
+
+    def row_count(self) -> int:
+        """See `Engine.row_count`."""
+        return len(self._rows)
 
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
@@ -223,6 +247,8 @@ class FakeEngine:
                 decoding.append(prefilling)
         for row in decoding:
             token = self._decode(row)
+            if row.row.key not in self._rows:
+                continue  # lost on demand
             result.tokens.append(token)
             if token.finish is not None:
                 del self._rows[token.key]
@@ -259,18 +285,36 @@ class FakeEngine:
 
     def _fail_when_due(self, row: _FakeRow, token_number: int) -> None:
         wanted = row.directives
-        if wanted.at != token_number:
-            return
-        if wanted.generation and wanted.generation != self._spec.generation:
+        if wanted.at != token_number or not self._is_struck(wanted):
             return
         if wanted.crash:
             crash(wanted.crash)
-        if wanted.stall:
+        if wanted.stall and wanted.during == "step":
             stall(wanted.stall)
-        if wanted.frames and self._send_frames is not None:
-            self._send_frames(GARBAGE)
+        if self._reach is not None:
+            self._fail_beside(wanted, self._reach)
+        if wanted.row:
+            del self._rows[row.row.key]
         if wanted.exception:
             self._raise()
+
+    @staticmethod
+    def _fail_beside(wanted: Directives, reach: Reach) -> None:
+        if wanted.frames:
+            is_oversized = wanted.frames == "oversized"
+            reach.send_frames([bytes(MAX_FRAME_BYTES + 1)] if is_oversized else GARBAGE)
+        if wanted.link:
+            reach.drop_link()
+        if wanted.beats:
+            reach.end_beats()
+
+    def _stall_when_due(self, row: _FakeRow, method: str) -> None:
+        wanted = row.directives
+        if wanted.stall and wanted.during == method and self._is_struck(wanted):
+            stall(wanted.stall)
+
+    def _is_struck(self, wanted: Directives) -> bool:
+        return wanted.generation in (0, self._spec.generation)
 
     @staticmethod
     def _raise() -> NoReturn:
@@ -282,6 +326,9 @@ class FakeEngine:
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""
+        for row in self._rows.values():
+            if row.generated >= row.directives.at:
+                self._stall_when_due(row, "bytes_held")
         return EngineBytes(active=self._options.active_bytes, peak=self._options.active_bytes)
 
     def close(self) -> None:

@@ -47,6 +47,16 @@ UNITS = tuple(
     )
 )
 
+CHOICES = {
+    "stall": STALLS,
+    "during": ("step", "insert", "remove", "bytes_held"),
+    "frames": ("garbage", "oversized"),
+    "link": ("drop",),
+    "beats": ("end",),
+    "row": ("lost",),
+}
+"""What some faults take."""
+
 DIRECTIVE = re.compile(r"\[\[(fault|answer|say|tokenize)\b ?(.*?)\]\]", re.DOTALL)
 
 
@@ -93,7 +103,11 @@ class Directives:
     crash: str = ""
     exception: bool = False
     stall: str = ""
+    during: str = "step"
     frames: str = ""
+    link: str = ""
+    beats: str = ""
+    row: str = ""
     at: int = 1
     generation: int = 0
     big: int = 0
@@ -137,11 +151,14 @@ def _parse_fault(argument: str) -> dict[str, object]:
             values[name] = value
     if crash := values.get("crash"):
         check_crash("crash", str(crash))
-    if values.get("stall", STALLS[0]) not in STALLS:
-        raise FakeOptionError(f"stall takes one of {', '.join(STALLS)}")
-    if values.get("frames", "garbage") != "garbage":
-        raise FakeOptionError("frames takes garbage")
+    for name, choices in CHOICES.items():
+        if values.get(name, choices[0]) not in choices:
+            raise FakeOptionError(f"{name} takes {_one_of(choices)}")
     return values
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
 
 
 def _integer(name: str, value: str) -> int:

@@ -26,15 +26,31 @@ BEAT_HIGH_WATER_MARK = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What the owner thread holds and has exchanged with the supervisor, all of one moment.
+
+    Attributes:
+        requests: how many it holds.
+        preparing: how many of them are being tokenised.
+        sent, received: messages since the start.
+    """
+
+    requests: int = 0
+    preparing: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """What the owner thread was doing when it last said so.
 
     Attributes:
         step: how many steps have ended.
         phase: what it does since.
-        since: monotonic seconds; for prefill and decode the start of the step under way.
+        since: monotonic seconds: the start of the step, or of the other work, under way.
         predicted_s: how long that step should take at most; 0 when none is under way.
-        requests: how many the worker holds.
+        books: the requests it holds.
         held: memory.
         prefill_chunk: tokens of each waiting prompt that a step would process.
     """
@@ -43,7 +59,7 @@ class Published:
     phase: WorkerPhase
     since: float
     predicted_s: float = 0.0
-    requests: int = 0
+    books: Books = field(default_factory=Books)
     held: EngineBytes = field(default_factory=EngineBytes)
     prefill_chunk: int = 0
 
@@ -66,19 +82,19 @@ class Board:
         *,
         step: int,
         predicted_s: float = 0.0,
-        requests: int = 0,
+        books: Books | None = None,
         held: EngineBytes | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
-        """Says what the owner thread does from now on; memory and chunk stay as they were unless
-        given."""
+        """Says what the owner thread does from now on; books, memory and chunk stay as they were
+        unless given."""
         before = self._current
         self._current = Published(
             step=step,
             phase=phase,
             since=self._clock(),
             predicted_s=predicted_s,
-            requests=requests,
+            books=before.books if books is None else books,
             held=before.held if held is None else held,
             prefill_chunk=before.prefill_chunk if prefill_chunk is None else prefill_chunk,
         )
@@ -91,7 +107,10 @@ class Board:
             phase=current.phase,
             phase_s=max(0.0, self._clock() - current.since),
             predicted_s=current.predicted_s,
-            requests=current.requests,
+            requests=current.books.requests,
+            preparing=current.books.preparing,
+            sent=current.books.sent,
+            received=current.books.received,
             active_bytes=current.held.active,
             cache_bytes=current.held.cache,
             peak_bytes=current.held.peak,
@@ -103,12 +122,24 @@ class HeartbeatThread:
     """Sends the board's beat each second, from its own thread and its own ZeroMQ context.
 
     A beat that the supervisor has no room for is dropped: the next one says more.
+
+    Args:
+        endpoint: that of the worker's messages.
+        board: what the beats say.
+        on_end: called on the thread when it ends, for whatever reason.
     """
 
-    def __init__(self, endpoint: str, board: Board, interval_s: float = BEAT_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        board: Board,
+        interval_s: float = BEAT_INTERVAL_S,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._endpoint = endpoint + BEAT_SUFFIX
         self._board = board
         self._interval_s = interval_s
+        self._on_end = on_end
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -121,7 +152,18 @@ class HeartbeatThread:
         self._end.set()
         self._thread.join()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more beat will come: it was stopped, or something went wrong in it."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
     def _run(self) -> None:
+        try:
+            self._beat()
+        finally:
+            self._on_end()
+
+    def _beat(self) -> None:
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, BEAT_HIGH_WATER_MARK)

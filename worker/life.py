@@ -22,8 +22,9 @@ from .engine import (
     GpuFaultElsewhereError,
     ModelMissingError,
     NoDeviceError,
+    WorkerFaultError,
 )
-from .fake_engine import FakeEngine, FakeOptionError
+from .fake_engine import FakeEngine, FakeOptionError, Reach
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .logs import line
@@ -74,6 +75,7 @@ def judge(error: BaseException) -> Death:
         (TerminatedError, TERMINATED_EXIT),
         (StuckPreprocessingError, ExitCode.STEP_ERROR),
         (LinkBrokenError, ExitCode.STEP_ERROR),
+        (WorkerFaultError, ExitCode.WORKER_FAULT),
     )
     for kind, code in known:
         if isinstance(error, kind):
@@ -128,7 +130,7 @@ class Life:
         self._spec = spec
         self._board = Board()
         self._link = Link(spec.endpoint)
-        self._heartbeat = HeartbeatThread(spec.endpoint, self._board)
+        self._heartbeat = HeartbeatThread(spec.endpoint, self._board, on_end=self._link.wake)
         self._termination = TerminationHandler(self._link)
         self._started_at = time.monotonic()
 
@@ -169,7 +171,12 @@ class Life:
 
     def _make_engine(self) -> Engine:
         if self._spec.engine == "fake":
-            return FakeEngine(self._spec, send_frames=self._link.send_frames)
+            reach = Reach(
+                send_frames=self._link.send_frames,
+                drop_link=self._link.drop,
+                end_beats=self._heartbeat.stop,
+            )
+            return FakeEngine(self._spec, reach)
         try:
             from .mlx_engine import MlxEngine
         except ImportError as error:
@@ -192,6 +199,7 @@ class Life:
         )
         took_s = time.monotonic() - self._started_at
         logger.info(line("model ready", model=spec.model, backend=facts.backend, seconds=took_s))
+        self._board.publish(WorkerPhase.IDLE, step=0, held=held)
         self._link.send(
             Ready(
                 context_length=facts.context_length,
@@ -201,13 +209,24 @@ class Life:
                 active_bytes=held.active,
             )
         )
-        loop.run(self._termination.has_come)
+        loop.run(self._must_end)
         self._board.publish(WorkerPhase.CLOSING, step=self._board.current.step)
         text.close()
         engine.close()
         if loop.is_exit_asked:
             return ExitCode.ASKED
         raise TerminatedError("ended by SIGTERM")
+
+    def _must_end(self) -> bool:
+        """Whether SIGTERM came.
+
+        Raises:
+            WorkerFaultError: the heartbeats have ended, and a step that is stuck would be noticed
+                late: no beat would say how long it was predicted to take.
+        """
+        if self._heartbeat.is_over:
+            raise WorkerFaultError("the thread that sends heartbeats has ended")
+        return self._termination.has_come()
 
     def _report(self, phase: LoadPhase, progress: float) -> None:
         """Sends load progress, and looks for an Exit meanwhile (B9)."""

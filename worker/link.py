@@ -26,6 +26,9 @@ class LinkBrokenError(Exception):
 class Link:
     """Messages to and from the supervisor.
 
+    Attributes:
+        sent, received: messages so far; one that waits in the outbox counts as sent.
+
     Args:
         endpoint: where the supervisor listens for this worker alone.
     """
@@ -38,6 +41,7 @@ class Link:
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(endpoint)
+        self.sent = self.received = 0
         self._outbox: deque[list[bytes]] = deque()
         self._decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -63,6 +67,7 @@ class Link:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self.received += 1
         try:
             return self._decoder.decode(frames)
         except DecodeError as error:
@@ -74,6 +79,7 @@ class Link:
 
     def send_frames(self, frames: list[bytes]) -> None:
         """Sends frames as they are, in order with the messages."""
+        self.sent += 1
         self._outbox.append(frames)
         self.flush()
 
@@ -97,6 +103,13 @@ class Link:
                 pass
         except BlockingIOError:
             pass
+
+    def drop(self) -> None:
+        """Ends the connection and makes no other: a fault, on demand of the fake engine."""
+        if self._socket in self._poller:
+            self._poller.unregister(self._socket)
+        self._socket.close(linger=0)
+        self._socket = self._context.socket(zmq.DEALER)
 
     def close(self, linger_s: float) -> None:
         """Sends what is left, for at most this long, and closes.

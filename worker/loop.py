@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.messages import (
     Accepted,
     CancelRow,
@@ -29,17 +30,13 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 
 from .answer import AnswerText
-from .engine import Engine, EngineFacts, Row, StepResult
-from .heartbeat import Board
+from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
+from .heartbeat import Board, Books
 from .link import LinkBrokenError
 from .logs import line
 from .rows import RunningRow, acceptance, check_resume, plan_row
 from .text import Refused, Tokenised
 from .tool_calls import ToolCallReader
-
-TEXT_LIMIT_STEPS = 10.0
-"""Preparing one prompt may take so many times `step_timeout_s`; a template that loops for ever
-would otherwise hold up every later request without any counter showing it."""
 
 GIVE_BACK_AFTER_S = 300.0
 """Without a request for so long, known prompts and memory for reuse are given back."""
@@ -53,6 +50,9 @@ class StuckPreprocessingError(Exception):
 
 class MessageLink(Protocol):
     """What the loop needs of `link.Link`."""
+
+    sent: int
+    received: int
 
     def receive(self) -> Message | None:
         """The next message, or None."""
@@ -81,6 +81,9 @@ class TextSide(Protocol):
 
     def busy(self) -> tuple[RequestKey, float] | None:
         """What is being prepared for longest, and since when."""
+
+    def is_alive(self) -> bool:
+        """Whether what was asked for will be prepared."""
 
 
 class StepLoop:
@@ -144,13 +147,15 @@ class StepLoop:
             Exception: whatever a step raised; the engine is unusable then (F3).
             LinkBrokenError: the supervisor broke the protocol.
             StuckPreprocessingError: a prompt's preparation does not end.
+            WorkerFaultError: a row or a thread is gone.
         """
         self._publish_idle()
         while not self._is_exit_asked and not is_terminated():
             has_stepped = self.turn()
             if not has_stepped and not self._is_exit_asked and not is_terminated():
+                timeout_s = self._wait_s()
                 self._publish_idle()
-                self._link.wait(self._wait_s())
+                self._link.wait(timeout_s)
         self.drain()
 
     def turn(self) -> bool:
@@ -163,6 +168,7 @@ class StepLoop:
         self._insert_waiting()
         if self._is_exit_asked or not self._link.flush():
             return False
+        self._check_rows()
         if self._engine.has_rows():
             self._step()
             return True
@@ -172,6 +178,7 @@ class StepLoop:
 
     def drain(self) -> None:
         """Reads what the supervisor has sent; cancels take effect at once."""
+        self._publish_rows()
         while (message := self._link.receive()) is not None:
             match message:
                 case Dispatch():
@@ -210,6 +217,7 @@ class StepLoop:
         for result in self._text.take():
             if result.key not in self._preparing:
                 continue  # cancelled meanwhile (G5)
+            self._publish_rows()
             self._preparing.discard(result.key)
             if isinstance(result, Refused):
                 self._reject(result.key, result.error)
@@ -239,7 +247,7 @@ class StepLoop:
         calls = ToolCallReader(ready.body.tools, row.seed)
         answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
         running = RunningRow(key=ready.key, answer=answer, grammar=row.grammar)
-        end = running.replay(row)
+        end = running.replay(row, report=self._publish_rows)
         if end is None:
             self._waiting[ready.key] = (row, running)
         else:
@@ -252,6 +260,7 @@ class StepLoop:
 
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
+            self._publish_rows()
             key, (row, running) = self._waiting.popitem(last=False)
             cached = self._engine.insert(row)
             running.cached_tokens = min(cached, len(row.tokens))
@@ -265,7 +274,7 @@ class StepLoop:
             WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
             step=self._steps,
             predicted_s=self._engine.predict_step_s(),
-            requests=self._held_requests(),
+            books=self._books(),
             held=self._engine.bytes_held(),
             prefill_chunk=self._engine.prefill_chunk(),
         )
@@ -304,17 +313,40 @@ class StepLoop:
         for key, error in refused:
             self._reject(key, error)
 
-    def _publish_idle(self, *, is_memory_new: bool = False) -> None:
-        requests = self._held_requests()
-        current = self._board.current
-        if is_memory_new or current.phase is not WorkerPhase.IDLE or current.requests != requests:
-            self._board.publish(
-                WorkerPhase.IDLE,
-                step=self._steps,
-                requests=requests,
-                held=self._engine.bytes_held(),
-                prefill_chunk=self._engine.prefill_chunk(),
-            )
+    def _publish_rows(self) -> None:
+        """Work outside a step begins, or its next piece does: each has the limit of a step.
+
+        The books stay those of the last step or wait: in the middle of this work they are open.
+        """
+        self._board.publish(WorkerPhase.ROWS, step=self._steps)
+
+    def _publish_idle(self) -> None:
+        self._board.publish(
+            WorkerPhase.IDLE,
+            step=self._steps,
+            books=self._books(),
+            held=self._engine.bytes_held(),
+            prefill_chunk=self._engine.prefill_chunk(),
+        )
+
+    def _books(self) -> Books:
+        untold = sum(delta.finish is not None for delta in self._ended)
+        return Books(
+            requests=self._held_requests() + untold,
+            preparing=len(self._preparing),
+            sent=self._link.sent,
+            received=self._link.received,
+        )
+
+    def _check_rows(self) -> None:
+        """A row that the engine has lost would never end; its request resumes in another process.
+
+        Raises:
+            WorkerFaultError: there are fewer rows than there should be.
+        """
+        rows = self._engine.row_count()
+        if rows < len(self._running):
+            raise WorkerFaultError(f"the engine has {rows} rows, and not {len(self._running)}")
 
     def _wait_s(self) -> float | None:
         """How long to wait for something to do; None for as long as it takes.
@@ -335,7 +367,6 @@ class StepLoop:
             return left_s if text_left_s is None else min(left_s, text_left_s)
         self._engine.give_back()
         self._has_given_back = True
-        self._publish_idle(is_memory_new=True)
         return text_left_s
 
     def _held_requests(self) -> int:
@@ -346,9 +377,12 @@ class StepLoop:
 
         Raises:
             StuckPreprocessingError: no longer.
+            WorkerFaultError: nobody is there to do it.
         """
         busy = self._text.busy()
         if busy is None:
+            if self._preparing and not self._text.is_alive():
+                raise WorkerFaultError("a thread that prepares prompts has ended")
             return self._text_limit_s if self._preparing else None
         key, since = busy
         left_s = since + self._text_limit_s - self._clock()

@@ -154,6 +154,10 @@ class MlxBatch:
         """Whether a step would do anything."""
         return bool(self._keys)
 
+    def row_count(self) -> int:
+        """How many rows there are, in prefill or decode."""
+        return len(self._keys)
+
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
         waiting = len(self._prompts)

@@ -213,6 +213,10 @@ class MlxEngine:
         """Whether a step would do anything."""
         return self._batch is not None and self._batch.has_rows()
 
+    def row_count(self) -> int:
+        """See `Engine.row_count`."""
+        return 0 if self._batch is None else self._batch.row_count()
+
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
         return self._ready().predict_step_s()

@@ -71,6 +71,11 @@ class OwnedEngine:
         self._check()
         return self._engine.has_rows()
 
+    def row_count(self) -> int:
+        """See `Engine.row_count`."""
+        self._check()
+        return self._engine.row_count()
+
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
         self._check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from .grammar import Grammar
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4
+REPLAY_REPORT_TOKENS = 1024
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
@@ -120,16 +121,22 @@ class RunningRow:
     cached_tokens: int = 0
     has_token: bool = False
 
-    def replay(self, row: Row) -> list[RowDelta] | None:
+    def replay(self, row: Row, report: Callable[[], None] = lambda: None) -> list[RowDelta] | None:
         """Takes the text to where it stood after the tokens that the client has already.
 
         What they show was sent with them; what they hold back (half a character, half a stop
         string, half a tool call) is held back again.
 
+        Args:
+            row: with what was delivered.
+            report: called every REPLAY_REPORT_TOKENS: the work advances, however long it is.
+
         Returns:
             The end of the answer, where those tokens were all of it; None if more is to come.
         """
-        for token in row.delivered:
+        for number, token in enumerate(row.delivered):
+            if number % REPLAY_REPORT_TOKENS == 0:
+                report()
             self.answer.add(token)
             if row.grammar is not None:
                 row.grammar.accept(token)

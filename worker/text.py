@@ -129,6 +129,10 @@ class TextThreads:
         begun = [busy for lane in self._lanes if (busy := lane.busy) is not None]
         return min(begun, key=lambda busy: busy[1], default=None)
 
+    def is_alive(self) -> bool:
+        """Whether both threads are there to prepare what was asked for."""
+        return all(lane.thread.is_alive() for lane in self._lanes)
+
     def close(self) -> None:
         """Ends the threads after what they do now, without waiting for it."""
         for lane in self._lanes:

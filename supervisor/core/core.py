@@ -36,6 +36,7 @@ from .actions import (
     Finish,
     ReadConfiguration,
     SendToClient,
+    SendToWorker,
     WakeAt,
 )
 from .deadlines import Deadlines
@@ -58,6 +59,7 @@ from .events import (
     WorkerBroke,
     WorkerSaid,
     WorkerSeen,
+    WorkerUnlinked,
 )
 from .model import Model
 from .models import Models
@@ -134,6 +136,9 @@ class Core:
         self._actions = []
         _HANDLERS[type(event)](self, event)
         self._models.settle(event.now)
+        for action in self._actions:
+            if isinstance(action, SendToWorker):
+                self._models.was_told(action, event.now)
         self._wake_in_time()
         self._finish_if_done()
         return self._actions
@@ -439,6 +444,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     Spawned: Core._on_worker_event,
     SpawnFailed: Core._on_worker_event,
     WorkerBroke: Core._on_worker_event,
+    WorkerUnlinked: Core._on_worker_event,
     Exited: Core._on_worker_event,
     Sampled: Core._on_sampled,
     Started: Core._on_started,

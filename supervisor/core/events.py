@@ -122,6 +122,18 @@ class WorkerBroke(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUnlinked(Event):
+    """The connection of a worker that had said HELLO has ended, and all it carried was read.
+
+    As a rule its process is about to die. One that lives is lost all the same: what connects in its
+    stead is nobody to the supervisor.
+    """
+
+    model: ModelName
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited(Event):
     """A worker's process has exited and its output has been read to the end.
 

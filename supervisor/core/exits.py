@@ -11,7 +11,6 @@ from .phases import (
     Backoff,
     Draining,
     Failed,
-    Loading,
     Pending,
     Ready,
     StopCause,
@@ -41,7 +40,7 @@ ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
 def died(life: Life, trigger: Died, now: float) -> None:
     """The one place that decides what follows the end of a process."""
     phase = life.phase
-    stopping = phase if isinstance(phase, Stopping) else None
+    stopping = _ending(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
     life.last_exit = LastExit(
@@ -129,8 +128,9 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     """
     if isinstance(life.phase, Abandoned):
         return Evidence.ASKED
-    if isinstance(life.phase, Stopping):
-        match life.phase.cause:
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
             case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:
                 return Evidence.ASKED
             case StopCause.STALL:
@@ -168,9 +168,25 @@ def _fail(life: Life, cause: str, now: float) -> None:
     life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
 
 
+def _ending(life: Life, died: Died) -> Stopping | None:
+    """How the process was being ended; None where it ended by itself.
+
+    What was found broken or suspended is killed at once. If it did not end by that signal, it had
+    been about to die: its connection ends before its exit can be seen, and the kernel may take long
+    to free its memory. So its own exit says what became of it, unless its end was asked for, too.
+    """
+    phase = life.phase
+    if not isinstance(phase, Stopping):
+        return None
+    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    is_by_itself = is_killed_at_once and died.signal_name != "SIGKILL"
+    return None if is_by_itself and not phase.is_restart else phase
+
+
 def _judge(life: Life, died: Died) -> ExitReason:
-    if isinstance(life.phase, Stopping):
-        match life.phase.cause:
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
             case StopCause.ASKED:
                 return ExitReason.ASKED
             case StopCause.STALL | StopCause.SUSPENDED:
@@ -183,7 +199,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
                 return ExitReason.CRASH
     if died.is_spawn_error:
         return ExitReason.SPAWN_ERROR
-    if isinstance(life.phase, Loading) and died.exit_code in PERMANENT_EXITS:
+    if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:
         return ExitReason.LOAD_ERROR
     return ExitReason.CRASH
 

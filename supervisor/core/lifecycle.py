@@ -88,6 +88,7 @@ TABLE: dict[tuple[Place, type[Trigger]], Rule] = {
     (State.LOADING, Greeted): rules_process.greeted,
     (State.STOPPING, Greeted): rules_process.nothing,
     (State.LOADING, GreetedByOtherVersion): rules_process.other_version,
+    **{(state, GreetedByOtherVersion): rules_process.other_version for state in _AFTER_READY},
     (State.STOPPING, GreetedByOtherVersion): rules_process.nothing,
     (State.LOADING, Progressed): rules_process.progressed,
     (State.STOPPING, Progressed): rules_process.nothing,

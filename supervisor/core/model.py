@@ -88,8 +88,9 @@ class Model:
 
     @property
     def has_room(self) -> bool:
-        """Whether a row is free; rows that are leaving still hold theirs."""
-        return len(self.running) + len(self.leaving) < self.row_limit
+        """Whether a row is free and can be reached; rows that are leaving still hold theirs."""
+        is_unlinked = self.watch is not None and self.watch.unlinked_at is not None
+        return not is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
 
     @property
     def can_start(self) -> bool:

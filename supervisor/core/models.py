@@ -35,6 +35,7 @@ from .serving import Serving
 from .settings import ModelSettings
 from .status import change_map, model_row
 from .triggers import (
+    Broke,
     Changed,
     Died,
     DownWaitersEnd,
@@ -158,15 +159,23 @@ class Models:
         life, watch = model.life, model.watch
         if watch is None or life.state not in WATCHED:
             return
-        match watch.judge(now, model.step_timeout_s):
+        match watch.judge(now, model.step_timeout_s, len(model.held)):
             case Alarm.LOOK:
                 self._do(LookAtWorker(model=model.name, generation=life.generation))
             case Alarm.STUCK:
                 self.trigger(model, Stalled(detail=watch.describe(now)), now)
             case Alarm.STOPPED:
                 self.trigger(model, Suspended(), now)
+            case Alarm.BROKEN:
+                self.trigger(model, Broke(detail=watch.describe(now)), now)
             case Alarm.NONE:
                 pass
+
+    def was_told(self, action: SendToWorker, now: float) -> None:
+        """A process was sent a message: its beats count those, too."""
+        model = self.by_name.get(action.model)
+        if model is not None and model.watch is not None:
+            model.watch.was_told(now)
 
     def bury(self, model: Model, died: Died, now: float) -> None:
         """A process has ended: judges what that says of its requests, and lets the table decide.

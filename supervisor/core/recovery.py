@@ -33,6 +33,8 @@ these; the others cover tokens that the dying process had computed and not deliv
 
 MAX_QUARANTINES_IN_A_ROW = 3
 MAX_SUSPECTS = 4096
+MAX_PLACES = 8
+"""Of crashes that one suspect has to pass; the earliest are forgotten first."""
 MAX_QUARANTINED = 4096
 
 
@@ -97,12 +99,13 @@ class _Suspect:
 
     Attributes:
         since: the latest such crash, monotonic seconds.
-        tokens: delivered when that crash came.
-        is_on_probation: it has yet to have its turn, or has it now.
+        places: how many tokens had been delivered when such crashes came, the latest last; those
+            that it has come past alone, or in an earlier life, are left out.
+        is_on_probation: it has to pass those places alone.
     """
 
     since: float
-    tokens: int
+    places: list[int] = field(default_factory=list)
     is_on_probation: bool = False
 
 
@@ -152,7 +155,8 @@ class Recovery:
         suspect = self._suspects.get(digest)
         if suspect is None or not suspect.is_on_probation:
             return False
-        suspect.is_on_probation = tokens < suspect.tokens + PROBATION_TOKENS
+        suspect.places = [place for place in suspect.places if tokens < place + PROBATION_TOKENS]
+        suspect.is_on_probation = bool(suspect.places)
         return not suspect.is_on_probation
 
     def expire(self, now: float) -> None:
@@ -178,14 +182,15 @@ class Recovery:
         return digest in self._suspects
 
     def is_due(self, one: Held) -> bool:
-        """Whether a request has come near the place of its last crash, and has to go on alone.
+        """Whether a request is near the place of one of its crashes, and has to pass it alone.
 
         One that was sent again has to come there first, and may do so in company.
         """
         suspect = self._suspects.get(one.digest)
         if suspect is None or not suspect.is_on_probation:
             return False
-        return one.tokens + PROBATION_TOKENS >= suspect.tokens
+        near = range(one.tokens - PROBATION_TOKENS + 1, one.tokens + PROBATION_TOKENS + 1)
+        return any(place in near for place in suspect.places)
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
         """For how much longer a request is refused; None where it is not."""
@@ -222,15 +227,17 @@ class Recovery:
 
     def _accuse(self, held: Sequence[Held], now: float) -> int:
         """Makes suspects of what a crash has struck; returns how many different requests."""
-        tokens: dict[Digest, int] = {}
+        accused: dict[Digest, list[int]] = {}
         for one in held:
-            tokens[one.digest] = max(tokens.get(one.digest, 0), one.tokens)
-        for digest, count in tokens.items():
-            self._suspects.pop(digest, None)  # the latest are forgotten last
-            self._suspects[digest] = _Suspect(since=now, tokens=count)
+            accused.setdefault(one.digest, []).append(one.tokens)
+        for digest, places in accused.items():
+            known = self._suspects.pop(digest, None)  # the latest are forgotten last
+            places = [*(known.places if known else ()), *sorted(places)]
+            places = list(dict.fromkeys(reversed(places)))[:MAX_PLACES][::-1]
+            self._suspects[digest] = _Suspect(since=now, places=places)
         while len(self._suspects) > MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
-        return len(tokens)
+        return len(accused)
 
     def _convict(self, culprit: Digest, now: float) -> Verdict:
         self._suspects.pop(culprit, None)

@@ -235,11 +235,11 @@ class Serving:
                 has_freed = True
                 self._wait_again(model, request)
             elif row.finish is not None:
+                del model.running[row.key]  # at once: whatever else is said of it is not read
                 finished.append((request, row.finish))
         for connection, pieces in deltas.items():
             self._do(SendToClient(connection=connection, message=Deltas(deltas=pieces)))
         for request, reason in finished:
-            del model.running[request.key]
             assert request.dispatched_at is not None
             if request.dispatched_at == request.started_at:  # it ran through, with no interruption
                 model.learn_service(now - request.dispatched_at)

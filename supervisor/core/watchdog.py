@@ -1,9 +1,24 @@
 """Whether a worker makes progress, from its signs of life: the step counter, not mere liveness.
 
-Three faults are told apart (F5, F6, F7): beats flow and the counter stands still; no beat comes
-and the process runs, so that something holds the interpreter; no beat comes because the process was
-stopped from outside. All times are the supervisor's own: a pause of the whole machine, which its
-clock leaves out, makes no step long.
+Every message of a worker is a sign of life. The faults are told apart:
+
+- Signs come and the work under way does not end: a step, or what the owner thread does between two
+  steps, by the counter and the phase of the beats (F5).
+- No sign comes and the process runs: something holds the interpreter (F6).
+- No sign comes because the process was stopped from outside (F7).
+- Its connection has ended and the process lives: whatever it does, nobody hears of it (P23).
+- It holds fewer requests than it was given: it has lost one (P23).
+- It was given requests, waits for something to do, and nothing moves (P23).
+
+Beats have a socket of their own, so that one may overtake the messages of the owner thread or trail
+them. A beat therefore says how many messages the owner thread had sent and taken when it counted
+its requests. Only if both numbers are the supervisor's own was nothing under way in either
+direction, and both ends speak of the same moment: then a request that is missing is lost, and there
+is nothing to wait for. What is lost on the way itself keeps the numbers apart for good; that is
+found because the worker waits though it was given requests.
+
+All times are the supervisor's own: a pause of the whole machine, which its clock leaves out, makes
+no step long.
 """
 
 from __future__ import annotations
@@ -11,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
 
@@ -26,7 +42,13 @@ SLACK_S = 1.0
 PREDICTIONS = 4.0
 """A step may take so many times its prediction, beside `step_timeout_s`."""
 
-IN_STEP = frozenset({WorkerPhase.PREFILL, WorkerPhase.DECODE})
+UNLINKED_S = 2.0
+"""A process whose connection has ended is about to die, as a rule, and is judged by its own exit:
+it may take so long from closing its socket to leaving. The kernel may then need far longer to free
+its memory, and no signal changes how such a process ended."""
+
+WORKS = frozenset({WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING})
+"""Phases that have to end; LOADING is none, because a beat from the load may come after READY."""
 
 
 class Alarm(StrEnum):
@@ -36,6 +58,7 @@ class Alarm(StrEnum):
     LOOK = "look at the process"
     STUCK = "stuck"
     STOPPED = "stopped"
+    BROKEN = "broken"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,10 +67,15 @@ class Watch:
 
     Attributes:
         heard_at: when it was last heard of; its start, before.
+        heard, told: how many messages it has sent, beats aside, and was sent.
+        moved_at: when the latest of those was.
+        unlinked_at: when its connection ended.
+        lost: how many requests it has lost, as far as its latest beat shows.
+        is_preparing: whether that beat said that prompts are being tokenised.
         step: how many steps have ended, as far as is known.
         phase: what its latest beat said it was doing.
-        is_in_step: whether that beat came since the last step has ended and told of a new one.
-        progress_at: when the step under way can have begun at the earliest.
+        is_working: whether that beat came since the last step has ended and told of work under way.
+        progress_at: when that work, or its wait, can have begun at the earliest.
         predicted_s: for that step.
         looked_at: when the process was last asked about.
         seen_running_at, seen_stopped_at: what was seen then; forgotten with the next beat.
@@ -55,6 +83,12 @@ class Watch:
     """
 
     heard_at: float
+    heard: int = 0
+    told: int = 0
+    moved_at: float
+    unlinked_at: float | None = None
+    lost: int = 0
+    is_preparing: bool = False
     step: int = -1
     phase: WorkerPhase = WorkerPhase.LOADING
     progress_at: float
@@ -63,31 +97,61 @@ class Watch:
     seen_running_at: float | None = None
     seen_stopped_at: float | None = None
     is_stopped: bool = False
-    is_in_step: bool = False
+    is_working: bool = False
 
     @classmethod
     def over(cls, now: float) -> Watch:
         """Of a process that has just been started."""
-        return cls(heard_at=now, progress_at=now)
+        return cls(heard_at=now, progress_at=now, moved_at=now)
 
     # ------------------------------------------------------------ signs
+
+    def said(self, now: float) -> None:
+        """The owner thread has sent a message, so it is in no step."""
+        self.heard += 1
+        self.moved_at = now
+        self._is_alive(now)
+
+    def was_told(self, now: float) -> None:
+        """It was sent a message."""
+        self.told += 1
+        self.moved_at = now
 
     def stepped(self, step: int, now: float) -> None:
         """A step has ended."""
         self.step = step
         self.progress_at = now
-        self.is_in_step = False
+        self.is_working = False
 
-    def beat(self, message: Heartbeat, now: float) -> None:
-        """A sign of life; one that describes a step whose end is known says nothing of the next."""
+    def beat(self, message: Heartbeat, given: int, now: float) -> None:
+        """A beat; one that describes a step whose end is known says nothing of the next.
+
+        Args:
+            message: the beat.
+            given: how many requests the worker was given, and has not said to be over.
+            now: monotonic seconds.
+        """
         if message.step >= self.step:
+            began_at = now - max(0.0, message.phase_s)
             if message.step > self.step or message.phase is not self.phase:
                 # It began after the last sign of its predecessor, whatever its own clock says.
-                self.progress_at = max(self.progress_at, self.heard_at, now - message.phase_s)
+                began_at = max(began_at, self.heard_at)
+            self.progress_at = max(self.progress_at, began_at)
             self.step = message.step
             self.phase = message.phase
-            self.predicted_s = message.predicted_s
-            self.is_in_step = message.phase in IN_STEP
+            self.predicted_s = max(0.0, message.predicted_s)
+            self.is_working = message.phase in WORKS
+        is_same_moment = (message.sent, message.received) == (self.heard, self.told)
+        self.lost = max(0, given - message.requests) if is_same_moment else 0
+        self.is_preparing = message.preparing > 0
+        self._is_alive(now)
+
+    def unlinked(self, now: float) -> None:
+        """Its connection has ended, and all that came over it was read."""
+        if self.unlinked_at is None:
+            self.unlinked_at = now
+
+    def _is_alive(self, now: float) -> None:
         self.heard_at = now
         self.looked_at = self.seen_running_at = self.seen_stopped_at = None
         self.is_stopped = False
@@ -105,8 +169,8 @@ class Watch:
     # ------------------------------------------------------------ what they mean
 
     def stuck_at(self, step_timeout_s: float) -> float | None:
-        """When the step under way will have taken too long; None where none is known of."""
-        if not self.is_in_step:
+        """When the work under way will have taken too long; None where none is known of."""
+        if not self.is_working:
             return None
         return self.progress_at + step_timeout_s + PREDICTIONS * self.predicted_s
 
@@ -115,13 +179,21 @@ class Watch:
         limit_s = step_timeout_s + PREDICTIONS * self.predicted_s + SLACK_S
         return self.heard_at + max(limit_s, SILENCE_S)
 
+    def idle_for_s(self, now: float) -> float:
+        """For how long it has waited for something to do and nothing has moved; 0: it does not."""
+        if self.phase is not WorkerPhase.IDLE:
+            return 0.0
+        return now - max(self.progress_at, self.moved_at)
+
     def deadline(self, step_timeout_s: float | None) -> float:
-        """When it should be asked again what the signs mean.
+        """When it should be asked again what the signs mean; each beat asks, too.
 
         Args:
             step_timeout_s: of a worker that serves; None while it loads, which has limits of its
                 own.
         """
+        if self.unlinked_at is not None:
+            return self.unlinked_at + UNLINKED_S
         looks_at = self.heard_at + SILENCE_S
         if self.looked_at is not None:
             looks_at = max(looks_at, self.looked_at + RECHECK_S)
@@ -132,12 +204,22 @@ class Watch:
             return looks_at
         return min(looks_at, stuck_at)
 
-    def judge(self, now: float, step_timeout_s: float | None) -> Alarm:
-        """What is to be done now."""
+    def judge(self, now: float, step_timeout_s: float | None, given: int) -> Alarm:
+        """What is to be done now.
+
+        Args:
+            now: monotonic seconds.
+            step_timeout_s: as for `deadline`.
+            given: how many requests the worker was given, and has not said to be over.
+        """
         is_silent = now >= self.heard_at + SILENCE_S
         if self.is_stopped:
             return Alarm.STOPPED
+        if self.unlinked_at is not None:
+            return Alarm.BROKEN if now >= self.unlinked_at + UNLINKED_S else Alarm.NONE
         if step_timeout_s is not None:
+            if given and (self.lost or self._waits_in_vain(now, step_timeout_s)):
+                return Alarm.BROKEN
             stuck_at = self.stuck_at(step_timeout_s)
             is_stuck = stuck_at is not None and now >= stuck_at
             if is_stuck or now >= self.silent_at(step_timeout_s):
@@ -151,11 +233,26 @@ class Watch:
                 return self._look(now)
         return self._look(now) if is_silent else Alarm.NONE
 
+    def _waits_in_vain(self, now: float, step_timeout_s: float) -> bool:
+        limit_s = step_timeout_s
+        if self.is_preparing:  # the worker itself ends a preparation that takes longer
+            limit_s += TEXT_LIMIT_STEPS * step_timeout_s
+        return now < self.heard_at + SILENCE_S and self.idle_for_s(now) >= limit_s
+
     def describe(self, now: float) -> str:
         """One phrase that says what the matter is."""
+        if self.unlinked_at is not None:
+            return "its connection has ended, though the process lives"
+        if self.lost:
+            return f"it has lost {self.lost} of its requests"
         if now >= self.heard_at + SILENCE_S:
             return f"no sign of life for {now - self.heard_at:.1f} s, though the process runs"
-        return f"step {self.step + 1} ({self.phase}) did not end in {now - self.progress_at:.1f} s"
+        if self.phase is WorkerPhase.IDLE:
+            return f"it holds requests, and nothing moved for {self.idle_for_s(now):.1f} s"
+        took = f"did not end in {now - self.progress_at:.1f} s"
+        if self.phase in (WorkerPhase.PREFILL, WorkerPhase.DECODE):
+            return f"step {self.step + 1} ({self.phase}) {took}"
+        return f"what follows step {self.step} ({self.phase}) {took}"
 
     def _look(self, now: float) -> Alarm:
         if self.looked_at is not None and now < self.looked_at + RECHECK_S:

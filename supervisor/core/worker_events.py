@@ -22,7 +22,15 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
 from mlxsup.protocol.version import VERSION
 
 from .causes import classify
-from .events import Exited, Spawned, SpawnFailed, WorkerBroke, WorkerSaid, WorkerSeen
+from .events import (
+    Exited,
+    Spawned,
+    SpawnFailed,
+    WorkerBroke,
+    WorkerSaid,
+    WorkerSeen,
+    WorkerUnlinked,
+)
 from .life import with_wall_time
 from .model import Model
 from .models import Models
@@ -38,7 +46,9 @@ ROUTINE = re.compile(
 )
 """Lines that say nothing of a death: logs below an error, and what a fault handler lists."""
 
-WorkerEvent = Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | Exited
+WorkerEvent = (
+    Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | WorkerUnlinked | Exited
+)
 
 
 class WorkerEvents:
@@ -78,8 +88,13 @@ class WorkerEvents:
             model.watch.looked(is_stopped=event.is_stopped, now=event.now)
             self._models.look_after(model, event.now)
 
+    def _on_unlinked(self, event: WorkerUnlinked, model: Model) -> None:
+        if model.watch is not None:
+            model.watch.unlinked(event.now)
+            self._models.look_after(model, event.now)
+
     def _on_broke(self, event: WorkerBroke, model: Model) -> None:
-        if event.is_other_version and model.life.state in (State.LOADING, State.STOPPING):
+        if event.is_other_version:
             self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
         else:
             self._models.trigger(model, Broke(detail=event.detail), event.now)
@@ -101,9 +116,15 @@ class WorkerEvents:
     # ------------------------------------------------------------ what it says
 
     def _on_said(self, event: WorkerSaid, model: Model) -> None:
+        if model.watch is not None and not isinstance(event.message, Heartbeat):
+            model.watch.said(event.now)
         _MESSAGE_HANDLERS[type(event.message)](self, event, model, event.message)
 
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+        if message.step not in (model.steps, model.steps + 1):
+            detail = f"counted step {message.step} after step {model.steps}"
+            self._models.trigger(model, Broke(detail=detail), event.now)
+            return
         if model.watch is not None:
             model.watch.stepped(message.step, event.now)
         if self._serving.step(model, message, event.now):
@@ -126,7 +147,7 @@ class WorkerEvents:
     def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
         model.heartbeat = message
         if model.watch is not None:
-            model.watch.beat(message, event.now)
+            model.watch.beat(message, len(model.held), event.now)
             self._models.look_after(model, event.now)
 
     def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
@@ -175,6 +196,7 @@ _HANDLERS: dict[type[WorkerEvent], Callable[[WorkerEvents, Any, Model], None]] =
     WorkerSaid: WorkerEvents._on_said,
     WorkerSeen: WorkerEvents._on_seen,
     WorkerBroke: WorkerEvents._on_broke,
+    WorkerUnlinked: WorkerEvents._on_unlinked,
     Exited: WorkerEvents._on_exited,
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 import zmq
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.messages import (
     SUPERVISOR_TO_WORKER,
@@ -25,7 +25,7 @@ from mlxsup.protocol.messages import (
     Step,
 )
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
-from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid
+from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from mlxsup.supervisor.worker_link import WorkerLink
 from support.eventually_async import eventually_async
 
@@ -213,7 +213,58 @@ def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
         bench.worker.close(linger=5000)
         await bench.link.disconnected.wait()
         bench.link.drain()
-        steps = [e.message.step for e in bench.events[1:] if isinstance(e, WorkerSaid)]
+        steps = [e.message.step for e in bench.events if isinstance(getattr(e, "message", 0), Step)]
         assert steps == list(range(25))
+
+    run(body)
+
+
+GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
+
+
+@pytest.mark.parametrize("how", ["oversized", "closed"])
+def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
+    """What connects afterwards, the same process too, is a stranger: its work is lost."""
+
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        bench.say(Step(step=1))
+        assert (await bench.event(1)).message == Step(step=1)
+        if how == "oversized":
+            bench.worker.send(bytes(MAX_FRAME_BYTES + 1))
+        else:
+            bench.worker.close(0)
+        assert await bench.event(2) == GONE
+        assert bench.link.disconnected.is_set()
+        again = bench.worker_context.socket(zmq.DEALER)
+        again.connect(bench.link.endpoint)
+        again.send_multipart(encode(HELLO))
+        bench.beat(BEAT)
+        assert (await bench.event(3)).message == BEAT, "beats come as before"
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        bench.link.drain()
+        again.close(0)
+        assert bench.events[4:] == []
+
+    run(body)
+
+
+def test_strangers_come_and_go_and_the_workers_connection_stays_P23() -> None:
+    async def body(bench: Bench) -> None:
+        def visit() -> None:
+            with bench.worker_context.socket(zmq.DEALER) as stranger:
+                stranger.connect(bench.link.endpoint)
+                stranger.send(b"\xc1")
+
+        visit()
+        bench.say(HELLO)
+        await bench.event(0)
+        for number in range(1, 20):
+            visit()
+            bench.say(Step(step=number))
+            assert (await bench.event(number)).message.step == number
+        assert not bench.link.disconnected.is_set()
+        bench.worker.close(0)
+        assert await bench.event(20) == GONE
 
     run(body)

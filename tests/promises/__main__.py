@@ -13,7 +13,18 @@ from pathlib import Path
 
 from support.tiny_model import make_tiny_model
 
-from . import beside, clients, crashes, doors, ends, loads, passing_faults, stalls, stuck
+from . import (
+    beside,
+    clients,
+    crashes,
+    doors,
+    ends,
+    loads,
+    lost_work,
+    passing_faults,
+    stalls,
+    stuck,
+)
 from .long_runs import LongRun, long_runs
 from .measure import SMALL, Measure, Outcome, Place, Sizes
 from .report import beside_lines, figure_lines, head_lines, long_run_lines, problem_lines
@@ -23,6 +34,7 @@ MEASURES: tuple[Measure, ...] = (
     *crashes.MEASURES,
     *stalls.MEASURES,
     *stuck.MEASURES,
+    *lost_work.MEASURES,
     *loads.MEASURES,
     *passing_faults.MEASURES,
     *clients.MEASURES,

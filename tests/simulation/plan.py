@@ -65,13 +65,16 @@ class Plan:
             "oom": 0.004,
             "stop": 0.006,
             "garbage": 0.003,
+            "link_drops": 0.004,
+            "row_lost": 0.004,
+            "beats_end": 0.004,
             "load_dies": 0.06,
             "load_stalls": 0.02,
             "spawn_fails": 0.03,
             "bad_model": 0.01,
         }
         if has_stray:
-            faults |= {"segv": 0.01, "stall": 0.006, "gil": 0.006}
+            faults |= {"segv": 0.01, "stall": 0.006, "gil": 0.006, "blocked": 0.006}
         return cls(
             random=dice,
             models=models,

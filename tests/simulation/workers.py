@@ -32,6 +32,7 @@ from mlxsup.supervisor.core.events import (
     WorkerBroke,
     WorkerSaid,
     WorkerSeen,
+    WorkerUnlinked,
 )
 
 from .plan import Prompt
@@ -63,6 +64,8 @@ class PlayedWorker:
         self.is_alive = True
         self.is_ready = self.has_pid = False
         self.is_asked = self.is_broken = False
+        self.is_unlinked = self.has_lost = self.is_mute = False
+        self.sent = self.received = 0
         self.hang = ""
         self.rows: dict[RequestKey, Row] = {}
         self.steps = 0
@@ -121,6 +124,10 @@ class PlayedWorker:
 
     def take(self, message: Message) -> None:
         """A message of the supervisor."""
+        if self.is_unlinked:
+            assert not isinstance(message, Dispatch), "a dispatch over a connection that has ended"
+            return
+        self.received += 1
         match message:
             case Dispatch(key=key, resume=resume, body=body):
                 assert self.is_ready, "a dispatch before READY"
@@ -151,9 +158,10 @@ class PlayedWorker:
         """A signal of the supervisor."""
         assert self.has_pid
         if action.signal is WorkerSignal.DUMP:
-            assert self.hang, "a healthy worker was taken for stalled (P7)"
+            assert self.hang or self.is_mute, "a healthy worker was taken for stalled (P7)"
         elif action.signal is WorkerSignal.KILL:
-            is_deserved = self.hang or self.is_broken or self._world.told_to_end(self.model)
+            is_faulty = self.is_broken or self.is_unlinked or self.has_lost or self.is_mute
+            is_deserved = self.hang or is_faulty or self._world.told_to_end(self.model)
             assert is_deserved, "a healthy worker was killed (P7)"
             self._world.after(0.01, lambda: self.exit(signal="SIGKILL"))
         elif not self.hang and self._dice.random() < 0.9:
@@ -179,7 +187,7 @@ class PlayedWorker:
             self._world.after(STEP_S, self._step)
 
     def _step(self) -> None:
-        if not self.is_alive or self.hang or not self.rows:
+        if not self.is_alive or self.hang or self.is_unlinked or not self.rows:
             self._is_stepping = False
             return
         if self._fails():
@@ -204,10 +212,19 @@ class PlayedWorker:
             if self._happens(fault):
                 self.exit(signal=signal, code=code)
                 return True
-        for fault in ("stop", "stall", "gil"):
+        for fault in ("stop", "stall", "gil", "blocked"):
             if self._happens(fault):
                 self.hang = fault
                 return True
+        if self._happens("link_drops"):
+            self.is_unlinked, self._is_stepping = True, False
+            life = {"model": self.model, "generation": self.generation}
+            self._world.handle(WorkerUnlinked(now=self._world.now, **life))
+            return True
+        if self._happens("row_lost"):
+            self.has_lost = True
+            del self.rows[self._dice.choice(list(self.rows))]
+        self.is_mute = self.is_mute or self._happens("beats_end")
         if self._happens("garbage"):
             self.is_broken = True
             self._world.handle(
@@ -259,23 +276,36 @@ class PlayedWorker:
         )
 
     def _beat(self) -> None:
-        if not self.is_alive or self.hang in ("gil", "stop"):
+        if not self.is_alive or self.is_mute or self.hang in ("gil", "stop"):
             return
         if not self.is_ready:
             phase, phase_s = WorkerPhase.LOADING, 0.0
+        elif self.hang == "blocked":
+            phase, phase_s = WorkerPhase.ROWS, self._world.now - self._step_began
         elif self._is_stepping or self.hang:
             phase, phase_s = WorkerPhase.DECODE, self._world.now - self._step_began
         else:
             phase, phase_s = WorkerPhase.IDLE, 0.0
         if self.is_ready or self._dice.random() < 0.9:
-            self.say(Heartbeat(step=self.steps, phase=phase, phase_s=phase_s))
+            self.say(
+                Heartbeat(
+                    step=self.steps,
+                    phase=phase,
+                    phase_s=phase_s,
+                    requests=len(self.rows),
+                    sent=self.sent,
+                    received=self.received,
+                )
+            )
         self._world.after(BEAT_S, self._beat)
 
     # ------------------------------------------------------------ ending
 
     def say(self, message: Message) -> None:
         """Sends the supervisor a message."""
-        if self.is_alive and not self.is_broken:
+        is_beat = isinstance(message, Heartbeat)
+        self.sent += not is_beat
+        if self.is_alive and not self.is_broken and (is_beat or not self.is_unlinked):
             self._last_said = message
             self._hand_over(message)
 
@@ -295,8 +325,14 @@ class PlayedWorker:
             return
         self._gone()
         if self._last_said is not None:  # heard once more, late: nobody may take it for the next's
-            late = self._last_said
-            self._world.after(self._dice.uniform(0.0, 4.0), lambda: self._hand_over(late))
+            late, known = self._last_said, self._world.core._models.by_name[self.model]
+
+            def hand_over_late() -> None:
+                # A model that was removed and added again counts its generations afresh.
+                if self._world.core._models.by_name.get(self.model) is known:
+                    self._hand_over(late)
+
+            self._world.after(self._dice.uniform(0.0, 4.0), hand_over_late)
         self._world.handle(
             Exited(
                 now=self._world.now,

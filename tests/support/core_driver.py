@@ -56,6 +56,7 @@ from mlxsup.supervisor.core.events import (
     WorkerBroke,
     WorkerSaid,
     WorkerSeen,
+    WorkerUnlinked,
 )
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
@@ -236,11 +237,29 @@ class Driver:
         step: int = 0,
         phase_s: float = 0.0,
         predicted_s: float = 0.0,
+        requests: int | None = None,
+        preparing: int = 0,
         model: str = "m",
     ) -> list[Action]:
-        """A heartbeat."""
-        message = Heartbeat(step=step, phase=phase, phase_s=phase_s, predicted_s=predicted_s)
+        """A heartbeat; with `requests`, nothing is under way and it holds so many."""
+        message = Heartbeat(
+            step=step,
+            phase=phase,
+            phase_s=phase_s,
+            predicted_s=predicted_s,
+            requests=requests or 0,
+            preparing=preparing,
+        )
+        watch = self.core._models.by_name[ModelName(model)].watch
+        if requests is not None and watch is not None:
+            message = replace(message, sent=watch.heard, received=watch.told)
         return self.worker(message, model)
+
+    def unlinked(self, model: str = "m") -> list[Action]:
+        """The worker's connection has ended."""
+        return self.do(
+            WorkerUnlinked(now=self.now, model=ModelName(model), generation=self.generation(model))
+        )
 
     def sample(
         self, footprint_bytes: int, *, machine_bytes: int = 1, pid: int | None = None

@@ -94,7 +94,8 @@ class _Link:
         self._inbox: deque[list[bytes]] = deque()
         self._incoming = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         self._outgoing = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
-        self.sent: deque[Message] = deque()
+        self.outbox: deque[Message] = deque()
+        self.sent = self.received = 0
 
     def post(self, message: Message) -> None:
         self._inbox.append(encode(message))
@@ -103,10 +104,14 @@ class _Link:
         self._woken.set()
 
     def receive(self) -> Message | None:
-        return self._incoming.decode(self._inbox.popleft()) if self._inbox else None
+        if not self._inbox:
+            return None
+        self.received += 1
+        return self._incoming.decode(self._inbox.popleft())
 
     def send(self, message: Message) -> None:
-        self.sent.append(self._outgoing.decode(encode(message)))
+        self.sent += 1
+        self.outbox.append(self._outgoing.decode(encode(message)))
 
     def flush(self) -> bool:
         return True
@@ -161,8 +166,8 @@ class LoopDriver:
         """One turn of the loop, waiting for the helper threads where nothing else is to do."""
         if not self.loop.turn() and self.loop.open_keys:
             self._link.wait(None)
-        while self._link.sent:
-            self._note(self._link.sent.popleft())
+        while self._link.outbox:
+            self._note(self._link.outbox.popleft())
 
     def finish(self, *keys: int) -> list[Answer]:
         """Turns until these are over."""

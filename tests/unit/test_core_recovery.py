@@ -19,6 +19,7 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.recovery import (
+    MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
     PROBATION_TOKENS,
@@ -334,6 +335,48 @@ def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> N
     driver.ask("new", body=b"new", resume=False)
     assert prove(driver, 1) == [2]
     assert prove(driver, 2) == [1, 3]
+
+
+def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
+    driver = engine_of(4)
+    driver.serve("a", "b")
+    for _ in range(20):
+        driver.token(1)
+    crash(driver)
+    driver.cancel("a")
+    driver.row_left(1)
+    [again] = driver.serve("a")
+    for key in (2, again):
+        driver.accept(key)
+    for _ in range(4):
+        driver.token(again)
+    assert crash(driver) == [2]
+    assert prove(driver, 2) == [again]
+    assert prove(driver, again) == [2], "past the second place, and far from the first one"
+    assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
+    for _ in range(20 - PROBATION_TOKENS - 7 - 1):
+        assert driver.told(CancelRow) == []
+        driver.token(again, 2)
+    driver.token(again, 2)
+    assert [told.key for told in driver.told(CancelRow)] == [again, 2]
+    driver.row_left(again)
+    driver.row_left(2)
+    assert driver.dispatched() == [again]
+    for _ in range(2 * PROBATION_TOKENS):
+        assert driver.row()["alone"] == "a"
+        driver.token(again)
+    assert driver.row()["on_probation"] == 0
+    assert driver.dispatched() == [2]
+
+
+def test_the_places_of_a_suspect_are_bounded() -> None:
+    recovery, digest = Recovery(), Digest(b"d")
+    other = Held(digest=Digest(b"other"))
+    for tokens in range(0, 10 * (MAX_PLACES + 5), 10):
+        recovery.judge(Evidence.ACCUSES, [Held(digest=digest, tokens=tokens), other], 0.0)
+    last = 10 * (MAX_PLACES + 4)
+    due = [n for n in range(0, last + 1, 10) if recovery.is_due(Held(digest=digest, tokens=n))]
+    assert due == list(range(last - 10 * (MAX_PLACES - 1), last + 1, 10))
 
 
 def waits_for_a_row_that_may_not_be_resumed(*, may_long_resume: bool = True) -> Driver:

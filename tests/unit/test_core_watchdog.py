@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from mlxsup.protocol.messages import Step
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
-from support.core_driver import LAUNCH, Driver, entry
-
-LIMIT_S = 10.0
-
-
-def serving(step_timeout_s: float = LIMIT_S) -> Driver:
-    """A READY model that runs one request, its first beat just heard."""
-    driver = Driver([entry(launch=replace(LAUNCH, step_timeout_s=step_timeout_s))])
-    driver.load()
-    driver.come_up()
-    driver.ask()
-    driver.accept(1)
-    driver.beat(WorkerPhase.IDLE)
-    return driver
-
-
-def seen_running(driver: Driver) -> list[WorkerSignal]:
-    """Answers a look at the process, if there was one: it is not stopped."""
-    if driver.of(LookAtWorker):
-        driver.seen(is_stopped=False)
-    return driver.signals()
-
-
-def beats(driver: Driver, seconds: int, **beat: object) -> list[WorkerSignal]:
-    """A beat each second that says the same; returns the signals sent meanwhile."""
-    signals = []
-    phase_s = float(beat.pop("phase_s", 0.0))
-    for _ in range(seconds):
-        driver.pass_time(1.0)
-        signals += seen_running(driver)
-        if driver.state() is not State.READY:
-            break
-        phase_s += 1.0
-        driver.beat(phase_s=phase_s, **beat)
-        signals += seen_running(driver)
-    return signals
+from support.beats import LIMIT_S, beats, serving
+from support.core_driver import Driver, entry
 
 
 @pytest.mark.parametrize("phase", [WorkerPhase.PREFILL, WorkerPhase.DECODE])
@@ -85,7 +49,7 @@ def test_a_stale_beat_does_not_make_the_next_step_look_long() -> None:
     driver.beat(WorkerPhase.DECODE, step=0, phase_s=9.5)
     driver.pass_time(2.0)
     driver.beat(WorkerPhase.IDLE, step=1)
-    assert beats(driver, 60, phase=WorkerPhase.IDLE, step=1) == []
+    assert beats(driver, 7, phase=WorkerPhase.IDLE, step=1) == []
     assert driver.state() is State.READY
 
 

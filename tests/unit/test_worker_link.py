@@ -183,3 +183,15 @@ def test_beats_to_nobody_are_dropped(far: Far) -> None:
     thread = HeartbeatThread(f"ipc://{far.folder}/nobody", Board(), interval_s=0.001)
     thread.start()
     thread.stop()
+
+
+def test_heartbeats_that_have_ended_are_known_to_have_P23(far: Far) -> None:
+    """As where something raised in their thread: it wakes the owner thread, which looks."""
+    ended = threading.Event()
+    thread = HeartbeatThread(f"ipc://{far.folder}/nobody", Board(), on_end=ended.set)
+    assert not thread.is_over, "not begun"
+    thread.start()
+    assert not thread.is_over
+    thread.stop()
+    assert thread.is_over
+    assert ended.is_set()

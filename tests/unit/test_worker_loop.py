@@ -1,6 +1,7 @@
 """The step loop as an object: scripted engine, link and text side; no process, socket or sleep."""
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -9,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.messages import (
+    Acceptance,
     Accepted,
     CancelRow,
     Dispatch,
@@ -22,7 +24,7 @@ from mlxsup.protocol.messages import (
     Step,
 )
 from mlxsup.protocol.states import FinishReason, WorkerPhase
-from mlxsup.worker.engine import Row, StepResult
+from mlxsup.worker.engine import Prompt, Row, StepResult, WorkerFaultError
 from mlxsup.worker.fake_engine import FakeEngine
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.link import LinkBrokenError
@@ -73,17 +75,23 @@ class MemoryLink:
     def __init__(self, story: list[str]) -> None:
         self.story = story
         self.inbox: deque[Message] = deque()
-        self.sent: list[Message] = []
+        self.outbox: list[Message] = []
+        self.sent = self.received = 0
         self.is_blocked = False
         self.waits = 0
+        self.on_wait: Callable[[], object] = lambda: None
         self.waited_s: float | None = None
 
     def receive(self) -> Message | None:
-        return self.inbox.popleft() if self.inbox else None
+        if not self.inbox:
+            return None
+        self.received += 1
+        return self.inbox.popleft()
 
     def send(self, message: Message) -> None:
         self.story.append(f"send {message.TYPE}")
-        self.sent.append(message)
+        self.sent += 1
+        self.outbox.append(message)
 
     def flush(self) -> bool:
         return not self.is_blocked
@@ -91,6 +99,7 @@ class MemoryLink:
     def wait(self, timeout_s: float | None) -> None:
         self.waits += 1
         self.waited_s = timeout_s
+        self.on_wait()
         self.inbox.append(Exit())
 
 
@@ -102,6 +111,7 @@ class ScriptedText:
         self.pending: dict[RequestKey, bytes] = {}
         self.results: list[Tokenised | Refused] = []
         self.busy_since: float | None = None
+        self.has_threads = True
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         self.pending[key] = body
@@ -115,6 +125,9 @@ class ScriptedText:
 
     def busy(self) -> tuple[RequestKey, float] | None:
         return None if self.busy_since is None else (RequestKey(1), self.busy_since)
+
+    def is_alive(self) -> bool:
+        return self.has_threads
 
     def prepare(self) -> None:
         for key, _ in self.pending.items():
@@ -164,7 +177,7 @@ class Bench:
         self.text.prepare()
 
     def steps(self) -> list[Step]:
-        return [message for message in self.link.sent if isinstance(message, Step)]
+        return [message for message in self.link.outbox if isinstance(message, Step)]
 
     def finishes(self) -> dict[int, FinishReason]:
         return {row.key: row.finish for s in self.steps() for row in s.rows if row.finish}
@@ -205,7 +218,7 @@ def test_never_more_rows_than_slots_and_first_come_first_in(bench: Bench) -> Non
     assert [s for s in bench.story if s.startswith("insert")] == [
         f"insert {k}" for k in (1, 2, 3, 4)
     ]
-    assert sum(isinstance(message, Accepted) for message in bench.link.sent) == 6
+    assert sum(isinstance(message, Accepted) for message in bench.link.outbox) == 6
     while bench.loop.turn():
         pass
     assert bench.finishes() == dict.fromkeys(range(1, 7), FinishReason.LENGTH)
@@ -241,9 +254,11 @@ def test_no_step_when_idle_C5(bench: Bench) -> None:
 
 
 def test_idle_waits_and_publishes_it_C5(bench: Bench) -> None:
+    phases = []
+    bench.link.on_wait = lambda: phases.append(bench.board.current.phase)
     bench.loop.run(lambda: False)
     assert bench.link.waits == 1
-    assert bench.board.current.phase is WorkerPhase.IDLE
+    assert phases == [WorkerPhase.IDLE]
     assert bench.loop.is_exit_asked
 
 
@@ -298,7 +313,7 @@ def test_a_refused_request_fails_alone_C7(bench: Bench) -> None:
     bench.text.results.append(Refused(key=RequestKey(2), error=error))
     while bench.loop.turn():
         pass
-    rejected = [message for message in bench.link.sent if isinstance(message, Rejected)]
+    rejected = [message for message in bench.link.outbox if isinstance(message, Rejected)]
     assert [(r.key, r.error["code"]) for r in rejected] == [(2, "invalid_request")]
     assert bench.finishes() == {1: FinishReason.LENGTH}
 
@@ -362,6 +377,93 @@ def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) 
         bench.loop.run(lambda: False)
         assert bench.link.waited_s == 290.0
     assert "give back" in bench.story
+
+
+def test_what_is_done_between_steps_is_a_phase_of_its_own_P23(bench: Bench) -> None:
+    """Whatever blocks there, the beats say so."""
+    seen: dict[str, WorkerPhase] = {}
+
+    def note(name: str):
+        method = getattr(bench.engine, name)
+
+        def call(*arguments):
+            seen[name] = bench.board.current.phase
+            return method(*arguments)
+
+        setattr(bench.engine, name, call)
+
+    for name in ("insert", "remove", "bytes_held", "give_back", "step"):
+        note(name)
+    bench.start(1)
+    bench.loop.turn()
+    bench.cancel(1)
+    bench.loop.turn()
+    bench.loop.run(lambda: False)
+    bench.now = 2 * GIVE_BACK_AFTER_S
+    bench.loop._is_exit_asked = False
+    bench.loop.run(lambda: False)
+    assert seen.pop("step") is WorkerPhase.PREFILL
+    assert seen == dict.fromkeys(seen, WorkerPhase.ROWS)
+    assert len(seen) == 4
+
+
+def test_a_long_replay_says_that_it_advances_P7(bench: Bench) -> None:
+    """However long the answer was, its pieces are far below the limit of a step."""
+    bench.dispatch(1)
+    bench.loop.drain()
+    begun = []
+    publish = bench.board.publish
+    bench.board.publish = lambda *args, **facts: (begun.append(args), publish(*args, **facts))
+    prompt = Prompt(tokens=[5])
+    body = RequestBody(prompt="p", max_tokens=4000)
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5]), channel=prompt.channel, parameters={}, seed=1,
+        fingerprint="f",
+    )  # fmt: skip
+    resume = Resume(acceptance=acceptance, delivered=pack_tokens([100] * 3000))
+    ready = Tokenised(key=RequestKey(1), body=body, prompt=prompt, tokenize_s=0.0, resume=resume)
+    bench.text.results.append(ready)
+    bench.loop._take_prepared()
+    assert begun == [(WorkerPhase.ROWS,)] * 4, "one for the row, and one for each 1,024 tokens"
+
+
+def test_beats_count_what_is_held_and_what_was_exchanged_P23(bench: Bench) -> None:
+    def books() -> tuple[int, int, int, int]:
+        held = bench.board.current.books
+        return held.requests, held.preparing, held.sent, held.received
+
+    counts = []
+    bench.link.on_wait = lambda: counts.append(books())
+    bench.dispatch(1)
+    bench.dispatch(2)
+    bench.loop.run(lambda: False)
+    assert counts == [(2, 2, 0, 2)]
+    bench.text.prepare()
+    bench.loop._is_exit_asked = False
+    bench.link.inbox.clear()
+    bench.loop.turn()
+    assert books() == (2, 0, 2, 3), "both accepted; Exit was the third that was taken"
+    bench.cancel(1)
+    bench.loop.turn()
+    assert books() == (2, 0, 3, 4), "the end of a row that was cancelled has yet to be told"
+    bench.loop.turn()
+    assert books() == (1, 0, 4, 4)
+
+
+def test_a_row_that_the_engine_has_lost_ends_the_worker_P23(bench: Bench) -> None:
+    bench.start(1, 2)
+    bench.loop.turn()
+    bench.engine._rows.pop(RequestKey(1))
+    with pytest.raises(WorkerFaultError, match="1 rows, and not 2"):
+        bench.loop.turn()
+
+
+def test_a_text_thread_that_has_ended_ends_the_worker_P23(bench: Bench) -> None:
+    bench.text.has_threads = False
+    bench.loop.turn()
+    bench.dispatch(1)
+    with pytest.raises(WorkerFaultError, match="prepares prompts"):
+        bench.loop.turn()
 
 
 def test_the_board_names_the_phase_and_counts_ended_steps_F5(bench: Bench) -> None:

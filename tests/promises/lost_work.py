@@ -1,0 +1,73 @@
+"""P23: workers that live, beat, and have lost their work."""
+
+from __future__ import annotations
+
+import time
+
+from support.daemon import Daemon, fake, wait_for_state
+from support.faults import undisturbed
+from support.lossy import LossyDaemon
+
+from .crashes import SOON
+from .measure import FAKE, Figure, Measure, Place, Values, at_most
+from .watching import Changes, TimedReader
+
+LIMIT_S = 2.0
+TOKENS = 30
+
+FAULTS = {
+    "drop": ("link=drop at=9", "its connection ends"),
+    "oversized": ("frames=oversized at=9", "a frame too large ends its connection"),
+    "insert": ("stall=sleep during=insert", "it is stuck in an insert"),
+    "between": ("stall=sleep during=bytes_held at=9", "it is stuck between two steps"),
+    "engine": ("row=lost at=9", "its engine loses a row"),
+    "beats": ("beats=end at=9", "its heartbeats end"),
+}
+LOSSES = {
+    "running": "its loop loses a row",
+    "messages": "its messages vanish on the way",
+}
+
+
+def noticed(place: Place) -> Values:
+    """From the last sign of its work until the supervisor acts; each stream continues, whole."""
+    entry = fake(fake={"step_s": 0.02}, step_timeout_s=LIMIT_S, restart=SOON)
+    with Daemon({"m": entry}) as daemon:
+        found_s = {key: _strike(daemon, fault) for key, (fault, _) in FAULTS.items()}
+    for what in LOSSES:
+        with LossyDaemon(what, {"m": entry}) as daemon:
+            found_s[what] = _strike(daemon, "")
+    return found_s
+
+
+def _strike(daemon: Daemon, fault: str) -> float:
+    with daemon.client() as client:
+        changes = Changes(client)
+        generation = wait_for_state(client, "m", "READY")["generation"]
+        prompt = f"[[fault {fault} generation={generation}]]"
+        asked_at = time.monotonic()
+        stream = TimedReader(client, "m", prompt, max_tokens=TOKENS)
+        result = stream.finished()
+        assert result.token_ids == undisturbed(prompt, TOKENS)
+        assert result.resumed <= 1
+        acted_at = changes.left_ready_at("m", generation)
+        return acted_at - max([asked_at, *(t for t in stream.times if t < acted_at)])
+
+
+MEASURES = (
+    Measure(
+        promise="P23",
+        where=FAKE,
+        round=noticed,
+        figures=tuple(
+            Figure(
+                key=key,
+                what=f"a worker that lives, step limit 2 s: {name}: until it is noticed; the stream"
+                " continues, token for token",
+                target="≤step limit + 2 s",
+                is_kept=at_most(key, LIMIT_S + 2.0),
+            )
+            for key, name in [*((k, n) for k, (_, n) in FAULTS.items()), *LOSSES.items()]
+        ),
+    ),
+)
