@@ -23,7 +23,7 @@ MAX_LAUNCH_SPEC_BYTES = 64 * 1024
 
 
 TEXT_LIMIT_STEPS = 10.0
-"""Preparing one prompt may take so many times `step_timeout_s`."""
+"""Preparing one prompt may take this many times `step_timeout_s`."""
 
 
 class ExitCode(IntEnum):

@@ -59,7 +59,7 @@ class WaitReason(StrEnum):
     ROWS = "rows"
     """The model serves, and every row is taken."""
     TURN = "turn"
-    """A crash accuses it, and another suspect has its turn."""
+    """A suspect of two crashes has its turn alone, or is to have it."""
     LOAD = "load"
     """The model is being loaded, or waits for its turn."""
     RESTART = "restart"

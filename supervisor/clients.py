@@ -119,7 +119,7 @@ class Clients:
         return self._doors.admitted
 
     def limit_to(self, max_connections: int) -> None:
-        """From now on so many connections are let in; those that are in stay."""
+        """From now on that many connections are let in; those that are in stay."""
         self._doors.max_connections = max_connections
 
     def send(self, connection_id: ConnectionId, message: Message) -> None:

@@ -15,7 +15,7 @@ class Connection:
         id: its routing id.
         descriptor: of its socket, in libzmq's hands; may have been used again since.
         open: ids of its requests and commands that have not ended.
-        subscription: the id under which it is told of changes.
+        subscription: the id under which it gets changes.
         outbox: what the socket had no room for.
         progressed_at: when the last of it was sent, or the first began to wait.
         retry_at, retry_s: when sending it is tried again, and how long after the last time.

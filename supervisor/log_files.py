@@ -73,7 +73,7 @@ class RotatingFile:
             self.close()
 
     def skip(self, lost_bytes: int) -> None:
-        """Notes that so many bytes were dropped before they came here."""
+        """Notes that this many bytes were dropped before they came here."""
         self._dropped_bytes += lost_bytes
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class LogFile:
                 self._add(data)
 
     def skip(self, lost_bytes: int) -> None:
-        """So many bytes are dropped on purpose; the file will say so."""
+        """This many bytes are dropped on purpose; the file will say so."""
         with self._writer.lock:
             self._lost_bytes += lost_bytes
 

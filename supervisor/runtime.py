@@ -145,7 +145,7 @@ def room_for(models: int, open_files: int, connected: int) -> int:
 
 
 def files_needed(models: int) -> int:
-    """How many open files a daemon of so many models needs."""
+    """How many open files a daemon with that many models needs."""
     return RESERVED_FILES + FILES_PER_MODEL * models + MIN_CONNECTIONS
 
 
@@ -153,7 +153,7 @@ def raise_open_file_limit(models: int) -> int:
     """Raises the soft limit of open files as far as is sensible, and returns it.
 
     Raises:
-        RuntimeFolderError: too few for so many models, and for storms of connections.
+        RuntimeFolderError: too few for that many models, and for storms of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES_MACOS

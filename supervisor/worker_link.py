@@ -166,7 +166,7 @@ class WorkerLink:
                 self._outbox.popleft()
         except zmq.ZMQError as error:
             self._outbox.clear()
-            if error.errno != errno.EHOSTUNREACH:  # else the end of its connection is told soon
+            if error.errno != errno.EHOSTUNREACH:  # else the end of its connection is reported soon
                 self._break(f"cannot be sent to: {error.strerror}")
 
     def _on_connection_event(self, event: int, connection: int) -> None:

@@ -35,7 +35,7 @@ class NoDeviceError(Exception):
 
 
 class WorkerFaultError(Exception):
-    """This process has lost a thread or a row of its own; the message says which (exit 71).
+    """This process has lost one of its threads or rows; the message says which (exit 71).
 
     It says nothing of the requests: another process serves them.
     """

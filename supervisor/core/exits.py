@@ -79,7 +79,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
 
 
 def given_up(life: Life, trigger: GivenUp, now: float) -> None:
-    """SIGKILL has not ended the process: all that waited for its exit goes on without it (P26)."""
+    """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
     cause = trigger.text
     failed = load_failed(life.name, cause, is_retryable=False)
     error = failed

@@ -124,7 +124,7 @@ TABLE: dict[tuple[Place, type[Trigger]], Rule] = {
     (Abandoned, Died): exits.ended_at_last,
 }
 """Every pair of state and trigger that can meet; HELLO and READY after READY are `Broke`. FAILED
-with a process that could not be ended has rows of its own."""
+with a process that could not be ended has its own rows."""
 
 
 def apply(life: Life, trigger: Trigger, now: float) -> list[Effect]:

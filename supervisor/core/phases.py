@@ -119,7 +119,7 @@ class Stopping(Phase):
     Attributes:
         cause: why.
         stage: how hard it was told.
-        escalates_at: when it is told harder; once nothing harder is left, when it is given up.
+        escalates_at: when the next, harder stage begins; after the last one, when it is given up.
         is_restart: a restart was asked for meanwhile: it comes up again with a clean window.
         detail: a phrase that says what went wrong, for causes that are not ASKED.
         was_ready_s: how long it had been READY before.
@@ -135,7 +135,7 @@ class Stopping(Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When it is told harder, or given up."""
+        """When the next stage begins, or the process is given up."""
         return self.escalates_at
 
     @property

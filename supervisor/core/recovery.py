@@ -151,7 +151,7 @@ class Recovery:
         self._in_a_row.clear()
 
     def gained(self, digest: Digest, tokens: int) -> bool:
-        """A request on its probation has so many tokens now; returns whether that has ended it."""
+        """A request on probation has this many tokens now; returns whether that has ended it."""
         suspect = self._suspects.get(digest)
         if suspect is None or not suspect.is_on_probation:
             return False

@@ -43,7 +43,7 @@ from .refusals import (
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
-from .turns import end_intake, next_in_line, rows_to_leave
+from .turns import end_intake, next_in_line
 
 
 class Serving:
@@ -140,8 +140,7 @@ class Serving:
             model.running[request.key] = request
             self._set_deadline(request)
             self._tell(model, self._dispatch_of(request, now))
-        end_intake(model, self.ledger)
-        for request in rows_to_leave(model, self.ledger):
+        for request in end_intake(model, self.ledger):
             self.ledger.move(request, Stage.YIELDING)
             self._tell(model, CancelRow(key=request.key))
 
@@ -229,6 +228,7 @@ class Serving:
                 )
             if row.tokens and model.recovery.gained(request.digest, request.tokens_sent):
                 model.story.append(f"{now:.3f} {request.id} has come past the crash")
+                has_freed = True
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
             if row.finish is FinishReason.CANCELLED and request.stage is Stage.YIELDING:
@@ -249,7 +249,7 @@ class Serving:
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now
-        return has_freed or bool(finished or model.recovery.suspects)
+        return has_freed or bool(finished or model.recovery.on_probation)
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
         if row.tokens:

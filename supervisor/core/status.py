@@ -122,6 +122,6 @@ def wait_reason(model: Model) -> WaitReason:
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
-    """What everybody who waits for this model is told of: the reason, and the load by tenths."""
+    """What everybody who waits for this model gets to know: the reason, and the load by tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)

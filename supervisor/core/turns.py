@@ -31,7 +31,7 @@ class Turns:
 
     @classmethod
     def of(cls, model: Model, ledger: Ledger) -> Turns:
-        """As they stand; only worth asking while a crash accuses somebody."""
+        """As they stand; only worth asking while somebody is on probation."""
         is_due = model.recovery.is_due
         waiting = [request for key in model.line if (request := ledger.get(key)) is not None]
         return cls(
@@ -49,8 +49,10 @@ class Turns:
 
 def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that may start now, next to what runs already; None if none may."""
-    if not model.recovery.suspects:
-        return ledger.get(model.line.first()) if model.line else None
+    if not model.line:
+        return None
+    if not model.recovery.on_probation:
+        return ledger.get(model.line.first())
     turns = Turns.of(model, ledger)
     if turns.is_taken:
         return None
@@ -63,17 +65,16 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     return None if model.held else turns.due[0]
 
 
-def end_intake(model: Model, ledger: Ledger) -> None:
-    """Newcomers have had their chance: the next one follows the next turn."""
-    if model.recovery.suspects:
-        model.lets_newcomers_in = Turns.of(model, ledger).is_taken
+def end_intake(model: Model, ledger: Ledger) -> list[Request]:
+    """Newcomers have had their chance: the next one follows the next turn.
 
-
-def rows_to_leave(model: Model, ledger: Ledger) -> list[Request]:
-    """The running requests whose rows are to leave the batch, so that somebody has its turn."""
-    if not model.recovery.suspects:
+    Returns:
+        The running requests whose rows are to leave the batch, so that somebody has its turn.
+    """
+    if not model.recovery.on_probation:
         return []
     turns = Turns.of(model, ledger)
+    model.lets_newcomers_in = turns.is_taken
     if not turns.are_on:
         return []
     is_alone = len(model.held) == 1

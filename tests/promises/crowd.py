@@ -81,7 +81,7 @@ def listen(
 
 
 def listen_apart(endpoint: str, model: str, count: int, *, is_reading: bool) -> dict[str, Any]:
-    """So many connections with one stream each, which are read, or are not."""
+    """That many connections with one stream each, which are read, or are not."""
     ended, received = until_input_ends(), 0
     with zmq.Context() as context:
         peers, poller = [], zmq.Poller()
@@ -151,7 +151,7 @@ READY = b"\x04\x1c\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
 
 
 def connect_all(path: str, count: int, *, greeting: bytes = b"") -> list[socket.socket]:
-    """So many connections, as fast as they are let in; fewer where nobody listens for long."""
+    """That many connections, as fast as they are let in; fewer where nobody listens for long."""
     held: list[socket.socket] = []
     until = time.monotonic() + 30.0
     while len(held) < count:
@@ -192,7 +192,7 @@ def hold(path: str, count: int) -> dict[str, Any]:
 
 
 def storm(path: str, count: int, times: int) -> dict[str, Any]:
-    """So many silent connections at once, and all of them gone again, so many times."""
+    """`count` silent connections at once, all of them gone again, `times` times."""
     raise_file_limit()
     begun()
     connected = 0

@@ -20,7 +20,7 @@ OWN_TOKENS = 1200
 """Six seconds: a shorter time is too short for the clock of a process's CPU."""
 OF_ONE_PROCESS = 50
 STEPS = 150
-"""So many of the crowd's model are compared; half of them while its clients have no room."""
+"""That many of the crowd's model are compared; half of them while its clients have no room."""
 
 
 class SoftDaemon(LimitedDaemon):
@@ -135,7 +135,7 @@ def ratio(one: float | list[float], other: float | list[float]) -> float:
 
 
 def wait_for_running(client: Any, count: int) -> None:
-    """Waits until so many requests run on the crowd's model."""
+    """Waits until that many requests run on the crowd's model."""
     eventually(lambda: len(row(client, "big")["running"]) == count, timeout_s=120.0)
 
 

@@ -241,7 +241,7 @@ class Driver:
         preparing: int = 0,
         model: str = "m",
     ) -> list[Action]:
-        """A heartbeat; with `requests`, nothing is under way and it holds so many."""
+        """A heartbeat; with `requests`, nothing is under way and it holds that many."""
         message = Heartbeat(
             step=step,
             phase=phase,

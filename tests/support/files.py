@@ -12,7 +12,7 @@ from .daemon import Daemon
 
 
 class LimitedDaemon(Daemon):
-    """May open so many files.
+    """May open that many files.
 
     Attributes:
         open_files: the limit.

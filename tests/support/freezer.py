@@ -17,7 +17,7 @@ def is_there() -> bool:
 
 
 class Freezer:
-    """A cgroup of its own."""
+    """A cgroup for one process."""
 
     def __init__(self) -> None:
         self._folder = ROOT / f"mlxsup-{os.getpid()}"

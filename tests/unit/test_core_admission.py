@@ -29,7 +29,7 @@ def refusal(driver: Driver, connection: ConnectionId = ALICE) -> dict[str, Any]:
 
 
 def fill(driver: Driver, model: str, count: int) -> None:
-    """So many requests wait for a model, each of a connection of its own."""
+    """That many requests wait for a model, each from another connection."""
     for number in range(count):
         driver.ask("waits", model, connection(number))
         assert driver.errors(connection(number)) == {}

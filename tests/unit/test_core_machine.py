@@ -366,6 +366,8 @@ class CoreMachine(RuleBasedStateMachine):
         for caller in self.callers:  # the shell answers each, even after the last process
             self.driver.do(ReloadRefused(now=self.driver.now, problems=("x",), caller=caller))
         for _ in range(70):
+            if self.has_finished:  # the shell hears no more of a process that was left behind
+                break
             for model, worker in list(self.workers.items()):
                 if not worker.has_pid:
                     self.process_runs(model)

@@ -1,4 +1,4 @@
-"""A process that SIGKILL does not end is given up, and everything but it goes on (P26)."""
+"""A process that SIGKILL does not end is given up, and everything else continues (P26)."""
 
 from __future__ import annotations
 

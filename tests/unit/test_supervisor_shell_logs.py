@@ -122,7 +122,7 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path)
     other.write(b"kept\n")
     assert not writer.close(0.01)
     assert not (tmp_path / "m.log").exists()
-    with (tmp_path / "hangs.log").open("rb") as reader:  # it goes on
+    with (tmp_path / "hangs.log").open("rb") as reader:  # it continues
         text = reader.read()
     note = b"--- %d bytes lost here\n" % (lost_bytes - len(b"last words\n"))
     assert text == b"first\n" + 4 * piece + note + b"last words\n"
