@@ -38,6 +38,7 @@ from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
+    Announce,
     Finish,
     ReadConfiguration,
     SendToClient,
@@ -108,7 +109,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def obey(self, action: Action) -> None:
         """What the world does about an action at once."""
-        assert not self.has_finished or isinstance(action, SendToClient), action
+        # Afterwards clients are still answered, and a process that was left behind may end.
+        assert not self.has_finished or isinstance(action, SendToClient | Announce), action
         match action:
             case Spawn(model=model, launch=launch):
                 assert model not in self.workers, "two processes of one model"
@@ -366,8 +368,6 @@ class CoreMachine(RuleBasedStateMachine):
         for caller in self.callers:  # the shell answers each, even after the last process
             self.driver.do(ReloadRefused(now=self.driver.now, problems=("x",), caller=caller))
         for _ in range(70):
-            if self.has_finished:  # the shell hears no more of a process that was left behind
-                break
             for model, worker in list(self.workers.items()):
                 if not worker.has_pid:
                     self.process_runs(model)
