@@ -28,8 +28,10 @@ LOWERED_ROWS_S = 3600.0
 """How long a worker that ran out of memory is held to fewer rows."""
 
 PROBATION_TOKENS = 3
-"""How far past the last crash a suspect has to come. A deterministic fault strikes at the first of
-these; the others cover tokens that the dying process had computed and not delivered."""
+PROBATION_S = 0.02
+"""How far past its crash a suspect has to come, and for how long it has to gain tokens. A
+deterministic fault strikes at the first of these tokens, or at a later one: what a dying process
+had computed and not delivered is lost with it, some milliseconds of steps."""
 
 MAX_QUARANTINES_IN_A_ROW = 3
 MAX_SUSPECTS = 4096
@@ -100,13 +102,15 @@ class _Suspect:
     Attributes:
         since: the latest such crash, monotonic seconds.
         places: how many tokens had been delivered when such crashes came, the latest last; those
-            that it has come past alone, or in an earlier life, are left out.
+            that it has come past are left out.
         is_on_probation: it has to pass those places alone.
+        gains_since: when it gained its first token near one of them, in this life of the worker.
     """
 
     since: float
     places: list[int] = field(default_factory=list)
     is_on_probation: bool = False
+    gains_since: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,6 +141,8 @@ class Recovery:
             now: monotonic seconds.
         """
         self.expire(now)
+        for suspect in self._suspects.values():
+            suspect.gains_since = None
         if evidence is Evidence.OUT_OF_MEMORY and held:
             return self._make_room(len(held), now)
         if evidence is not Evidence.ACCUSES or not held:
@@ -150,14 +156,19 @@ class Recovery:
         self._suspects.pop(digest, None)
         self._in_a_row.clear()
 
-    def gained(self, digest: Digest, tokens: int) -> bool:
-        """A request on probation has this many tokens now; returns whether that has ended it."""
-        suspect = self._suspects.get(digest)
-        if suspect is None or not suspect.is_on_probation:
+    def gained(self, one: Held, now: float) -> bool:
+        """A request has gained a token; returns whether it has come past a crash with that."""
+        suspect = self._suspects.get(one.digest)
+        if suspect is None or not self.is_due(one):
             return False
-        suspect.places = [place for place in suspect.places if tokens < place + PROBATION_TOKENS]
-        suspect.is_on_probation = bool(suspect.places)
-        return not suspect.is_on_probation
+        if suspect.gains_since is None:
+            suspect.gains_since = now
+        left = [place for place in suspect.places if one.tokens < place + PROBATION_TOKENS]
+        if left == suspect.places or now - suspect.gains_since < PROBATION_S:
+            return False
+        suspect.places, suspect.gains_since = left, None
+        suspect.is_on_probation = bool(left)
+        return True
 
     def expire(self, now: float) -> None:
         """Forgets what is old."""
@@ -189,8 +200,7 @@ class Recovery:
         suspect = self._suspects.get(one.digest)
         if suspect is None or not suspect.is_on_probation:
             return False
-        near = range(one.tokens - PROBATION_TOKENS + 1, one.tokens + PROBATION_TOKENS + 1)
-        return any(place in near for place in suspect.places)
+        return any(place <= one.tokens + PROBATION_TOKENS for place in suspect.places)
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
         """For how much longer a request is refused; None where it is not."""
@@ -232,7 +242,8 @@ class Recovery:
             accused.setdefault(one.digest, []).append(one.tokens)
         for digest, places in accused.items():
             known = self._suspects.pop(digest, None)  # the latest are forgotten last
-            places = [*(known.places if known else ()), *sorted(places)]
+            ahead = [p for p in known.places if p > max(places)] if known else []
+            places = [*ahead, *sorted(places)]
             places = list(dict.fromkeys(reversed(places)))[:MAX_PLACES][::-1]
             self._suspects[digest] = _Suspect(since=now, places=places)
         while len(self._suspects) > MAX_SUSPECTS:

@@ -226,7 +226,7 @@ class Serving:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
                 )
-            if row.tokens and model.recovery.gained(request.digest, request.tokens_sent):
+            if row.tokens and model.recovery.gained(request.held, now):
                 model.story.append(f"{now:.3f} {request.id} has come past the crash")
                 has_freed = True
             if row.warning is not None and row.warning not in request.warnings:

@@ -12,7 +12,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.messages import Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
-from mlxsup.supervisor.core.recovery import PROBATION_TOKENS
+from mlxsup.supervisor.core.recovery import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, BOB, LAUNCH, RESTART, Driver, entry, in_state
 
@@ -283,6 +283,7 @@ def test_what_waits_for_a_turn_to_come_is_held_to_the_queue_limits() -> None:
     driver = crashed_twice("a", "b")
     driver.ask("new")
     for _ in range(PROBATION_TOKENS):
+        driver.pass_time(PROBATION_S)
         driver.token(1)
     assert driver.row()["running"] == ["a", "new"]
     driver.row_left(1)

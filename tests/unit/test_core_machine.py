@@ -49,6 +49,7 @@ from mlxsup.supervisor.core.actions import (
 )
 from mlxsup.supervisor.core.events import Caller, Event, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.phases import Draining
+from mlxsup.supervisor.core.recovery import PROBATION_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
 
@@ -417,6 +418,7 @@ class PoisonedEngine:
                 assert self.driver.state() is not State.FAILED
                 self.driver.come_up()
                 continue
+            self.driver.pass_time(PROBATION_S)
             for request in running:
                 if request.acceptance is None:
                     self.driver.accept(request.key)

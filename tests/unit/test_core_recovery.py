@@ -22,6 +22,7 @@ from mlxsup.supervisor.core.recovery import (
     MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
+    PROBATION_S,
     PROBATION_TOKENS,
     Digest,
     Evidence,
@@ -148,11 +149,17 @@ def test_two_poisons_at_once_cost_three_crashes_each_at_most() -> None:
     assert failed == {"b", "c"}
 
 
+def gain(driver: Driver, *keys: int) -> None:
+    """A step, some time after the last one, gives each row a token."""
+    driver.pass_time(PROBATION_S)
+    driver.token(*keys)
+
+
 def prove(driver: Driver, key: int) -> list[int]:
     """A suspect comes past the crash and leaves the batch; returns what is dispatched then."""
     for _ in range(PROBATION_TOKENS):
         assert driver.told(CancelRow) == []
-        driver.token(key)
+        gain(driver, key)
     started = driver.dispatched()
     if driver.told(CancelRow):
         driver.row_left(key)
@@ -188,9 +195,9 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     driver = engine_of(2)
     driver.serve("late", "other")
     for _ in range(50):
-        driver.token(1)
+        gain(driver, 1)
     crash(driver)
-    driver.token(1)
+    gain(driver, 1)
     driver.cancel("late")
     driver.row_left(1)
     driver.ask("again", body=b"late")  # the same request from its beginning
@@ -200,9 +207,9 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     assert driver.row()["alone"] == "again"
     driver.ask("waits", body=b"other")
     for _ in range(PROBATION_TOKENS - 1):
-        driver.token(3)
+        gain(driver, 3)
     assert driver.told(CancelRow) == []
-    driver.token(3)
+    gain(driver, 3)
     assert driver.told(CancelRow) == [CancelRow(key=3)]
 
 
@@ -224,19 +231,19 @@ def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
     driver = engine_of(2)
     driver.ask("far", body=b"same")
     for _ in range(9):
-        driver.token(1)
+        gain(driver, 1)
     driver.ask("near", body=b"same")
     crash(driver)
-    driver.token(1)
+    gain(driver, 1)
     assert crash(driver) == [1], "it is near the place of the crash, and has its turn"
     driver.cancel("far")
     driver.row_left(1)
     assert driver.dispatched() == [2]
     driver.ask("third", body=b"same")
     for _ in range(10 + PROBATION_TOKENS - 1):
-        driver.token(2)
+        gain(driver, 2)
     assert driver.row()["on_probation"] == 1
-    driver.token(2)
+    gain(driver, 2)
     assert driver.row()["on_probation"] == 0
 
 
@@ -290,22 +297,22 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     driver.accept(5)
     driver.ask("newer", body=b"newer")
     assert driver.dispatched() == [], "a turn is next"
-    driver.token(5)
+    gain(driver, 5)
     assert driver.told(CancelRow) == [CancelRow(key=5)]
     driver.row_left(5)
     assert driver.dispatched() == [1]
     assert driver.row()["alone"] == "a"
     assert prove(driver, 1) == [6], "it waited for one turn"
     driver.accept(6)
-    driver.token(6)
+    gain(driver, 6)
     driver.row_left(6)
     assert driver.dispatched() == [2]
     assert prove(driver, 2) == [3]
     assert prove(driver, 3) == [4]
-    driver.token(4)
-    driver.token(4)
+    gain(driver, 4)
+    gain(driver, 4)
     assert driver.dispatched() == []
-    driver.token(4)
+    gain(driver, 4)
     assert driver.dispatched() == [1, 2, 3], "no turn is due any more: the oldest first"
     assert finish(driver, 4) == [5]
 
@@ -341,7 +348,7 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     driver = engine_of(4)
     driver.serve("a", "b")
     for _ in range(20):
-        driver.token(1)
+        gain(driver, 1)
     crash(driver)
     driver.cancel("a")
     driver.row_left(1)
@@ -349,34 +356,59 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     for key in (2, again):
         driver.accept(key)
     for _ in range(4):
-        driver.token(again)
+        gain(driver, again)
     assert crash(driver) == [2]
     assert prove(driver, 2) == [again]
     assert prove(driver, again) == [2], "past the second place, and far from the first one"
     assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
     for _ in range(20 - PROBATION_TOKENS - 7 - 1):
         assert driver.told(CancelRow) == []
-        driver.token(again, 2)
-    driver.token(again, 2)
+        gain(driver, again, 2)
+    gain(driver, again, 2)
     assert [told.key for told in driver.told(CancelRow)] == [again, 2]
     driver.row_left(again)
     driver.row_left(2)
     assert driver.dispatched() == [again]
     for _ in range(2 * PROBATION_TOKENS):
         assert driver.row()["alone"] == "a"
-        driver.token(again)
+        gain(driver, again)
     assert driver.row()["on_probation"] == 0
     assert driver.dispatched() == [2]
 
 
 def test_the_places_of_a_suspect_are_bounded() -> None:
     recovery, digest = Recovery(), Digest(b"d")
-    other = Held(digest=Digest(b"other"))
-    for tokens in range(0, 10 * (MAX_PLACES + 5), 10):
-        recovery.judge(Evidence.ACCUSES, [Held(digest=digest, tokens=tokens), other], 0.0)
-    last = 10 * (MAX_PLACES + 4)
-    due = [n for n in range(0, last + 1, 10) if recovery.is_due(Held(digest=digest, tokens=n))]
-    assert due == list(range(last - 10 * (MAX_PLACES - 1), last + 1, 10))
+    rows = [Held(digest=digest, tokens=10 * n) for n in range(MAX_PLACES + 5)]
+    for _ in range(2):
+        recovery.judge(Evidence.ACCUSES, rows, 0.0)
+    due = [one.tokens for one in rows if recovery.is_due(one)]
+    assert due == [10 * n for n in range(5, MAX_PLACES + 5)]
+
+
+def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    for _ in range(50):
+        driver.token(1)
+        assert driver.told(CancelRow) == []
+    driver.pass_time(2 * PROBATION_S)
+    driver.token(1)
+    assert driver.told(CancelRow) == [CancelRow(key=1)]
+
+
+def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    crash(driver)
+    driver.token(1)
+    driver.pass_time(1.0)
+    assert crash(driver, "SIGKILL") == [1]
+    for _ in range(PROBATION_TOKENS):
+        driver.token(1)
+    assert driver.told(CancelRow) == []
 
 
 def waits_for_a_row_that_may_not_be_resumed(*, may_long_resume: bool = True) -> Driver:
@@ -469,7 +501,7 @@ def yielding() -> Driver:
     crash(driver)
     crash(driver)
     for _ in range(PROBATION_TOKENS):
-        driver.token(1)
+        gain(driver, 1)
     assert driver.told(CancelRow) == [CancelRow(key=1)]
     return driver
 
