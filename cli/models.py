@@ -61,7 +61,12 @@ def restart(model: str, now: bool, no_wait: bool, target: Target, output: Output
 
 
 def _show_changed(client: Client, name: str, output: Output) -> None:
-    value = client.status()
+    from mlxsup.client import ConnectionLost
+
+    try:
+        value = client.status()
+    except ConnectionLost:  # the command came true, and the daemon has ended since
+        value = {"models": []}
     changed: list[dict[str, Any]] = [row for row in value["models"] if row["name"] == name]
     if output.is_json:
         output.object({"models": changed})

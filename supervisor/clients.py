@@ -315,6 +315,9 @@ class Clients:
     def _give_up(self, connection: Connection) -> None:
         """The client does not read: its streams end, and the second time it counts as gone."""
         if connection.is_slow:
+            with connection_at(connection.descriptor, str(self._path)) as peer:
+                if peer is not None and self._speakers.get(connection.descriptor) is connection:
+                    turn_away(peer)  # it would wait for ends that it never gets
             self._lose(connection)
             return
         connection.is_slow = True

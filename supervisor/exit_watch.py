@@ -20,32 +20,55 @@ def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
 
     Returns:
         What ends the watch before the child has exited.
+
+    Raises:
+        OSError: macOS cannot say it, for want of an open file.
     """
     try:
         descriptor = _pollable(pid)
     except ProcessLookupError:  # macOS knows no such process once it waits to be reaped
         return asyncio.get_running_loop().call_soon(on_exit).cancel
-    except OSError:
-        descriptor = None  # too many open files, or a kernel before 5.3
-    if descriptor is None:
+    except OSError:  # too many open files, or a kernel before 5.3
+        if sys.platform == "darwin":
+            raise
         return _watch_with_thread(pid, on_exit)
-    loop = asyncio.get_running_loop()
+    watch = _PolledExit(pid, descriptor, on_exit)
+    return lambda: watch.stop()
 
-    def stop() -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
-    def exited() -> None:
-        stop()
-        on_exit()
+class _PolledExit:
+    """Waits for a descriptor, and then, if need be, for a tracer that holds the dead process."""
 
-    loop.add_reader(descriptor, exited)
-    return stop
+    def __init__(self, pid: int, descriptor: int, on_exit: Callable[[], None]) -> None:
+        self._pid = pid
+        self._on_exit = on_exit
+        self._descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(descriptor, self._exited)
+        self.stop = self._stop_polling
+
+    def _stop_polling(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _exited(self) -> None:
+        self._stop_polling()
+        if _can_be_reaped(self._pid):
+            self._on_exit()
+        else:
+            self.stop = _watch_with_thread(self._pid, self._on_exit)
+
+
+def _can_be_reaped(pid: int) -> bool:
+    """Whether waiting for it would not block: a debugger sees its exit before its parent does."""
+    if sys.platform == "darwin":
+        return True
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 if sys.platform == "darwin":
 
-    def _pollable(pid: int) -> int | None:
+    def _pollable(pid: int) -> int:
         queue = select.kqueue()
         change = select.kevent(
             pid,
@@ -61,7 +84,7 @@ if sys.platform == "darwin":
 
 else:
 
-    def _pollable(pid: int) -> int | None:
+    def _pollable(pid: int) -> int:
         return os.pidfd_open(pid)
 
 

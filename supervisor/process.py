@@ -49,8 +49,8 @@ class WorkerProcess:
         assert process.stdout is not None
         self._output = process.stdout.fileno()
         os.set_blocking(self._output, False)
-        self._loop.add_reader(self._output, self._read)
         self._stop_watching = watch_exit(process.pid, self._on_exit)
+        self._loop.add_reader(self._output, self._read)
 
     @classmethod
     def spawn(
@@ -77,11 +77,11 @@ class WorkerProcess:
         )
         try:
             _give_line(process, first_line)
+            return cls(process, on_output)
         except OSError:
             process.kill()
             process.wait()
             raise
-        return cls(process, on_output)
 
     @property
     def pid(self) -> int:

@@ -122,6 +122,7 @@ class StepLoop:
         self._sampling = dict(sampling or {})
         self._clock = clock
         self._preparing: set[RequestKey] = set()
+        self._prepared_at = 0.0  # when the latest was, or the first since had to be
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
@@ -196,6 +197,8 @@ class StepLoop:
         if changed is not None:
             self._reject(key, changed)
             return
+        if not self._preparing:
+            self._prepared_at = self._clock()
         self._preparing.add(key)
         self._text.submit(key, message.body, resume)
 
@@ -215,6 +218,7 @@ class StepLoop:
 
     def _take_prepared(self) -> None:
         for result in self._text.take():
+            self._prepared_at = self._clock()
             if result.key not in self._preparing:
                 continue  # cancelled meanwhile (G5)
             self._publish_rows()
@@ -381,9 +385,7 @@ class StepLoop:
         """
         busy = self._text.busy()
         if busy is None:
-            if self._preparing and not self._text.is_alive():
-                raise WorkerFaultError("a thread that prepares prompts has ended")
-            return self._text_limit_s if self._preparing else None
+            return self._begin_time_left_s() if self._preparing else None
         key, since = busy
         left_s = since + self._text_limit_s - self._clock()
         if left_s <= 0:
@@ -391,3 +393,19 @@ class StepLoop:
                 f"preparing the prompt of request {key} took more than {self._text_limit_s:g} s"
             )
         return left_s
+
+    def _begin_time_left_s(self) -> float:
+        """How long the threads that prepare prompts may still take to begin with one.
+
+        Raises:
+            WorkerFaultError: no longer.
+        """
+        if not self._text.is_alive():
+            raise WorkerFaultError("a thread that prepares prompts has ended")
+        left_s = self._prepared_at + self._text_limit_s - self._clock()
+        if left_s > 0:
+            return left_s
+        self._take_prepared()  # what was finished during a long step, and not looked at yet
+        if self._preparing and self._prepared_at + self._text_limit_s <= self._clock():
+            raise WorkerFaultError("a thread that prepares prompts does not begin")
+        return self._text_limit_s

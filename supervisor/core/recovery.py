@@ -33,6 +33,10 @@ PROBATION_S = 0.02
 deterministic fault strikes at the first of these tokens, or at a later one: what a dying process
 had computed and not delivered is lost with it, some milliseconds of steps."""
 
+APPROACH_TOKENS = 64
+"""A suspect that is sent again may run in company until it has come as near as this to the place of
+a crash: what it computes until its row has left the batch must not reach that place."""
+
 MAX_QUARANTINES_IN_A_ROW = 3
 MAX_SUSPECTS = 4096
 MAX_PLACES = 8
@@ -128,7 +132,7 @@ class Recovery:
     _suspects: dict[Digest, _Suspect] = field(default_factory=dict)
     _quarantined: dict[Digest, float] = field(default_factory=dict)
     _in_a_row: list[Digest] = field(default_factory=list)
-    """Quarantined since a request last completed; at most MAX_QUARANTINES_IN_A_ROW."""
+    """Quarantined since one last completed or came past a crash; MAX_QUARANTINES_IN_A_ROW."""
 
     # ------------------------------------------------------------ what happens
 
@@ -166,6 +170,7 @@ class Recovery:
         left = [place for place in suspect.places if one.tokens < place + PROBATION_TOKENS]
         if left == suspect.places or now - suspect.gains_since < PROBATION_S:
             return False
+        self._in_a_row.clear()  # an engine that is broken lets nobody pass
         suspect.places, suspect.gains_since = left, None
         suspect.is_on_probation = bool(left)
         return True
@@ -200,7 +205,7 @@ class Recovery:
         suspect = self._suspects.get(one.digest)
         if suspect is None or not suspect.is_on_probation:
             return False
-        return any(place <= one.tokens + PROBATION_TOKENS for place in suspect.places)
+        return any(place <= one.tokens + APPROACH_TOKENS for place in suspect.places)
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
         """For how much longer a request is refused; None where it is not."""

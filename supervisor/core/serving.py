@@ -335,6 +335,10 @@ class Serving:
             else:
                 self._interrupt(request, text)
                 again.append(request)
+        for key in list(model.line):
+            request = self._request(key)
+            if request.acceptance is not None and not request.may_resume:
+                self.fail(model, request, worker_crashed(model.name, text, request.tokens_sent))
         model.line.rejoin(request.key for request in again)
         if verdict.culprit is not None:
             for key in list(model.line):

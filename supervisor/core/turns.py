@@ -21,7 +21,8 @@ class Turns:
         waiting: all requests that wait, in order.
         due: those of them whose turn is due.
         is_taken: whether a request whose turn is due is in the worker's hands.
-        is_held_up: some row cannot be asked to leave, because its client wants no continuation.
+        is_held_up: a row that no crash accuses cannot be asked to leave, because its client wants
+            no continuation.
     """
 
     waiting: list[Request]
@@ -38,7 +39,7 @@ class Turns:
             waiting=waiting,
             due=[request for request in waiting if is_due(request.held)],
             is_taken=any(is_due(one) for one in model.held),
-            is_held_up=any(not request.may_resume for request in model.running.values()),
+            is_held_up=any(not _may_leave(model, request) for request in model.running.values()),
         )
 
     @property
@@ -84,8 +85,12 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
             return not is_alone
         return not turns.is_held_up and request.tokens_sent > 0
 
-    running = [r for r in model.running.values() if r.stage is Stage.RUNNING and r.may_resume]
-    return [request for request in running if is_to_leave(request)]
+    running = [r for r in model.running.values() if r.stage is Stage.RUNNING]
+    return [request for request in running if _may_leave(model, request) and is_to_leave(request)]
+
+
+def _may_leave(model: Model, request: Request) -> bool:
+    return request.may_resume or model.recovery.is_suspect(request.digest)
 
 
 def _is_newcomer(model: Model, request: Request) -> bool:

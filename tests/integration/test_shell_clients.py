@@ -42,6 +42,7 @@ from mlxsup.supervisor import outbox as outbox_module
 from mlxsup.supervisor.clients import MAX_UNSENT_BYTES, Clients
 from mlxsup.supervisor.connection import Connection
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId, Event
+from mlxsup.supervisor.runtime import raise_open_file_limit
 from mlxsup.supervisor.transport import LoopSocket
 from support.eventually_async import eventually_async
 
@@ -411,6 +412,7 @@ def test_a_client_that_never_reads_is_bounded_in_bytes_P15() -> None:
 def test_a_client_that_never_reads_is_bounded_in_time() -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer(receive_high_water_mark=1)
+        ended = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         peer.say(generate("a"))
         peer.say(Subscribe(id=RequestId("s")))
         heard = (await bench.said(2))[0]
@@ -424,9 +426,18 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         assert len(bench.of_kind(ClientTooSlow)) == 1
         bench.clients.send(heard.connection, Failed(id="a", error={"code": "slow_consumer"}))
         bench.moment += 11.0
-        bench.clients.pulse()  # and it goes on not reading
+        bench.clients.pulse()  # it still does not read
         assert len(bench.of_kind(ClientGone)) == 1
         assert bench.clients._connections == {}
+
+        def sees_the_end() -> bool:  # once it has read what had arrived: it waits for none in vain
+            while peer.socket.poll(0):
+                peer.socket.recv_multipart()
+            return bool(ended.poll(0))
+
+        await eventually_async(sees_the_end)
+        peer.socket.disable_monitor()
+        ended.close()
 
     run(body)
 
@@ -740,6 +751,7 @@ def test_who_is_over_the_limit_is_told_so_and_then_ended_P24(
 
 def test_a_storm_that_nobody_hears_of_does_not_stop_the_end_P24() -> None:
     async def body(bench: Bench) -> None:
+        raise_open_file_limit(1)  # MLX lowers that of a process that imports it
         # As many as libzmq accepts while the loop stands still: its thread then waits for room.
         raw = []
         accepted = before = len(os.listdir("/dev/fd"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -222,3 +223,40 @@ def test_return_codes_are_told_apart() -> None:
     assert describe_exit(65) == (65, None, "")
     assert describe_exit(-9) == (None, 9, "SIGKILL")
     assert describe_exit(-64) == (None, 64, describe_exit(-64)[2])
+
+
+TRACER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(0x4206, int(sys.argv[1]), None, None):  # PTRACE_SEIZE
+    sys.exit(3)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def trace(pid: int) -> subprocess.Popen[bytes]:
+    """A debugger that has attached itself to the process; skips if it may not."""
+    tracer = subprocess.Popen(
+        [sys.executable, "-c", TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert tracer.stdout is not None
+    if not tracer.stdout.readline():
+        pytest.skip("this user may not trace its processes")
+    return tracer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="traces as Linux does")
+def test_a_debugger_that_holds_a_dead_worker_holds_up_nobody_else_P26() -> None:
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        await eventually_async(lambda: output == b"runs\n")
+        with trace(process.pid) as tracer:
+            process.signal(signal.SIGKILL)
+            await eventually_async(lambda: psutil.Process(process.pid).status() == "zombie")
+            for _ in range(100):  # the loop turns, and does not wait for the debugger
+                await asyncio.sleep(0)
+            assert not process.exited.done()
+            tracer.kill()
+        assert await process.exited == -signal.SIGKILL
+
+    run_with("print('runs', flush=True); import time; time.sleep(600)", body)

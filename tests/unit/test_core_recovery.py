@@ -19,6 +19,7 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.recovery import (
+    APPROACH_TOKENS,
     MAX_PLACES,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
@@ -191,10 +192,62 @@ def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> 
     assert driver.row()["suspects"] == 0
 
 
+@pytest.mark.parametrize("at", [0, 4, 40, 500])
+def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(at: int) -> None:
+    driver = engine_of(8)
+    keys = driver.serve(*"abcde")
+    sends, crashes, open_ = 0, 0, False
+    while crashes < 4:
+        if not open_:
+            sends += 1
+            driver.ask(f"poison{sends}", body=b"poison", resume=False)
+            if driver.errors():
+                break
+            open_ = True
+        model = driver.core._models.by_name["m"]
+        running = list(model.running.values())
+        for request in running:
+            if request.acceptance is None:
+                driver.accept(request.key)
+        due = [r for r in running if r.body == b"poison" or r.id.startswith("poison")]
+        if due and due[0].tokens_sent == at:
+            crashes += 1
+            open_ = False
+            crash(driver)
+            continue
+        for request in running:
+            gain(driver, request.key)
+            if driver.told(CancelRow):
+                for told in driver.told(CancelRow):
+                    driver.row_left(told.key)
+    assert (sends, crashes) == (4, 3)
+    assert driver.errors() == {"poison4": ErrorCode.QUARANTINED}
+    assert driver.row()["state"] == "READY"
+    assert all((b"alice", id) not in driver.terminals for id in "abcde"), keys
+
+
+def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_its_worker() -> None:
+    driver = engine_of(2)
+    for round_ in range(2):
+        driver.ask(f"a{round_}", body=b"a")
+        driver.ask(f"b{round_}", body=b"b")
+        crash(driver)
+        driver.cancel(f"a{round_}")
+        driver.cancel(f"b{round_}")
+    for key in range(1, 5):
+        driver.row_left(key)
+    driver.ask("a", body=b"a", resume=False)
+    driver.ask("b", body=b"b")
+    driver.accept(5)
+    assert prove(driver, 5) == [6], "it may be asked to leave, because a crash accuses it"
+    driver.exit(signal="SIGKILL")
+    assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
+
+
 def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     driver = engine_of(2)
     driver.serve("late", "other")
-    for _ in range(50):
+    for _ in range(2 * APPROACH_TOKENS):
         gain(driver, 1)
     crash(driver)
     gain(driver, 1)
@@ -250,7 +303,7 @@ def test_of_equal_requests_the_one_that_had_come_furthest_counts() -> None:
 def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash() -> None:
     driver = engine_of(4)
     driver.serve("long", "other")
-    for _ in range(20):
+    for _ in range(APPROACH_TOKENS + 20):
         driver.token(1)
     crash(driver)
     driver.cancel("other")
@@ -261,7 +314,7 @@ def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash
     [again, new] = driver.serve("long") + driver.serve("new")
     driver.accept(again)
     driver.accept(new)
-    for _ in range(20 - PROBATION_TOKENS - 1):
+    for _ in range(20 - 1):
         driver.token(again, new)
         assert (driver.row()["alone"], driver.told(CancelRow)) == (None, [])
     driver.token(again, new)
@@ -347,7 +400,7 @@ def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> N
 def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     driver = engine_of(4)
     driver.serve("a", "b")
-    for _ in range(20):
+    for _ in range(APPROACH_TOKENS + 20):
         gain(driver, 1)
     crash(driver)
     driver.cancel("a")
@@ -361,7 +414,7 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     assert prove(driver, 2) == [again]
     assert prove(driver, again) == [2], "past the second place, and far from the first one"
     assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
-    for _ in range(20 - PROBATION_TOKENS - 7 - 1):
+    for _ in range(20 - PROBATION_TOKENS - 4 - 1):
         assert driver.told(CancelRow) == []
         gain(driver, again, 2)
     gain(driver, again, 2)
@@ -369,7 +422,7 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     driver.row_left(again)
     driver.row_left(2)
     assert driver.dispatched() == [again]
-    for _ in range(2 * PROBATION_TOKENS):
+    for _ in range(APPROACH_TOKENS + PROBATION_TOKENS):
         assert driver.row()["alone"] == "a"
         gain(driver, again)
     assert driver.row()["on_probation"] == 0
@@ -378,11 +431,11 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
 
 def test_the_places_of_a_suspect_are_bounded() -> None:
     recovery, digest = Recovery(), Digest(b"d")
-    rows = [Held(digest=digest, tokens=10 * n) for n in range(MAX_PLACES + 5)]
+    rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
     for _ in range(2):
         recovery.judge(Evidence.ACCUSES, rows, 0.0)
     due = [one.tokens for one in rows if recovery.is_due(one)]
-    assert due == [10 * n for n in range(5, MAX_PLACES + 5)]
+    assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
 
 
 def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
@@ -411,11 +464,11 @@ def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
     assert driver.told(CancelRow) == []
 
 
-def waits_for_a_row_that_may_not_be_resumed(*, may_long_resume: bool = True) -> Driver:
+def waits_for_a_row_that_may_not_be_resumed() -> Driver:
     """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
     driver = engine_of(4)
     driver.serve("long", "other")
-    for _ in range(PROBATION_TOKENS + 1):
+    for _ in range(APPROACH_TOKENS + 1):
         driver.token(1)
     crash(driver)
     driver.cancel("other")
@@ -423,7 +476,7 @@ def waits_for_a_row_that_may_not_be_resumed(*, may_long_resume: bool = True) -> 
     crash(driver)
     driver.cancel("long")
     driver.row_left(1)
-    running = driver.serve("long", resume=may_long_resume)
+    running = driver.serve("long")
     running += driver.serve("stays", resume=False)
     running += driver.serve("plain")
     for key in running:
@@ -442,13 +495,6 @@ def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None
     assert driver.told(CancelRow) == []
     finish(driver, 4)
     assert [told.key for told in driver.told(CancelRow)] == [5, 6]
-
-
-def test_a_row_that_may_not_be_resumed_is_never_asked_to_leave() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed(may_long_resume=False)
-    for _ in range(2 * PROBATION_TOKENS):
-        assert driver.told(CancelRow) == []
-        driver.token(3, 4, 5)
 
 
 def test_a_crash_in_company_convicts_nobody_who_was_near_his_own() -> None:
@@ -470,6 +516,18 @@ def test_newcomers_without_end_keep_no_suspect_from_its_turn() -> None:
         turns.append(key)
         running = prove(driver, key) if driver.row()["alone"] else finish(driver, key)
     assert turns == [3, 2, 1, 4], "one intake, one turn; then all by age"
+
+
+def test_three_poisons_do_not_make_an_engine_broken_in_which_others_come_past_their_crash() -> None:
+    driver = engine_of(8)
+    poisons = {2, 4, 6}
+    driver.serve(*"abcdefg")
+    crash(driver)
+    running = crash(driver)
+    while driver.row()["on_probation"]:
+        [key] = running
+        running = crash(driver) if key in poisons else prove(driver, key)
+    assert (driver.row()["state"], driver.row()["quarantined"]) == ("READY", 3)
 
 
 def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_own_P10() -> None:
@@ -606,24 +664,6 @@ def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_is_answere
     driver.row_left(1)
     code = {"unload": "unloaded", "stop": "shutting_down", "removed": "unknown_model"}[how]
     assert driver.errors() == {"a": code}
-
-
-def test_an_answer_that_may_not_be_resumed_keeps_its_row_to_its_end() -> None:
-    driver = engine_of(2)
-    for round_ in range(2):
-        driver.ask(f"a{round_}", body=b"a")
-        driver.ask(f"b{round_}", body=b"b")
-        crash(driver)
-        driver.cancel(f"a{round_}")
-        driver.cancel(f"b{round_}")
-    for key in range(1, 5):
-        driver.row_left(key)
-    [key] = driver.serve("a", resume=False)
-    driver.ask("b", body=b"b")
-    for _ in range(2 * PROBATION_TOKENS):
-        driver.token(key)
-        assert (driver.told(CancelRow), driver.dispatched()) == ([], [])
-    assert finish(driver, key) == [key + 1]
 
 
 # ---------------------------------------------------------------- what clears, and what does not

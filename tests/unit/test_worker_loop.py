@@ -366,6 +366,27 @@ def test_a_preparation_without_end_ends_the_worker(bench: Bench) -> None:
         bench.loop.turn()
 
 
+def test_a_preparation_that_nobody_begins_ends_the_worker_P23(bench: Bench) -> None:
+    bench.now = 1000.0
+    bench.dispatch(1)
+    bench.loop.turn()
+    bench.now += 299.0
+    bench.loop.turn()
+    bench.now += 2.0
+    with pytest.raises(WorkerFaultError, match="does not begin"):
+        bench.loop.turn()
+
+
+def test_a_preparation_that_ended_in_a_long_step_was_begun(bench: Bench) -> None:
+    bench.now = 1000.0
+    bench.dispatch(1)
+    bench.loop.turn()
+    bench.text.prepare()
+    bench.now += 301.0
+    bench.loop.turn()
+    assert bench.loop.open_keys == {1}
+
+
 def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) -> None:
     bench.dispatch(1)
     bench.loop.drain()
