@@ -28,7 +28,7 @@ LOWERED_ROWS_S = 3600.0
 """How long a worker that ran out of memory is held to fewer rows."""
 
 PROBATION_TOKENS = 3
-PROBATION_S = 0.02
+PROBATION_S = 0.015
 """How far past its crash a suspect has to come, and for how long it has to gain tokens. A
 deterministic fault strikes at the first of these tokens, or at a later one: what a dying process
 had computed and not delivered is lost with it, some milliseconds of steps."""
