@@ -752,6 +752,7 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     for _ in range(3):
         crash(driver)
     assert driver.state() is State.READY
+    assert driver.row()["restarts"] == 3, "it is a crash all the same"
     driver.exit()
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
@@ -797,6 +798,15 @@ def test_what_was_measured_of_a_process_says_nothing_of_the_next_one() -> None:
     assert driver.row()["footprint_bytes"] == 0
     driver.come_up(pid=before + 1)
     driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
+def test_nor_before_the_next_one_was_measured() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.sample(1001)
+    driver.exit(signal="SIGTERM")
+    driver.come_up()
     assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
 
 
