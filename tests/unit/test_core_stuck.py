@@ -127,6 +127,17 @@ def test_the_end_does_not_wait_for_it() -> None:
     assert len(driver.of(Finish)) == 1
 
 
+def test_who_hurries_its_end_again_and_again_puts_nothing_off() -> None:
+    driver = in_state(State.READY)
+    driver.broke()
+    for _ in range(9):
+        driver.pass_time(KILL_LIMIT_S / 10)
+        driver.signal(is_immediate=True)
+    assert driver.state() is State.STOPPING
+    driver.pass_time(KILL_LIMIT_S / 10 + 0.1)
+    assert driver.state() is State.FAILED
+
+
 def test_an_end_without_processes_names_no_limit_for_them() -> None:
     driver = Driver()
     driver.stop()
