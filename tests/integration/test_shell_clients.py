@@ -532,8 +532,11 @@ def test_what_found_no_room_is_encoded_once_and_tried_now_and_then_H7(
 
 def test_who_is_served_last_of_those_that_did_not_read_is_served_too_H7() -> None:
     async def body(bench: Bench) -> None:
-        for id, peer in zip(await stuck(bench, 3), bench.peers, strict=True):
-            outbox = bench.clients._connections[id].outbox
+        waiting = [bench.clients._connections[id] for id in await stuck(bench, 3)]
+        for number, connection in enumerate(waiting):
+            connection.retry_at += number * clients_module.RETRY_MOST_S / 4  # not all at once
+        for connection, peer in zip(waiting, bench.peers, strict=True):
+            outbox = connection.outbox
 
             def is_sent(outbox: Outbox = outbox, peer: Peer = peer) -> bool:
                 while peer.socket.poll(0):
