@@ -26,6 +26,9 @@ BEAT_HIGH_WATER_MARK = 4
 SEND_HIGH_WATER_MARK = 64
 """Besides four messages for each row of the batch: there is room for all that may be said."""
 
+RETRY_S = 0.01
+"""After a send that found no room: the news of room may have come during it, and be lost."""
+
 MAX_OUTBOX_MESSAGES = 8192
 """A worker that leaves more than this unread does not follow the protocol."""
 
@@ -95,6 +98,7 @@ class WorkerLink:
         self._is_broken = False
         self._is_closed = False
         self._outbox: deque[list[bytes]] = deque()
+        self._retry: asyncio.TimerHandle | None = None
         common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES, zmq.HANDSHAKE_IVL: 2000}
         socket = bound_socket(
             context,
@@ -164,10 +168,17 @@ class WorkerLink:
         try:
             while self._outbox and self._socket.send([self._peer, *self._outbox[0]]):
                 self._outbox.popleft()
+            if self._outbox and self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
         except zmq.ZMQError as error:
             self._outbox.clear()
             if error.errno != errno.EHOSTUNREACH:  # else the end of its connection is reported soon
                 self._break(f"cannot be sent to: {error.strerror}")
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if not self._is_closed:
+            self._flush()
 
     def _on_connection_event(self, event: int, connection: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

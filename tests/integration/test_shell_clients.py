@@ -42,6 +42,7 @@ from mlxsup.supervisor import outbox as outbox_module
 from mlxsup.supervisor.clients import MAX_UNSENT_BYTES, Clients
 from mlxsup.supervisor.connection import Connection
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId, Event
+from mlxsup.supervisor.outbox import Outbox
 from mlxsup.supervisor.runtime import raise_open_file_limit
 from mlxsup.supervisor.transport import LoopSocket
 from support.eventually_async import eventually_async
@@ -429,6 +430,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         bench.clients.pulse()  # it still does not read
         assert len(bench.of_kind(ClientGone)) == 1
         assert bench.clients._connections == {}
+        assert bench.clients._tally.bytes == 0
 
         def sees_the_end() -> bool:  # once it has read what had arrived: it waits for none in vain
             while peer.socket.poll(0):
@@ -438,6 +440,35 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         await eventually_async(sees_the_end)
         peer.socket.disable_monitor()
         ended.close()
+
+    run(body)
+
+
+def test_a_client_that_reads_slowly_is_not_taken_for_one_that_never_reads() -> None:
+    async def body(bench: Bench) -> None:
+        peer = bench.peer(receive_high_water_mark=1)
+        peer.say(generate("a"))
+        (heard,) = await bench.said(1)
+        await fill(bench, heard.connection, "a", 6000, "y" * 1000)
+        outbox = bench.clients._connections[heard.connection].outbox
+        bench.moment += 9.0
+        unsent_bytes = outbox.size_bytes
+        while outbox.size_bytes == unsent_bytes:
+            await peer.hear()
+        bench.moment += 9.0
+        assert outbox, "it has not read everything"
+        bench.clients.pulse()
+        assert bench.of_kind(ClientTooSlow) == []
+
+    run(body)
+
+
+def test_a_pulse_that_was_asked_for_before_the_end_does_nothing_after_it() -> None:
+    async def body(bench: Bench) -> None:
+        bench.peer().say(generate("a"))
+        await bench.said(1)
+        bench.close_all()
+        bench.clients.pulse()
 
     run(body)
 
@@ -510,6 +541,60 @@ def test_what_found_no_room_is_encoded_once_and_tried_now_and_then_H7(
     run(body)
 
 
+def test_who_is_served_last_of_those_that_did_not_read_is_served_too_H7() -> None:
+    async def body(bench: Bench) -> None:
+        waiting = [bench.clients._connections[id] for id in await stuck(bench, 3)]
+        for number, connection in enumerate(waiting):
+            connection.retry_at += number * clients_module.RETRY_MOST_S / 4  # not all at once
+        for connection, peer in zip(waiting, bench.peers, strict=True):
+            outbox = connection.outbox
+
+            def is_sent(outbox: Outbox = outbox, peer: Peer = peer) -> bool:
+                while peer.socket.poll(0):
+                    peer.socket.recv_multipart()
+                return not outbox
+
+            await eventually_async(is_sent, timeout_s=20)
+
+    run(body)
+
+
+def test_what_is_unsent_at_the_end_is_not_tried_again_after_it() -> None:
+    async def body(bench: Bench) -> None:
+        await stuck(bench, 1)
+        timer = bench.clients._retry_timer
+        bench.close_all()
+        assert timer is not None
+        assert timer.cancelled()
+
+    run(body)
+
+
+def test_a_stranger_that_does_not_read_its_refusals_is_owed_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doors_module, "MAX_OF_ONE_PROCESS", 0)
+
+    async def body(bench: Bench) -> None:
+        refused: list[str] = []
+        refuse = bench.clients._refuse
+
+        def refuse_counted(*what: Any) -> None:
+            refused.append(what[2])
+            refuse(*what)
+
+        monkeypatch.setattr(bench.clients, "_refuse", refuse_counted)
+        stranger = bench.peer(receive_high_water_mark=1)
+        for number in range(5000):
+            await eventually_async(lambda: stranger.socket.poll(0, zmq.POLLOUT))
+            stranger.say(Ping(id=RequestId(f"{number}")))
+        await eventually_async(lambda: len(refused) == 5000, timeout_s=20)
+        assert bench.clients._unsent == {}
+        assert bench.clients._tally.bytes == 0
+
+    run(body)
+
+
 def test_who_owes_most_is_given_up_when_all_owe_too_much_together_P15(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -535,13 +620,18 @@ def test_who_owes_most_is_given_up_when_all_owe_too_much_together_P15(
     run(body)
 
 
-def test_a_routing_id_of_a_client_s_own_is_refused_and_takes_no_place_D12() -> None:
+@pytest.mark.parametrize(
+    "routing_id", [b"m%d", b"alic%d"], ids=["short", "as long as libzmq's own"]
+)
+def test_a_routing_id_of_a_client_s_own_is_refused_and_takes_no_place_D12(
+    routing_id: bytes,
+) -> None:
     async def body(bench: Bench) -> None:
         good = bench.peer()
         good.say(generate("a"))
         await bench.said(1)
         for number in range(5):
-            named = Peer(bench.clients.endpoint, routing_id=b"me")
+            named = Peer(bench.clients.endpoint, routing_id=routing_id % number)
             named.say(generate(f"n{number}"))
             answer = await named.hear()
             assert isinstance(answer, Failed)

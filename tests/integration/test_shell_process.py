@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import psutil
 import pytest
+from mlxsup.supervisor import exit_watch
 from mlxsup.supervisor import process as process_module
 from mlxsup.supervisor.exit_watch import _watch_with_thread
 from mlxsup.supervisor.process import (
@@ -188,6 +191,80 @@ def test_where_no_descriptor_tells_of_an_exit_a_thread_does(
         assert await process.exited == 7
 
     run_with("import sys; sys.exit(7)", body)
+
+
+def test_an_exit_is_seen_though_no_file_is_left_to_tell_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(exit_watch, "_pollable", fail)
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert await process.exited == 7
+
+    run_with("import sys; sys.exit(7)", body)
+
+
+def test_its_group_is_killed_while_its_id_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    killpg, reaped = os.killpg, []
+
+    def kill_watched(pid: int, number: int) -> None:
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            reaped.append(False)
+        except ChildProcessError:
+            reaped.append(True)
+        killpg(pid, number)
+
+    monkeypatch.setattr(os, "killpg", kill_watched)
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert await process.exited == 0
+        assert reaped == [False]
+
+    run_with("pass", body)
+
+
+def test_processes_leave_no_open_files_behind() -> None:
+    run_with("pass", exits)
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        run_with("pass", exits)
+    assert psutil.Process().num_fds() == before
+
+
+async def exits(process: WorkerProcess, output: bytearray) -> None:
+    await process.exited
+    await process.output_ended.wait()
+
+
+def test_who_is_closed_while_its_output_waits_is_not_read_again() -> None:
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    complaints: list[dict[str, Any]] = []
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        await eventually_async(lambda: process._resume is not None)
+        process.close_pipes()
+        over = asyncio.Event()
+        loop.call_later(2 * READ_SLICE_S, over.set)
+        await over.wait()
+
+    run_with(code, body)
+    assert complaints == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its pipes
+def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_no_wait() -> None:
+    async def run() -> None:
+        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+        with pytest.raises(OSError, match="longer than a pipe takes"):
+            WorkerProcess.spawn(argv, b"x" * 10_000_000, lambda _: None)
+
+    asyncio.run(run())
 
 
 def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:

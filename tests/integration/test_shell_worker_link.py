@@ -26,7 +26,7 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
-from mlxsup.supervisor.worker_link import WorkerLink
+from mlxsup.supervisor.worker_link import MAX_OUTBOX_MESSAGES, WorkerLink
 from support.eventually_async import eventually_async
 
 HELLO = Hello(
@@ -204,6 +204,24 @@ def test_messages_reach_the_worker_in_order_though_it_reads_late() -> None:
     run(body)
 
 
+def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        socket = bench.link._socket.socket
+        send = socket.send_multipart
+
+        def fail_once(frames: list[bytes], flags: int) -> None:
+            monkeypatch.setattr(socket, "send_multipart", send)
+            raise zmq.Again
+
+        monkeypatch.setattr(socket, "send_multipart", fail_once)
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        await eventually_async(lambda: bench.worker.poll(0), timeout_s=5.0)
+
+    run(body)
+
+
 def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
@@ -245,6 +263,48 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
         bench.link.drain()
         again.close(0)
         assert bench.events[4:] == []
+
+    run(body)
+
+
+def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23() -> None:
+    async def body(bench: Bench) -> None:
+        loop, descriptor = asyncio.get_running_loop(), bench.link._socket._descriptor
+        loop.remove_reader(descriptor)  # the end of its connection is heard of first
+        bench.say(HELLO)
+        bench.worker.close(5000)
+        assert (await bench.event(0)).message == HELLO
+        assert await bench.event(1) == GONE
+        assert bench.link.disconnected.is_set()
+        loop.add_reader(descriptor, bench.link._socket._drain)
+
+    run(body)
+
+
+def test_beats_before_hello_are_nobody_s() -> None:
+    async def body(bench: Bench) -> None:
+        beats: list[list[bytes]] = []
+        take = bench.link._take_beat
+        bench.link._beats._take = lambda frames: (beats.append(frames), take(frames))[1]
+        bench.beat(BEAT)
+        await eventually_async(lambda: beats)
+        assert bench.events == []
+
+    run(body)
+
+
+def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        dispatch = Dispatch(key=RequestKey(1), body=b"x" * 2000)
+        for _ in range(2 * MAX_OUTBOX_MESSAGES):
+            bench.link.send(dispatch)
+            assert len(bench.link._outbox) <= MAX_OUTBOX_MESSAGES
+        [broke] = bench.events[1:]
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail == "does not read what it is sent"
+        assert not bench.link._outbox
 
     run(body)
 

@@ -29,7 +29,7 @@ from mlxsup.protocol.states import (
 )
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
-from mlxsup.supervisor.core.watchdog import SLACK_S, UNLINKED_S
+from mlxsup.supervisor.core.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
 from support.beats import LIMIT_S, beats, seen_running, serving
 from support.core_driver import Driver, entry, in_state
 
@@ -387,3 +387,44 @@ def test_every_message_at_every_time_has_a_rule(state: State, number: int) -> No
                 driver.exit()
         driver.come_up()
         assert driver.state() is State.READY, (state, first, second)
+
+
+# ---------------------------------------------------------------- what a sign means
+
+
+def test_what_is_new_began_after_the_sign_before_whatever_the_workers_clock_says_P7() -> None:
+    watch = Watch.over(0.0)
+    watch.beat(Heartbeat(step=0, phase=WorkerPhase.IDLE, phase_s=100.0), 0, 100.0)
+    watch.beat(Heartbeat(step=0, phase=WorkerPhase.DECODE, phase_s=100.0), 1, 101.0)
+    assert watch.stuck_at(LIMIT_S) == 100.0 + LIMIT_S
+
+
+def test_a_beat_of_a_step_that_has_ended_tells_of_no_work_P7() -> None:
+    watch = Watch.over(0.0)
+    watch.stepped(5, 10.0)
+    watch.beat(Heartbeat(step=4, phase=WorkerPhase.DECODE, phase_s=9.0), 1, 11.0)
+    assert watch.stuck_at(LIMIT_S) is None
+
+
+def test_whatever_a_worker_says_or_does_moves_something_P23() -> None:
+    watch = Watch.over(0.0)
+    watch.beat(Heartbeat(step=0, phase=WorkerPhase.IDLE, phase_s=0.0), 1, 1.0)
+    watch.said(20.0)
+    assert watch.idle_for_s(25.0) == 5.0
+    watch.beat(Heartbeat(step=0, phase=WorkerPhase.ROWS, phase_s=0.0), 1, 30.0)
+    watch.beat(Heartbeat(step=0, phase=WorkerPhase.IDLE, phase_s=0.0), 1, 31.0)
+    assert watch.idle_for_s(35.0) == 4.0
+
+
+def test_silence_is_as_long_as_a_step_and_a_beat_and_never_shorter_than_three_beats_P7() -> None:
+    watch = Watch.over(0.0)
+    assert watch.silent_at(LIMIT_S) == LIMIT_S + SLACK_S
+    assert watch.silent_at(0.1) == SILENCE_S
+
+
+def test_a_look_of_long_ago_does_not_say_that_a_silent_process_runs_F7() -> None:
+    watch = Watch.over(0.0)
+    watch.looked(is_stopped=False, now=LIMIT_S)
+    assert watch.judge(LIMIT_S + SLACK_S, LIMIT_S, 1) is Alarm.LOOK
+    watch.looked(is_stopped=False, now=LIMIT_S + SLACK_S)
+    assert watch.judge(LIMIT_S + SLACK_S, LIMIT_S, 1) is Alarm.STUCK

@@ -108,6 +108,30 @@ def test_after_a_crash_everybody_hears_of_its_place_again() -> None:
     assert {n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"} == {"load"}
 
 
+def test_who_had_been_dispatched_hears_of_each_change_however_many_there_are() -> None:
+    driver = long_queue(0, rows=2 * NEAR)
+    driver.exit()
+    driver.cancel("h0")
+    assert places(driver) == {f"h{place}": place for place in range(1, 2 * NEAR)}
+
+
+def test_who_waits_again_where_it_had_waited_before_is_told_so_again() -> None:
+    driver = Driver()
+    driver.ask("a", notices=True)
+    assert places(driver) == {"a": 1}
+    driver.come_up()
+    driver.exit()
+    assert places(driver) == {"a": 1}
+
+
+def test_when_the_last_listener_has_ended_nobody_s_place_is_looked_for() -> None:
+    driver = long_queue(2)
+    for key in range(1, 4):
+        driver.token(key, finish=FinishReason.STOP)
+    driver.core.check_invariants()
+    assert not driver.core._serving.ledger.has_listeners
+
+
 def test_the_work_of_a_departure_does_not_grow_with_the_line() -> None:
     driver = long_queue(FARTHEST_TOLD + 500)
     driver.token(1, finish=FinishReason.STOP)

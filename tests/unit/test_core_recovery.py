@@ -607,6 +607,29 @@ def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None
     assert (driver.row()["alone"], driver.row()["quarantined"]) == ("a", 0)
 
 
+def test_a_row_is_asked_to_leave_once_whatever_happens_until_it_has_left() -> None:
+    driver = yielding()
+    driver.beat()
+    assert driver.told(CancelRow) == []
+    driver.ask("new", body=b"new")
+    assert driver.told(CancelRow) == []
+    driver.token(1)
+    assert driver.told(CancelRow) == []
+
+
+def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    assert crash(driver) == [1]
+    driver.cancel("a")
+    assert driver.dispatched() == [], "the engine may still die of it"
+    driver.ask("new", body=b"new")
+    assert driver.dispatched() == []
+    driver.row_left(1)
+    assert driver.dispatched() == [3]
+
+
 def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
     driver = engine_of(2)
     driver.serve("a", "b")
@@ -712,6 +735,14 @@ def test_a_completion_clears_and_so_does_an_hour() -> None:
     assert driver.row()["suspects"] == 0
 
 
+def test_a_row_that_a_worker_ends_unasked_proves_nobody_innocent() -> None:
+    driver = engine_of(2)
+    driver.serve("a", "b")
+    crash(driver)
+    driver.token(1, finish=FinishReason.CANCELLED)
+    assert driver.row()["suspects"] == 2
+
+
 def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
     driver = engine_of(2)
     model = driver.core._models.by_name["m"]
@@ -761,6 +792,20 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     assert driver.serve("p1") != [], "all three are lifted"
 
 
+def test_nor_is_it_after_a_restart_which_lifts_what_there_was() -> None:
+    driver = engine_of(2)
+    for number in range(1, 5):
+        driver.serve(f"p{number}")
+        for _ in range(3):
+            crash(driver)
+        if number == 2:
+            driver.restart(now=True)
+            driver.exit(code=0)
+            driver.come_up()
+    assert driver.state() is State.READY
+    assert driver.row()["quarantined"] == 2
+
+
 def test_a_completion_in_between_shows_that_it_is_not() -> None:
     driver = engine_of(2)
     quarantine_three(driver, completes_after=2)
@@ -779,6 +824,7 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     for _ in range(3):
         crash(driver)
     assert driver.state() is State.READY
+    assert driver.row()["restarts"] == 3, "it is a crash all the same"
     driver.exit()
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
@@ -824,6 +870,15 @@ def test_what_was_measured_of_a_process_says_nothing_of_the_next_one() -> None:
     assert driver.row()["footprint_bytes"] == 0
     driver.come_up(pid=before + 1)
     driver.sample(1001, pid=before)
+    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
+
+
+def test_nor_before_the_next_one_was_measured() -> None:
+    driver = engine_of(4, memory_limit_bytes=1000)
+    driver.serve("a", "b")
+    driver.sample(1001)
+    driver.exit(signal="SIGTERM")
+    driver.come_up()
     assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
 
 
@@ -900,6 +955,26 @@ def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> Non
 def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
     assert digest_of("m", b"x") == digest_of("m", b"x")
     assert len({digest_of("m", b"x"), digest_of("m", b"y"), digest_of("mx", b"")}) == 3
+
+
+def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
+    recovery, place = Recovery(), 100
+    suspect, other = Digest(b"suspect"), Digest(b"other")
+    recovery.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    recovery.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    due = [n for n in range(120) if recovery.is_due(Held(digest=suspect, tokens=n))]
+    assert due == list(range(place - APPROACH_TOKENS, 120))
+
+
+def test_who_was_accused_again_is_forgotten_last() -> None:
+    recovery, old = Recovery(), Held(digest=Digest(b"old"))
+    recovery.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"older"))], 0.0)
+    recovery.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"other"))], 1.0)
+    many = [Held(digest=Digest(b"%d" % n)) for n in range(MAX_SUSPECTS - 2)]
+    recovery.judge(Evidence.ACCUSES, many, 2.0)
+    assert recovery.suspects == MAX_SUSPECTS
+    assert recovery.is_suspect(old.digest)
+    assert not recovery.is_suspect(Digest(b"older"))
 
 
 def test_memory_of_suspects_and_quarantines_is_bounded() -> None:

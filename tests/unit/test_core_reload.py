@@ -210,3 +210,11 @@ def test_a_removed_model_is_not_erased_before_the_stop_has_seen_its_end() -> Non
     assert driver.of(Finish) == []
     driver.exit(code=0)
     assert len(driver.of(Finish)) == 1
+
+
+def test_a_reload_changes_how_often_a_model_that_runs_is_restarted_F2() -> None:
+    driver = in_state(State.READY)
+    reload(driver, entry(restart=replace(RESTART, max_restarts=0)))
+    assert driver.state() is State.READY
+    driver.exit()
+    assert driver.state() is State.FAILED

@@ -78,6 +78,18 @@ def test_a_wrong_request_fails_alone_C7() -> None:
     assert len(driver.sent(Done)) == 1
 
 
+def test_a_rejection_that_crosses_a_cancel_gives_the_place_back_D11() -> None:
+    driver = ready_driver()
+    for id in ("a", "b", "c"):
+        driver.ask(id)
+    driver.cancel("a")
+    assert driver.dispatched() == [], "its row has not left"
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
+    driver.worker(Rejected(key=1, error=error))
+    assert driver.dispatched() == [3]
+    assert driver.sent(Failed) == [], "it was answered when it was cancelled"
+
+
 def test_cancel_while_queued_is_never_dispatched_D1() -> None:
     driver = ready_driver()
     for id in "abc":
@@ -261,6 +273,7 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     core = driver.core
     assert len(core._serving.ledger) == 0
     assert core._serving.ledger.held_bytes == 0
+    assert not core._serving.ledger._by_connection
     model = core._models.by_name["m"]
     assert (len(model.line), model.running, model.leaving) == (0, {}, {})
     assert all(len(ends) == 1 for ends in driver.terminals.values())

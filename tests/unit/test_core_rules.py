@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.messages import (
     CancelRow,
@@ -337,6 +338,27 @@ def test_ready_for_a_stable_time_starts_the_delay_afresh() -> None:
         driver.pass_time(10.0)
         driver.exit()
         assert driver.state() is State.LOADING, "at once, since it had been stable"
+
+
+@pytest.mark.parametrize("is_crash", [True, False])
+def test_so_does_one_that_ended_with_an_unload(is_crash: bool) -> None:
+    driver = Driver()
+    driver.load()
+    driver.come_up()
+    driver.exit()
+    driver.come_up()
+    driver.pass_time(10.0)
+    driver.ask()
+    driver.unload()
+    assert driver.state() is State.DRAINING
+    if not is_crash:
+        driver.token(1, finish=FinishReason.STOP)
+    driver.exit()
+    assert driver.state() is State.STOPPED
+    driver.ask("again")
+    driver.spawned()
+    driver.exit()
+    assert driver.state() is State.LOADING, "at once, since it had been stable"
 
 
 def test_old_crashes_leave_the_window() -> None:

@@ -127,6 +127,24 @@ def test_the_end_does_not_wait_for_it() -> None:
     assert len(driver.of(Finish)) == 1
 
 
+def test_who_hurries_its_end_again_and_again_puts_nothing_off() -> None:
+    driver = in_state(State.READY)
+    driver.broke()
+    for _ in range(9):
+        driver.pass_time(KILL_LIMIT_S / 10)
+        driver.signal(is_immediate=True)
+    assert driver.state() is State.STOPPING
+    driver.pass_time(KILL_LIMIT_S / 10 + 0.1)
+    assert driver.state() is State.FAILED
+
+
+def test_an_end_without_processes_names_no_limit_for_them() -> None:
+    driver = Driver()
+    driver.stop()
+    [reply] = driver.sent(Reply)
+    assert reply.value["end_limit_s"] == 0.0
+
+
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.STOPPING])
 def test_an_end_that_meets_it_comes_within_the_limit_it_has_named(state: State) -> None:
     driver = in_state(state)
@@ -149,6 +167,17 @@ def test_a_reload_that_removes_it_forgets_it_at_its_exit() -> None:
     assert driver.errors() == {"late": ErrorCode.UNKNOWN_MODEL}
     driver.exit()
     assert driver.core.status(driver.now)["models"] == []
+
+
+def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None:
+    driver = in_state(State.READY)
+    driver.accept(1)
+    reload(driver, "other")
+    driver.broke()
+    driver.pass_time(KILL_LIMIT_S + 0.1)
+    [end] = driver.terminals[b"alice", "r1"]
+    assert isinstance(end, Failed)
+    assert end.error["code"] == ErrorCode.UNKNOWN_MODEL
 
 
 def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:

@@ -7,7 +7,7 @@ from mlxsup.protocol.messages import Step
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from support.beats import LIMIT_S, beats, serving
-from support.core_driver import Driver, entry
+from support.core_driver import Driver, entry, in_state
 
 
 @pytest.mark.parametrize("phase", [WorkerPhase.PREFILL, WorkerPhase.DECODE])
@@ -144,6 +144,14 @@ def test_a_late_beat_alone_kills_nobody_P5_P7() -> None:
         driver.seen(is_stopped=False)
         driver.beat(WorkerPhase.IDLE)
         assert driver.state() is State.READY
+
+
+def test_a_look_that_crosses_the_end_of_a_process_means_nothing_F7() -> None:
+    driver = in_state(State.STOPPING)
+    for _ in range(2):
+        driver.seen(is_stopped=True)
+    assert driver.state() is State.STOPPING
+    assert driver.actions == []
 
 
 def test_a_process_that_was_seen_stopped_once_and_goes_on_is_left_alone() -> None:

@@ -18,6 +18,7 @@ from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor import clients, doors, log_files, runtime
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
+from mlxsup.supervisor.core.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.supervisor.signals import ENDING
@@ -114,6 +115,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         for number in numbers:
             assert re.search(rf"(?<![\d,]){number:,.0f}(?![\d,]*\d)", rows[what]), (what, number)
     assert f"too few files may be open ({runtime.files_needed(0):,}, and" in TEXT
+    assert KILL_LIMIT_S == 10.0
+    assert "given up ten seconds later" in TEXT
 
 
 # ---------------------------------------------------------------- log lines

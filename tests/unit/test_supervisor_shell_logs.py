@@ -6,10 +6,11 @@ import asyncio
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
-from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, LogWriter, RotatingFile
+from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, STUCK_S, LogWriter, RotatingFile
 from mlxsup.supervisor.logs import (
     LAST_LINES,
     MAX_LOG_BYTES_PER_S,
@@ -128,6 +129,50 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path)
     assert text == b"first\n" + 4 * piece + note + b"last words\n"
     assert writer.close(60.0)
     assert (tmp_path / "m.log").read_bytes() == b"kept\n"
+
+
+def test_a_write_that_hangs_already_is_not_waited_for_and_one_that_ended_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "hangs.log")
+    writer = LogWriter(no_report)
+    log = ModelLog(tmp_path, "hangs", writer)
+    log.write(b"first\n")
+    eventually(lambda: writer._writes_since is not None)
+    writer._writes_since -= STUCK_S
+
+    async def is_flushed() -> bool:
+        async with asyncio.timeout(60.0):
+            return await writer.flushed(log._file, 1e6)
+
+    assert not asyncio.run(is_flushed())
+    with (tmp_path / "hangs.log").open("rb"):
+        eventually(lambda: writer._writes_since is None)
+        assert asyncio.run(is_flushed())
+        assert writer.close(60.0)
+
+
+def test_of_what_was_dropped_last_only_the_dropped_is_written_at_the_end(tmp_path: Path) -> None:
+    writer = LogWriter(no_report)
+    file = writer.open(tmp_path / "m.log")
+    file.write(b"written ")
+    file.skip(len(b"dropped"))
+    file.end(b"written dropped")
+    assert writer.close(60.0)
+    assert (tmp_path / "m.log").read_bytes() == b"written dropped"
+
+
+def test_logs_are_for_their_user_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        file = RotatingFile(tmp_path / "m.log", no_report, max_bytes=10)
+        for _ in range(3):
+            file.write(b"a line\n")
+        file.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"m.log": 0o600, "m.log.1": 0o600, "m.log.2": 0o600}
 
 
 @pytest.mark.parametrize("how", ["close", "replace", "open"])
