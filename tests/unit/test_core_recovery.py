@@ -488,6 +488,7 @@ def waits_for_a_row_that_may_not_be_resumed() -> Driver:
 def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None:
     driver = waits_for_a_row_that_may_not_be_resumed()
     assert [told.key for told in driver.told(CancelRow)] == [3]
+    assert driver.row()["alone"] is None, "others run, too, until its row has left"
     driver.row_left(3)
     assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
     assert driver.serve("new") == [6]

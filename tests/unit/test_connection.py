@@ -1,0 +1,40 @@
+"""The books of one client's connection: what is open, and what is owed."""
+
+from __future__ import annotations
+
+import pytest
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.messages import Cancel, Failed, Generate, Message, Reply, Subscribe
+from mlxsup.supervisor.connection import Connection
+from mlxsup.supervisor.core.events import ConnectionId
+from mlxsup.supervisor.outbox import Tally
+
+ID = RequestId("a")
+
+
+@pytest.fixture
+def connection() -> Connection:
+    return Connection(ConnectionId(b"\0abcd"), 7, Tally())
+
+
+@pytest.mark.parametrize(
+    "end", [Failed(id=ID, error={"code": "superseded"}), Reply(id=ID, value={})]
+)
+def test_a_subscription_is_over_when_its_end_is_sent(connection: Connection, end: Message) -> None:
+    connection.note_said(Subscribe(id=ID))
+    assert connection.has_open(ID)
+    connection.note_sent(end)
+    assert not connection.has_open(ID)
+    assert not connection.has_anything_open
+
+
+def test_a_cancel_ends_a_subscription_at_once_and_a_request_with_its_end(
+    connection: Connection,
+) -> None:
+    connection.note_said(Subscribe(id=RequestId("s")))
+    connection.note_said(Generate(id=ID, model=ModelName("m"), body=b""))
+    for id in ("s", ID):
+        connection.note_said(Cancel(id=RequestId(id)))
+    assert (connection.has_open("s"), connection.has_open(ID)) == (False, True)
+    connection.note_sent(Failed(id=ID, error={}))
+    assert not connection.has_anything_open
