@@ -61,7 +61,8 @@ MUTANTS = (
     _m("rules_wanted", "life.do(QueueEnds(error=cut_off(life.name, trigger.why)))\n"
        "    life.enter(\n", "life.enter(\n"),
     _m("serving", "request.seq += 1", "request.seq += request.resumed + 1"),
-    _m("turns", 'return next((r for r in turns.waiting if r not in turns.due), None)', 'return None'),
+    _m("turns", "return next((r for r in turns.waiting if r not in turns.due), None)",
+       "return None"),
     _m("status", '"name": model.name', '"name": model.nome'),
     _m("watchdog", "return Alarm.STOPPED", "return Alarm.NONE"),
     _m("worker_events", "event.generation != model.life.generation", "False"),
