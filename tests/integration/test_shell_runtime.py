@@ -18,6 +18,7 @@ import pytest
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolder, RuntimeFolderError
 from mlxsup.supervisor.sweep import WorkerRecord
+from support.daemon import is_alive
 from support.eventually import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -187,6 +188,26 @@ def test_a_stopped_leftover_goes_too_E6(tmp_path: Path, sleeper: subprocess.Pope
     sleeper.send_signal(signal.SIGSTOP)
     eventually(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED)
     assert [left.is_gone for left in WorkerRecord(tmp_path).sweep()] == [True]
+
+
+def test_what_a_leftover_has_started_goes_with_it_E6(tmp_path: Path) -> None:
+    code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=0)
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as leader:
+        assert leader.stdout is not None
+        child = psutil.Process(int(leader.stdout.readline()))
+        WorkerRecord(tmp_path).add("left", leader.pid)
+        assert [left.is_gone for left in WorkerRecord(tmp_path).sweep()] == [True]
+        eventually(lambda: not is_alive(child))
 
 
 def test_a_worker_whose_exit_was_seen_is_not_in_the_record(
