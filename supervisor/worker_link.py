@@ -17,7 +17,7 @@ from mlxsup.protocol.messages import WORKER_TO_SUPERVISOR, Heartbeat, Hello, Mes
 
 from .core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from .runtime import BEAT_SUFFIX
-from .transport import Context, LoopSocket, Monitor, TracedSocket, bound_socket
+from .transport import NO_SOURCE, Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256
 """libzmq drops what waits behind a full receiver when its peer closes: the last words of a worker
@@ -93,7 +93,7 @@ class WorkerLink:
         self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
         self._beat_decoder = Decoder((Heartbeat,), is_strict=False)
         self._peer: bytes | None = None
-        self._peer_connection = -1
+        self._peer_connection = NO_SOURCE
         self._connected = 0
         self._is_broken = False
         self._is_closed = False
@@ -193,7 +193,7 @@ class WorkerLink:
             if not self._connected:
                 self.disconnected.set()
         elif connection == self._peer_connection:
-            self._peer_connection = -1  # the number may be another's soon
+            self._peer_connection = NO_SOURCE  # the number may be another's soon
             self.disconnected.set()
             if not self._is_broken:  # whatever connects in its stead is a stranger
                 self._post(

@@ -218,6 +218,11 @@ class Recovery:
         return len(self._suspects)
 
     @property
+    def is_anyone_on_probation(self) -> bool:
+        """Whether turns have to be thought of at all; asked at every step."""
+        return any(suspect.is_on_probation for suspect in self._suspects.values())
+
+    @property
     def on_probation(self) -> int:
         """How many of the suspects have yet to prove themselves."""
         return sum(suspect.is_on_probation for suspect in self._suspects.values())

@@ -249,7 +249,7 @@ class Serving:
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now
-        return has_freed or bool(finished or model.recovery.on_probation)
+        return has_freed or bool(finished) or model.recovery.is_anyone_on_probation
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
         if row.tokens:

@@ -52,7 +52,7 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that may start now, next to what runs already; None if none may."""
     if not model.line:
         return None
-    if not model.recovery.on_probation:
+    if not model.recovery.is_anyone_on_probation:
         return ledger.get(model.line.first())
     turns = Turns.of(model, ledger)
     if turns.is_taken:
@@ -72,7 +72,7 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
     Returns:
         The running requests whose rows are to leave the batch, so that somebody has its turn.
     """
-    if not model.recovery.on_probation:
+    if not model.recovery.is_anyone_on_probation:
         return []
     turns = Turns.of(model, ledger)
     model.lets_newcomers_in = turns.is_taken

@@ -1,6 +1,6 @@
 """Whether a worker makes progress, from its signs of life: the step counter, not mere liveness.
 
-Every message of a worker is a sign of life. The faults are told apart:
+Every message of a worker is a sign of life. These faults are distinguished:
 
 - Signs come and the work under way does not end: a step, or what the owner thread does between two
   steps, by the counter and the phase of the beats (F5).

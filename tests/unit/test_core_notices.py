@@ -23,7 +23,7 @@ def long_queue(waiting: int, rows: int = 1) -> Driver:
     driver.load()
     driver.come_up()
     check = driver.core.check_invariants
-    driver.core.check_invariants = lambda: None  # quadratic with so many
+    driver.core.check_invariants = lambda: None  # quadratic in the line
     for number in range(rows):
         driver.ask(f"h{number}", notices=True)
     for number in range(1, waiting + 1):
