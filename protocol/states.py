@@ -68,6 +68,17 @@ class WaitReason(StrEnum):
     """The model's process crashed; another one starts after a delay."""
 
 
+class Batching(StrEnum):
+    """How many rows of a model may be computed in one pass; see docs/engine.md."""
+
+    TOGETHER = "together"
+    """Prompts of several rows share passes, and so do the tokens of answers."""
+    SERIAL_PREFILL = "serial_prefill"
+    """A pass reads the prompt of one row; tokens of answers share passes."""
+    ONE_ROW = "one_row"
+    """Every pass is of one row; rows take turns."""
+
+
 class LoadPhase(StrEnum):
     """Where a load stands."""
 

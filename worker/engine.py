@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase
+from mlxsup.protocol.states import Batching, Channel, FinishReason, LoadPhase
 
 from .channels import ChannelRules
 from .grammar import Grammar
@@ -55,6 +55,9 @@ class EngineFacts:
         fingerprint: changes when the same request might give another answer.
         backend: `cpu`, `cuda`, `metal` or `fake`.
         versions: of mlx and mlx-lm.
+        batching: how many rows a pass computes without changing an answer.
+        batching_reason: why it is not `together`; empty if it is.
+        warnings: what a user should know of this model, a sentence each.
     """
 
     context_length: int
@@ -62,6 +65,9 @@ class EngineFacts:
     fingerprint: str
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
+    batching: Batching = Batching.TOGETHER
+    batching_reason: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +78,15 @@ class Prompt:
         tokens: at least one id.
         channel: the part of the answer that the first generated token belongs to.
         grammar: what the answer keeps to; None: any text.
+        checkpoints: how many of the first tokens another prompt is likely to share (the system
+            prompt, the messages without what opens the answer), ascending, each below the number
+            of tokens.
     """
 
     tokens: list[int]
     channel: Channel = Channel.CONTENT
     grammar: Grammar | None = None
+    checkpoints: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,7 @@ class Row:
         top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
             nothing of the token itself.
         grammar: what the answer keeps to, after what was delivered; None: any text.
+        checkpoints: see `Prompt.checkpoints`.
     """
 
     key: RequestKey
@@ -119,6 +130,7 @@ class Row:
     logit_bias: dict[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
     grammar: Grammar | None = None
+    checkpoints: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

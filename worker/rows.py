@@ -85,6 +85,7 @@ def plan_row(
         logit_bias=bias,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=prompt.grammar,
+        checkpoints=prompt.checkpoints,
         **(effective | asked),
     )
 
