@@ -67,6 +67,8 @@ class LaunchSpec:
         cache_limit_bytes: what MLX may keep for reuse; None: as much as it likes.
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
         prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike.
+        known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
+            `batching` and `reason`; None: nothing.
         sampling: what a request's sampling is where it does not say, by parameter.
         log_level: `debug`, `info`, `warning` or `error`.
         fake: options of the fake engine, by name.
@@ -88,6 +90,7 @@ class LaunchSpec:
     cache_limit_bytes: int | None = None
     wired_limit_bytes: int | None = 0
     prefix_cache_bytes: int = 0
+    known_batching: dict[str, str] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     log_level: str = "info"
     fake: dict[str, Any] = field(default_factory=dict)

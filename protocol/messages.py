@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .ids import Generation, ModelName, RequestId, RequestKey
-from .states import Channel, FinishReason, LoadPhase, NoticeKind, WorkerPhase
+from .states import Batching, Channel, FinishReason, LoadPhase, NoticeKind, WorkerPhase
 from .version import PROTOCOL_VERSION
 
 
@@ -449,6 +449,9 @@ class Ready(Message):
         backend: `cpu`, `cuda`, `metal` or `fake`.
         versions: of mlx and mlx-lm.
         active_bytes: memory the engine holds after the load.
+        batching: how many rows a pass computes without changing an answer.
+        batching_reason: why it is not `together`; empty if it is.
+        warnings: what a user should know of this model, a sentence each.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -457,6 +460,9 @@ class Ready(Message):
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
     active_bytes: int = 0
+    batching: Batching = Batching.TOGETHER
+    batching_reason: str = ""
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ def check_spec(spec: LaunchSpec) -> None:
         ("cache_limit_bytes", "bytes or null", _is_limit(spec.cache_limit_bytes)),
         ("wired_limit_bytes", "bytes or null", _is_limit(spec.wired_limit_bytes)),
         ("prefix_cache_bytes", "bytes", _is_integer(spec.prefix_cache_bytes, 0)),
+        ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
         ("sampling", "a map of parameters in their ranges", _is_sampling(spec.sampling)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
         ("fake", "a map", isinstance(spec.fake, dict)),
@@ -95,6 +96,12 @@ def _is_limit(value: Any) -> bool:
 def _is_sampling(value: Any) -> bool:
     return isinstance(value, dict) and all(
         name in SAMPLING and NUMBERS[name].is_right(number) for name, number in value.items()
+    )
+
+
+def _is_text_map(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     )
 
 

@@ -207,6 +207,9 @@ class Life:
                 backend=facts.backend,
                 versions=facts.versions,
                 active_bytes=held.active,
+                batching=facts.batching,
+                batching_reason=facts.batching_reason,
+                warnings=list(facts.warnings),
             )
         )
         loop.run(self._must_end)

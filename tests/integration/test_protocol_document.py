@@ -22,6 +22,7 @@ from mlxsup.protocol.errors import RETRYABLE, ErrorCode
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import (
+    Batching,
     Channel,
     FinishReason,
     LoadPhase,
@@ -189,6 +190,7 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
     WaitReason,
     LoadPhase,
     WorkerPhase,
+    Batching,
 )
 
 NESTED = (

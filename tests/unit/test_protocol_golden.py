@@ -15,7 +15,14 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.messages import Message
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, NoticeKind, WorkerPhase
+from mlxsup.protocol.states import (
+    Batching,
+    Channel,
+    FinishReason,
+    LoadPhase,
+    NoticeKind,
+    WorkerPhase,
+)
 
 GOLDEN = Path(__file__).with_name("golden_messages.json")
 
@@ -106,6 +113,9 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 backend="cpu",
                 versions={"mlx": "0.32.4"},
                 active_bytes=5,
+                batching=Batching.ONE_ROW,
+                batching_reason="rows of different length change each other",
+                warnings=["its context length is not declared"],
             ),
             messages.Accepted(
                 key=KEY,
