@@ -106,6 +106,7 @@ class MlxEngine:
 
         from .mlx_batch import MlxBatch
         from .mlx_load import load_lazily, materialise
+        from .mlx_logits import FloatLogits
         from .mlx_prefix_cache import PrefixCache
         from .mlx_text import load_text
 
@@ -125,7 +126,7 @@ class MlxEngine:
                 lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
             )
         self._batch = MlxBatch(
-            self._model,
+            FloatLogits(self._model),
             stream=self._stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
