@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.states import Batching, LoadPhase
 
 from .engine import (
     BadModelError,
@@ -28,6 +28,7 @@ from .engine import (
 )
 from .model_folder import CONTEXT_LENGTH_NAMES, ModelFolder, check_folder, fingerprint
 from .prefill import PrefillPacer
+from .prompt_turns import SerialTurns, TogetherTurns
 
 if TYPE_CHECKING:
     from .mlx_batch import MlxBatch
@@ -82,6 +83,7 @@ class MlxEngine:
         report(LoadPhase.IMPORT, _IMPORTED)
         self._load_model(folder, report)
         self._facts = self._find_facts(folder, backend, versions)
+        self._make_batch()
         self._warm_up(report)
         return self._facts
 
@@ -104,10 +106,7 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .mlx_batch import MlxBatch
         from .mlx_load import load_lazily, materialise
-        from .mlx_logits import FloatLogits
-        from .mlx_prefix_cache import PrefixCache
         from .mlx_text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
@@ -125,22 +124,47 @@ class MlxEngine:
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
             )
+
+    def _make_batch(self) -> None:
+        from .mlx_batch import MlxBatch
+        from .mlx_logits import FloatLogits
+        from .mlx_passes import make_passes
+        from .mlx_prefix_cache import PrefixCache
+
+        assert self._text is not None
+        way = self._choose_way()
+        pacer = PrefillPacer(
+            decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
+            step_timeout_s=self._spec.step_timeout_s,
+            is_fixed=self._spec.deterministic,
+        )
         self._batch = MlxBatch(
-            FloatLogits(self._model),
+            make_passes(
+                way,
+                FloatLogits(self._model),
+                stream=self._stream,
+                max_concurrency=self._spec.max_concurrency,
+            ),
+            TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
             stream=self._stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
-            max_concurrency=self._spec.max_concurrency,
-            pacer=PrefillPacer(
-                decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
-                step_timeout_s=self._spec.step_timeout_s,
-                is_fixed=self._spec.deterministic,
-            ),
+            pacer=pacer,
             # What is taken from a cache was computed in other pieces.
             prefixes=PrefixCache(0 if self._spec.deterministic else self._spec.prefix_cache_bytes),
         )
         if self._limits is not None:
             self._limits.set_wired()
+
+    def _choose_way(self) -> Batching:
+        assert self._facts is not None
+        known = self._spec.known_batching or {}
+        is_same = known.get("fingerprint") == self._facts.fingerprint
+        if not is_same or known.get("batching") not in list(Batching):
+            return Batching.TOGETHER
+        way = Batching(known["batching"])
+        self._facts = replace(self._facts, batching=way, batching_reason=known.get("reason", ""))
+        return way
 
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]

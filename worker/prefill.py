@@ -69,10 +69,13 @@ class PrefillPacer:
         rows = max(prefill_rows, 1)
         if self._unit_s is None:
             return max(SMALLEST_CHUNK, FIRST_CHUNK // rows)
-        target_s = self._busy_target_s if decode_rows else self._idle_target_s
-        cost = (HEADROOM * target_s - (self._pass_s or 0.0)) / self._unit_s
+        cost = (self.target_s(decode_rows=decode_rows) - (self._pass_s or 0.0)) / self._unit_s
         cost = min(cost, GROWTH * self._largest_cost)
         return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
+
+    def target_s(self, *, decode_rows: int) -> float:
+        """How long the reading part of a step is planned to take."""
+        return HEADROOM * (self._busy_target_s if decode_rows else self._idle_target_s)
 
     def begins_deep(self, known: int) -> None:
         """A row begins behind so many known tokens; behind many of them each new one costs more

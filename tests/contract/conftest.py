@@ -1,11 +1,13 @@
-"""Both engines, loaded, for every test of the contract."""
+"""Both engines, loaded, for every test of the contract; MLX's in each way of running rows."""
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
 from mlxsup.worker.fake_engine import FakeEngine
 from support.loop_driver import LoopDriver
@@ -38,17 +40,23 @@ def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("mlx", marks=pytest.mark.mlx)])
+@pytest.fixture(
+    scope="module",
+    params=["fake", *(pytest.param(way, marks=pytest.mark.mlx) for way in Batching)],
+)
 def make(request: pytest.FixtureRequest) -> Callable[[], Engine]:
     """Makes an engine that is not loaded yet."""
     if request.param == "fake":
         return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
     folder = request.getfixturevalue("mlx_folder")
 
-    def make_mlx() -> Engine:
-        from mlxsup.worker.mlx_engine import MlxEngine
+    from mlxsup.worker.mlx_engine import MlxEngine
+    from support.mlx_rows import known_as
 
-        return MlxEngine(spec_for("mlx", folder))
+    spec = replace(spec_for("mlx", folder), known_batching=known_as(folder, request.param))
+
+    def make_mlx() -> Engine:
+        return MlxEngine(spec)
 
     return make_mlx
 

@@ -9,19 +9,31 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_sampling import derive_key, greedy, make_sampler
-from support.mlx_rows import loaded_engine, make_row, random_state, run_rows, solo, token_ids
+from support.mlx_rows import (
+    check_no_row_is_left,
+    known_as,
+    loaded_engine,
+    make_row,
+    random_state,
+    run_rows,
+    solo,
+    token_ids,
+)
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlxEngine]:
-    with loaded_engine(make_tiny_model(tmp_path_factory.mktemp("tiny"))) as engine:
+@pytest.fixture(scope="module", params=list(Batching))
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MlxEngine]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    with loaded_engine(folder, known_batching=known_as(folder, request.param)) as engine:
         yield engine
 
 
@@ -116,13 +128,7 @@ def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
             engine.step()
         engine.remove(RequestKey(key))
     assert not engine.has_rows()
-    batch = engine._batch
-    assert batch is not None
-    assert (batch._keys, batch._uids, batch._prompts) == ({}, {}, {})
-    generator = batch._generator
-    assert not generator._unprocessed_sequences
-    assert not generator._currently_processing
-    assert len(generator._prompt_batch) == len(generator._generation_batch) == 0
+    check_no_row_is_left(engine)
 
 
 def test_prefill_progress_is_reported_to_the_end(engine: MlxEngine) -> None:

@@ -400,7 +400,7 @@ def test_a_step_tells_another_process_fault_on_the_gpu_from_its_own(
         raise RuntimeError(text)
 
     with loaded_engine(tiny) as engine:
-        monkeypatch.setattr(engine._batch._generator, "next", fail)
+        monkeypatch.setattr(engine._batch._passes.generator, "next", fail)
         with pytest.raises(error) as caught:
             engine.step()
         assert caught.type is error

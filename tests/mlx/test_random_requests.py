@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.mlx_engine import MlxEngine
 from support.loop_driver import Answer, LoopDriver
-from support.mlx_rows import make_spec
+from support.mlx_rows import check_no_row_is_left, make_spec
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -183,10 +183,4 @@ def test_200_random_requests_get_what_they_get_alone_C8_C10_D9(
 def check_nothing_is_left(driver: LoopDriver) -> None:
     assert not driver.loop.open_keys
     assert not driver.engine.has_rows()
-    batch: Any = driver.engine._batch  # type: ignore[attr-defined]
-    assert (batch._keys, batch._uids, batch._prompts) == ({}, {}, {})
-    assert (batch._wanted_logprobs, batch._grammars) == ({}, {})
-    generator = batch._generator
-    assert not generator._unprocessed_sequences
-    assert not generator._currently_processing
-    assert len(generator._prompt_batch) == len(generator._generation_batch) == 0
+    check_no_row_is_left(driver.engine)  # type: ignore[arg-type]

@@ -10,8 +10,11 @@ from typing import Any
 import mlx.core as mx
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.mlx_decode import LoneDecode
 from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_passes import SerialPasses
 
 
 def make_spec(path: Path, **changes: Any) -> LaunchSpec:
@@ -73,3 +76,34 @@ def random_state() -> list[int]:
     """MLX's global random state."""
     state: Any = mx.random.state
     return [int(number) for number in state[0].tolist()]
+
+
+def fingerprint_of(path: Path) -> str:
+    """The fingerprint that an engine finds for a folder."""
+    engine = MlxEngine(make_spec(path, max_concurrency=1))
+    facts = engine.load(lambda phase, progress: None)
+    engine.close()
+    return facts.fingerprint
+
+
+def known_as(path: Path, way: Batching) -> dict[str, str]:
+    """What makes an engine of this folder run its rows in one of the three ways, unprobed."""
+    return {"fingerprint": fingerprint_of(path), "batching": way, "reason": "a test says so"}
+
+
+def check_no_row_is_left(engine: MlxEngine) -> None:
+    """Neither in our books nor in mlx-lm's."""
+    batch: Any = engine._batch
+    assert (batch._keys, batch._uids, len(batch._turns)) == ({}, {}, 0)
+    assert (batch._wanted_logprobs, batch._grammars) == ({}, {})
+    passes = batch._passes
+    if isinstance(passes, SerialPasses):
+        assert not passes.waiting
+    decode = getattr(passes, "decode", passes)
+    if isinstance(decode, LoneDecode):
+        assert (decode.rows, decode.new) == ({}, {})
+        return
+    generator = decode.generator
+    assert not generator._unprocessed_sequences
+    assert not generator._currently_processing
+    assert len(generator._prompt_batch) == len(generator._generation_batch) == 0

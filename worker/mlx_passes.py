@@ -1,0 +1,248 @@
+"""Three ways of running rows through a model; see `protocol.states.Batching`.
+
+mlx-lm's `BatchGenerator` reads prompts of different length in one pass by padding them. Some model
+types do not honour that, and some cannot compute two rows at all. `TogetherPasses` is the generator
+as it is. `SerialPasses` reads each prompt alone over a plain cache, so that nothing is padded, and
+hands the row over to the rows that decode: in one batch, or each in a batch of its own.
+
+Everything here belongs to the thread that made the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.models.cache import make_prompt_cache
+from mlxsup.protocol.states import Batching
+
+from .mlx_decode import BatchDecode, Decode, LoneDecode, compact
+from .mlx_sampling import Processor, Sampler, greedy
+from .prefill import LARGEST_CHUNK
+from .prompt_turns import PromptRead
+
+KeptCaches = dict[int, tuple[list[Any], list[int]]]
+"""By uid: a row's cache, and the tokens that it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """What the passes need of a row.
+
+    Attributes:
+        tokens: still to be read; at least one.
+        known: those before them, which `cache` holds.
+        cache: the row's own from now on; None: nothing is known.
+        max_tokens: at least 1.
+        sampler: draws its tokens.
+        processors: change its logits.
+        stops: what ends its answer.
+    """
+
+    tokens: list[int]
+    known: list[int]
+    cache: list[Any] | None
+    max_tokens: int
+    sampler: Sampler
+    processors: Sequence[Processor]
+    stops: StopSequences
+
+
+class Passes(Protocol):
+    """A way of running rows; after an exception in `step` it can only be closed."""
+
+    def insert(self, row: NewRow) -> int:
+        """Adds a row, and gives its uid."""
+
+    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+        """Takes rows out, wherever they stand, and gives their caches where they are wanted."""
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """One token for each row that decodes; reads so many tokens of these prompts, by uid.
+
+        Returns:
+            What was read, and mlx-lm's responses (uid, token, logprobs, finish_reason; of a row
+            that has ended also prompt_cache and all_tokens).
+        """
+
+    def close(self) -> None:
+        """Frees the rows; the process's limits are set back after it (E2, E3)."""
+
+
+def make_passes(
+    way: Batching, model: Any, *, stream: mx.Stream, max_concurrency: int
+) -> TogetherPasses | SerialPasses:
+    """The passes of one way; the constructor of a generator sets the process's wired limit."""
+    if way is Batching.TOGETHER:
+        return TogetherPasses(model, stream=stream, max_concurrency=max_concurrency)
+    decode: Decode = (
+        LoneDecode(model)
+        if way is Batching.ONE_ROW
+        else BatchDecode(model, stream=stream, max_concurrency=max_concurrency)
+    )
+    return SerialPasses(model, stream=stream, decode=decode)
+
+
+class TogetherPasses:
+    """mlx-lm's generator reads the prompts and decodes.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        max_concurrency: rows at most.
+    """
+
+    def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
+        self._stream = stream
+        # The constructor wires as much memory as the machine recommends, each worker for itself;
+        # several workers together would wire more than there is. `MemoryLimits` sets it back.
+        with mx.stream(stream):
+            self.generator = BatchGenerator(
+                model,
+                sampler=greedy,
+                completion_batch_size=max_concurrency,
+                prefill_batch_size=max_concurrency,
+                prefill_step_size=LARGEST_CHUNK,
+                stream=stream,
+            )
+
+    def insert(self, row: NewRow) -> int:
+        """See `Passes.insert`."""
+        with mx.stream(self._stream):
+            uid: int = self.generator.insert(
+                [row.tokens],
+                max_tokens=[row.max_tokens],
+                caches=[row.cache],
+                all_tokens=[row.known],
+                samplers=[row.sampler],
+                # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
+                logits_processors=[list(row.processors)] if row.processors else None,
+                stop_sequences=[row.stops],
+            )[0]
+        return uid
+
+    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+        """See `Passes.remove`."""
+        with mx.stream(self._stream):
+            removed = self.generator.remove(list(uids), return_prompt_caches=wants_caches)
+            return {uid: (cache, tokens) for uid, (cache, tokens) in removed.items()}
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """See `Passes.step`; mlx-lm reads as many tokens of every prompt, here the most asked."""
+        if sizes:
+            self.generator.prefill_step_size = max(sizes.values())
+        prompts, tokens = self.generator.next()
+        reads = [
+            PromptRead(uid=read.uid, done=read.progress[0], is_over=read.end_of_prompt)
+            for read in prompts
+        ]
+        return reads, tokens
+
+    def close(self) -> None:
+        """See `Passes.close`."""
+        self.generator.close()
+
+
+class SerialPasses:
+    """Prompts are read here, one in a pass; `decode` has the rows afterwards.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        decode: of the rows whose prompt was read.
+    """
+
+    def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
+        self._model = model
+        self._stream = stream
+        self._next_uid = 0
+        self.waiting: dict[int, WaitingPrompt] = {}
+        self.decode = decode
+
+    def insert(self, row: NewRow) -> int:
+        """See `Passes.insert`."""
+        uid = self._next_uid
+        self._next_uid += 1
+        with mx.stream(self._stream):
+            cache = make_prompt_cache(self._model) if row.cache is None else row.cache
+            self.waiting[uid] = WaitingPrompt(row, cache)
+        return uid
+
+    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+        """See `Passes.remove`."""
+        waiting = {uid: self.waiting.pop(uid) for uid in uids if uid in self.waiting}
+        with mx.stream(self._stream):
+            removed = self.decode.remove(
+                [uid for uid in uids if uid not in waiting], wants_caches=wants_caches
+            )
+        if wants_caches:
+            removed |= {
+                uid: (compact(prompt.cache), prompt.held) for uid, prompt in waiting.items()
+            }
+        return removed
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """See `Passes.step`; a prompt whose end was read joins those that decode."""
+        with mx.stream(self._stream):
+            reads = [self._read(uid, size) for uid, size in sizes.items()]
+            return reads, self.decode.next()
+
+    def _read(self, uid: int, size: int) -> PromptRead:
+        prompt = self.waiting[uid]
+        started = time.perf_counter()
+        prompt.read(self._model, size)
+        took_s = time.perf_counter() - started
+        is_over = prompt.is_read
+        if is_over:
+            del self.waiting[uid]
+            self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
+        done = len(prompt.row.tokens) if is_over else prompt.done
+        return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
+
+    def close(self) -> None:
+        """See `Passes.close`."""
+        self.waiting.clear()
+        self.decode.close()
+
+
+class WaitingPrompt:
+    """A prompt on its way into a plain cache.
+
+    Attributes:
+        row: of the prompt.
+        cache: holds what was known and what was read, until another one takes it over.
+        done: tokens that were read.
+
+    Args:
+        row: of the prompt.
+        cache: holds what is known of it.
+    """
+
+    def __init__(self, row: NewRow, cache: list[Any]) -> None:
+        self.row = row
+        self.cache = cache
+        self.done = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether only the last token is left, which decode begins with."""
+        return self.done >= len(self.row.tokens) - 1
+
+    @property
+    def held(self) -> list[int]:
+        """The tokens in the cache."""
+        return self.row.known + self.row.tokens[: self.done]
+
+    def read(self, model: Any, size: int) -> None:
+        """One pass over so many tokens, never over the last one; computed when it returns."""
+        chunk = self.row.tokens[self.done : min(self.done + size, len(self.row.tokens) - 1)]
+        if not chunk:
+            return
+        model(mx.array([chunk]), cache=self.cache)
+        mx.eval([layer.state for layer in self.cache])
+        mx.clear_cache()
+        self.done += len(chunk)

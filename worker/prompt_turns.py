@@ -1,0 +1,228 @@
+"""Which prompts the next step reads, and how many tokens of each; pure, no MLX.
+
+`TogetherTurns` is for passes that read a piece of every waiting prompt at once, `SerialTurns` for
+those of one row, of which a step may have several.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .prefill import PrefillPacer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRead:
+    """How far a prompt has been read by one step.
+
+    Attributes:
+        uid: of the row.
+        done: tokens that the model has read, without those that it knew.
+        is_over: whether the row has left for those that decode.
+        took_s: of its own pass, if it had one.
+    """
+
+    uid: int
+    done: int
+    is_over: bool
+    took_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A row that does not decode yet; `known` of its tokens came from the prefix cache."""
+
+    total: int
+    known: int
+    done: int
+
+    @property
+    def rest(self) -> int:
+        """What is still to be read before the last token, which gives the first of the answer."""
+        return max(self.total - 1 - self.done, 0)
+
+
+class PromptTurns(ABC):
+    """The waiting prompts, in the order of their turns.
+
+    Args:
+        pacer: sizes the chunks.
+    """
+
+    def __init__(self, pacer: PrefillPacer) -> None:
+        self._pacer = pacer
+        self._prompts: dict[int, _Prompt] = {}
+        self._due: set[int] = set()  # rows whose prompt was read, and whose first token is due
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, uid: int, *, total: int, known: int) -> None:
+        """A row waits from now on."""
+        self._prompts[uid] = _Prompt(total=total, known=known, done=known)
+        self._pacer.begins_deep(known)
+
+    def drop(self, uid: int) -> bool:
+        """A row leaves; says whether anything was computed for it."""
+        self._due.discard(uid)
+        prompt = self._prompts.pop(uid, None)
+        return prompt is None or prompt.done > prompt.known
+
+    def got_token(self, uid: int) -> None:
+        """A row has got a token, so its first one is not due any more."""
+        self._due.discard(uid)
+
+    @abstractmethod
+    def chunk(self, *, decode_rows: int) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+
+    @abstractmethod
+    def plan(self, *, decode_rows: int) -> dict[int, int]:
+        """How many tokens to read of which prompts in the next step, by uid, in this order."""
+
+    @abstractmethod
+    def predict_s(self, *, decode_rows: int) -> float:
+        """How long the reading part of the next step should take at most; 0 when unknown."""
+
+    @abstractmethod
+    def learn(
+        self,
+        reads: Sequence[PromptRead],
+        sizes: Mapping[int, int],
+        *,
+        decode_rows: int,
+        took_s: float,
+    ) -> None:
+        """Teaches the pacer what a step took.
+
+        Args:
+            reads: of the step.
+            sizes: how many tokens each of them has read, by uid.
+            decode_rows: rows that decoded in it.
+            took_s: the whole step.
+        """
+
+    def take(
+        self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float
+    ) -> list[tuple[int, int, int]]:
+        """Books what a step has read; gives uid, tokens done and tokens in all of each prompt."""
+        sizes: dict[int, int] = {}
+        progress = []
+        for read in reads:
+            prompt = self._prompts.pop(read.uid)
+            done = prompt.known + read.done
+            sizes[read.uid] = max(min(done, prompt.total - 1) - prompt.done, 0)
+            if done >= prompt.total - 1:
+                self._due.add(read.uid)
+            prompt.done = done
+            if not read.is_over:
+                self._prompts[read.uid] = prompt  # behind the others: each has its turn
+            progress.append((read.uid, done, prompt.total))
+        self.learn(reads, sizes, decode_rows=decode_rows, took_s=took_s)
+        return progress
+
+
+class TogetherTurns(PromptTurns):
+    """A pass reads as many tokens of every prompt; one step has one such pass."""
+
+    def chunk(self, *, decode_rows: int) -> int:
+        """See `PromptTurns.chunk`."""
+        return self._pacer.chunk(prefill_rows=len(self._prompts), decode_rows=decode_rows)
+
+    def plan(self, *, decode_rows: int) -> dict[int, int]:
+        """The chunk for all, or 0 where first tokens are due and a long prompt would delay them.
+
+        From the end of its prompt to its first token a row needs two steps. A prompt that takes
+        many chunks anyway is not read on in these two, which are short then; prompts that end with
+        this chunk are.
+        """
+        chunk = self.chunk(decode_rows=decode_rows)
+        is_paused = bool(self._due) and any(1 + p.rest > chunk for p in self._prompts.values())
+        return dict.fromkeys(self._prompts, 0 if is_paused else chunk)
+
+    def predict_s(self, *, decode_rows: int) -> float:
+        """See `PromptTurns.predict_s`."""
+        if not self._prompts:
+            return 0.0
+        rest = max(1 + prompt.rest for prompt in self._prompts.values())
+        chunk = self.chunk(decode_rows=decode_rows)
+        return self._pacer.predict_chunk_s(
+            prefill_rows=len(self._prompts), longest=min(chunk, rest)
+        )
+
+    def learn(
+        self,
+        reads: Sequence[PromptRead],
+        sizes: Mapping[int, int],
+        *,
+        decode_rows: int,
+        took_s: float,
+    ) -> None:
+        """One pass of so many rows, padded to the longest."""
+        begun = sum(read.is_over for read in reads)
+        read_sizes = [size for size in sizes.values() if size]
+        self._pacer.saw_chunk(
+            prefill_rows=len(read_sizes),
+            longest=max(read_sizes, default=0),
+            decode_rows=decode_rows + begun,
+            took_s=took_s,
+        )
+
+
+class SerialTurns(PromptTurns):
+    """A pass reads one prompt; one step has as many such passes as its time allows."""
+
+    def chunk(self, *, decode_rows: int) -> int:
+        """See `PromptTurns.chunk`."""
+        return self._pacer.chunk(prefill_rows=1, decode_rows=decode_rows)
+
+    def plan(self, *, decode_rows: int) -> dict[int, int]:
+        """The prompts whose turn it is.
+
+        The first is read in any case, unless it is long and first tokens are due, which then
+        come in a short step. As each step moves what it has read to the end of the line, neither
+        a long prompt nor the short ones wait for more than the other's next piece.
+        """
+        chunk = self.chunk(decode_rows=decode_rows)
+        left_s = self._pacer.target_s(decode_rows=decode_rows)
+        turns: dict[int, int] = {}
+        for uid, prompt in self._prompts.items():
+            if self._due and prompt.rest > chunk:
+                break
+            size = min(prompt.rest, chunk)
+            took_s = self._predict_pass_s(size)
+            if turns and size and not 0.0 < took_s <= left_s:
+                break
+            left_s -= took_s
+            turns[uid] = size
+        return turns
+
+    def _predict_pass_s(self, size: int) -> float:
+        return self._pacer.predict_chunk_s(prefill_rows=1, longest=size) if size else 0.0
+
+    def predict_s(self, *, decode_rows: int) -> float:
+        """See `PromptTurns.predict_s`."""
+        return sum(
+            self._predict_pass_s(size) for size in self.plan(decode_rows=decode_rows).values()
+        )
+
+    def learn(
+        self,
+        reads: Sequence[PromptRead],
+        sizes: Mapping[int, int],
+        *,
+        decode_rows: int,
+        took_s: float,
+    ) -> None:
+        """Each pass by itself; the first has waited for the decode step that was under way."""
+        for read in reads:
+            if sizes[read.uid] and read.took_s is not None:
+                self._pacer.saw_chunk(
+                    prefill_rows=1,
+                    longest=sizes[read.uid],
+                    decode_rows=decode_rows,
+                    took_s=read.took_s,
+                )
+                decode_rows = 0
