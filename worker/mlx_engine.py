@@ -6,7 +6,11 @@ without MLX is an answer, not a traceback.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +30,7 @@ from .engine import (
     StepResult,
     TextCodec,
 )
+from .logs import line
 from .model_folder import CONTEXT_LENGTH_NAMES, ModelFolder, check_folder, fingerprint
 from .prefill import PrefillPacer
 from .prompt_turns import SerialTurns, TogetherTurns
@@ -34,6 +39,9 @@ if TYPE_CHECKING:
     from .mlx_batch import MlxBatch
     from .mlx_limits import MemoryLimits
     from .mlx_text import MlxText
+    from .mlx_way import Finding
+
+logger = logging.getLogger(__name__)
 
 WARMUP_PROMPT_TOKENS = 9
 """One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
@@ -58,6 +66,7 @@ class MlxEngine:
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self._model: Any = None
+        self._model_type = ""
         self._stream: Any = None
         self._batch: MlxBatch | None = None
         self._text: MlxText | None = None
@@ -83,6 +92,7 @@ class MlxEngine:
         report(LoadPhase.IMPORT, _IMPORTED)
         self._load_model(folder, report)
         self._facts = self._find_facts(folder, backend, versions)
+        self._choose_way(report)
         self._make_batch()
         self._warm_up(report)
         return self._facts
@@ -107,11 +117,12 @@ class MlxEngine:
         import mlx.core as mx
 
         from .mlx_load import load_lazily, materialise
+        from .mlx_logits import FloatLogits
         from .mlx_text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
         with mx.stream(self._stream):
-            self._model, config = load_lazily(folder)
+            model, config = load_lazily(folder)
             self._text = load_text(
                 folder.path,
                 eos_token_ids=config.get("eos_token_id"),
@@ -120,19 +131,85 @@ class MlxEngine:
             report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
             width = _MATERIALISED - _WEIGHTS_FOUND
             materialise(
-                self._model,
+                model,
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
             )
+        self._model = FloatLogits(model)
+        self._model_type = str(folder.config["model_type"])
+
+    def _choose_way(self, report: ReportProgress) -> None:
+        """Finds out how rows may share passes, unless an earlier life has."""
+        from .mlx_way import ONLY_ROW
+
+        assert self._facts is not None
+        known = self._spec.known_batching or {}
+        if (
+            known.get("fingerprint") == self._facts.fingerprint
+            and known.get("batching") in list(Batching)
+            and known.get("reason") != ONLY_ROW
+        ):
+            way, reason = Batching(known["batching"]), known.get("reason", "")
+            self._facts = replace(self._facts, batching=way, batching_reason=reason)
+            return
+        started = time.perf_counter()
+        finding = self._find_way(report)
+        self._facts = replace(
+            self._facts,
+            batching=finding.way,
+            batching_reason=finding.reason,
+            warnings=self._facts.warnings + finding.warnings,
+        )
+        is_plain = finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW
+        logger.log(
+            logging.INFO if is_plain else logging.WARNING,
+            line(
+                "rows are run",
+                model=self._spec.model,
+                way=finding.way,
+                reason=finding.reason or "they do not change each other",
+                seconds=round(time.perf_counter() - started, 2),
+            ),
+        )
+
+    def _find_way(self, report: ReportProgress) -> Finding:
+        from .mlx_way import WayFinder
+
+        assert self._facts is not None
+        finder = WayFinder(
+            self._model,
+            model_type=self._model_type,
+            stream=self._stream,
+            is_exact=self._facts.backend == "cpu",
+            max_concurrency=self._spec.max_concurrency,
+            context_length=self._facts.context_length,
+            vocabulary_size=self._facts.vocabulary_size,
+            report=lambda: report(LoadPhase.WARMUP, _MATERIALISED),
+        )
+        with self._blaming_the_model():
+            return finder.find()
+
+    @contextmanager
+    def _blaming_the_model(self) -> Iterator[None]:
+        """Files that load but do not fit together, or that this MLX cannot compute, show it in
+        the first passes (B6)."""
+        from .mlx_load import MODEL_FAULTS, raise_if_passing, shorten
+
+        try:
+            yield
+        except MODEL_FAULTS as error:
+            raise_if_passing(error)
+            cause = shorten(error)
+            raise BadModelError(f"{self._spec.path}: the model cannot run: {cause}") from error
 
     def _make_batch(self) -> None:
         from .mlx_batch import MlxBatch
-        from .mlx_logits import FloatLogits
         from .mlx_passes import make_passes
         from .mlx_prefix_cache import PrefixCache
 
         assert self._text is not None
-        way = self._choose_way()
+        assert self._facts is not None
+        way = self._facts.batching
         pacer = PrefillPacer(
             decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
             step_timeout_s=self._spec.step_timeout_s,
@@ -141,7 +218,7 @@ class MlxEngine:
         self._batch = MlxBatch(
             make_passes(
                 way,
-                FloatLogits(self._model),
+                self._model,
                 stream=self._stream,
                 max_concurrency=self._spec.max_concurrency,
             ),
@@ -156,26 +233,19 @@ class MlxEngine:
         if self._limits is not None:
             self._limits.set_wired()
 
-    def _choose_way(self) -> Batching:
-        assert self._facts is not None
-        known = self._spec.known_batching or {}
-        is_same = known.get("fingerprint") == self._facts.fingerprint
-        if not is_same or known.get("batching") not in list(Batching):
-            return Batching.TOGETHER
-        way = Batching(known["batching"])
-        self._facts = replace(self._facts, batching=way, batching_reason=known.get("reason", ""))
-        return way
-
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
+        from .mlx_way import PROBE_VERSION
+
         assert self._text is not None
         own_length = folder.number(*CONTEXT_LENGTH_NAMES) or UNKNOWN_CONTEXT_LENGTH
         wanted = self._spec.context_length
+        answers_depend_on = versions | {"kv_cache": "plain", "probe": PROBE_VERSION}
         return EngineFacts(
             context_length=min(wanted, own_length) if wanted else own_length,
             vocabulary_size=self._text.vocabulary_size,
-            fingerprint=fingerprint(folder, versions | {"kv_cache": "plain"}),
+            fingerprint=fingerprint(folder, answers_depend_on),
             backend=backend,
             versions=versions,
         )
@@ -198,13 +268,11 @@ class MlxEngine:
         )
         batch = self._ready()
         try:
-            batch.insert(row)
-            while batch.has_rows():
-                batch.step()
-                report(LoadPhase.WARMUP, _MATERIALISED)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            # Files that load but do not fit together show it in the first pass (B6).
-            raise BadModelError(f"{self._spec.path}: the model cannot run: {error}") from error
+            with self._blaming_the_model():
+                batch.insert(row)
+                while batch.has_rows():
+                    batch.step()
+                    report(LoadPhase.WARMUP, _MATERIALISED)
         finally:
             batch.remove(WARMUP_KEY)
         self._narrow_vocabulary(batch.logits_width)

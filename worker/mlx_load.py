@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
@@ -52,6 +53,36 @@ def raise_if_innocent(error: Exception) -> None:
     """
     if "innocentvictim" in str(error).lower().replace(" ", ""):
         raise GpuFaultElsewhereError(shorten(error)) from error
+
+
+MODEL_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What the code of a model type, or MLX under it, raises about what it cannot compute."""
+
+_GPU_FAILED = re.compile(r"command buffer execution failed|^cu\w+\(.*\) failed|^cu\w+ failed")
+"""How MLX says that the GPU did not finish what it was given: Metal's command buffers (timed out,
+hung, interrupted for the display), CUDA's and its libraries' calls. Another attempt may succeed."""
+
+
+def raise_if_passing(error: Exception) -> None:
+    """Lets through what the model is not to blame for, and what another attempt may not meet.
+
+    Raises:
+        MemoryError: not enough memory now.
+        GpuFaultElsewhereError: another process's fault on the GPU.
+        RuntimeError: a command of the GPU failed or timed out.
+    """
+    raise_if_memory(error)
+    raise_if_innocent(error)
+    if isinstance(error, RuntimeError) and _GPU_FAILED.search(str(error).lower()):
+        raise error
 
 
 def shorten(error: BaseException) -> str:

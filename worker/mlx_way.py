@@ -1,0 +1,222 @@
+"""Which way of running rows changes no answer of this model; see `protocol.states.Batching`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+from mlxsup.protocol.states import Batching
+
+from .mlx_load import MODEL_FAULTS, raise_if_passing, shorten
+from .mlx_logits import FloatLogits
+from .mlx_passes import make_passes
+from .mlx_probe import (
+    CONTROL_LENGTH,
+    CONTROL_TOKENS,
+    LENGTHS,
+    SHORTEST_CONTEXT,
+    TOKENS,
+    Rows,
+    Scenario,
+    Script,
+    has_numbers,
+    largest_distance,
+    make_script,
+    run_alone,
+    run_in_company,
+    run_side_by_side,
+)
+
+PROBE_VERSION = "1"
+"""Changes when the same model may be run in another way, and so answer otherwise."""
+
+ONLY_ROW = "max_concurrency is 1"
+"""Why a pass has one row although nothing is known of the model; found out anew by each load."""
+
+UNSEEN: dict[str, str] = {
+    "minimax_m3_vl": "its attention picks blocks of tokens and counts the padding in",
+    "plamo3": "its attention looks one token further back than its cache reaches",
+}
+"""By model type: what shows only in prompts longer than those of the probe."""
+
+WARNINGS: dict[str, tuple[str, ...]] = {
+    "plamo3": (
+        "prompts that are longer than the sliding window are answered differently with each size"
+        " of the chunks in which they are read; mlx-lm's fault",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far log-probabilities may be from those of the row alone (`mlx_probe.distance`).
+
+    Attributes:
+        floor: always allowed.
+        cap: never allowed to be passed, however much the control differs: a model that mixes rows
+            of equal length is wrong, not noisy.
+    """
+
+    floor: float
+    cap: float
+
+
+EXACT = Tolerance(floor=1e-3, cap=1e-2)
+"""float32 on the CPU. 126 tiny models of all types: 2e-6 at most where the rows are right, 2.5e-2
+at least where they are not."""
+
+ROUNDED = Tolerance(floor=5e-2, cap=2e-1)
+"""All else: bfloat16, float16, quantised weights under them, and float32 on a GPU, where a product
+of matrices has 10 bits. On the CPU, right ones differ by 0 in bfloat16, and wrong ones by 0.37 at
+least."""
+
+CONTROL_MULTIPLE = 4.0
+"""Rows of different length may differ so much more than those of equal length, beyond the floor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a probe has found.
+
+    Attributes:
+        way: that changes no answer.
+        reason: why it is not TOGETHER.
+        warnings: what a user should know of this model.
+    """
+
+    way: Batching
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def has_state(cache: list[Any]) -> bool:
+    """Whether a layer keeps a state instead of keys and values: padding would go into it, and some
+    model types of mlx-lm do not mask it."""
+    return any(
+        isinstance(layer, ArraysCache)
+        or (isinstance(layer, CacheList) and has_state(list(layer.caches)))
+        for layer in cache
+    )
+
+
+class WayFinder:
+    """Tries the ways in turn, fastest first; the last one needs no trial.
+
+    Args:
+        model: materialised.
+        model_type: as in config.json; named in reasons.
+        stream: made on this thread.
+        is_exact: whether float32 is computed as such here: on the CPU.
+        max_concurrency: rows at most.
+        context_length: tokens of a row at most.
+        vocabulary_size: valid ids are below it.
+        report: called after each step: the load goes on.
+    """
+
+    def __init__(
+        self,
+        model: FloatLogits,
+        *,
+        model_type: str,
+        stream: mx.Stream,
+        is_exact: bool,
+        max_concurrency: int,
+        context_length: int,
+        vocabulary_size: int,
+        report: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._model_type = model_type
+        self._stream = stream
+        self._is_exact = is_exact
+        self._max_concurrency = max_concurrency
+        self._context_length = context_length
+        self._vocabulary_size = vocabulary_size
+        self._report = report
+
+    def find(self) -> Finding:
+        """The fastest way in which rows do not change each other.
+
+        Raises:
+            MemoryError, GpuFaultElsewhereError: see `raise_if_passing`.
+            Exception: a row alone raises it.
+        """
+        warnings = WARNINGS.get(self._model_type, ())
+        if self._max_concurrency == 1:
+            return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW, warnings=warnings)
+        if self._context_length < SHORTEST_CONTEXT:
+            reason = f"a context of {self._context_length} tokens is too short to try another way"
+            return Finding(way=Batching.ONE_ROW, reason=reason, warnings=warnings)
+        script = self._script(LENGTHS, TOKENS)
+        alone = self._run(Batching.ONE_ROW, run_alone, script)
+        with mx.stream(self._stream):
+            if not has_numbers(alone):
+                warnings += ("its log-probabilities are not numbers (NaN or infinite)",)
+        trials, reason = self._trials()
+        for way in trials:
+            fault = self._fault(way, alone, script)
+            if not fault:
+                return Finding(way=way, reason=reason, warnings=warnings)
+            reason = fault
+        return Finding(way=Batching.ONE_ROW, reason=reason, warnings=warnings)
+
+    def _trials(self) -> tuple[list[Batching], str]:
+        """The ways to try, and why the fastest is not among them."""
+        if self._model_type in UNSEEN:
+            return [], f"{UNSEEN[self._model_type]} ({self._model_type})"
+        if has_state(make_prompt_cache(self._model)):
+            reason = f"its layers keep a state, which padding may change ({self._model_type})"
+            return [Batching.SERIAL_PREFILL], reason
+        return [Batching.TOGETHER, Batching.SERIAL_PREFILL], ""
+
+    def _fault(self, way: Batching, alone: Rows, script: Script) -> str:
+        """What rows do to each other in this way; empty: nothing."""
+        what = "read together" if way is Batching.TOGETHER else "decoded together"
+        try:
+            company = self._run(way, run_in_company, script)
+            is_wrong = self._is_wrong(way, company, alone)
+        except MODEL_FAULTS as error:
+            raise_if_passing(error)
+            return f"rows cannot be {what} ({self._model_type}): {shorten(error)}"
+        if is_wrong:
+            return f"rows of different length change each other when {what} ({self._model_type})"
+        return ""
+
+    def _is_wrong(self, way: Batching, company: Rows, alone: Rows) -> bool:
+        tolerance = self._tolerance
+        with mx.stream(self._stream):
+            found = largest_distance(company, alone)
+        if found <= tolerance.floor:
+            return False
+        return found > min(CONTROL_MULTIPLE * self._noise(way), tolerance.cap)
+
+    def _noise(self, way: Batching) -> float:
+        """How much rows of equal length differ from what they are alone."""
+        script = self._script((CONTROL_LENGTH,) * 2, (CONTROL_TOKENS,) * 2)
+        alone = self._run(Batching.ONE_ROW, run_alone, script)
+        company = self._run(way, run_side_by_side, script)
+        with mx.stream(self._stream):
+            return largest_distance(company, alone)
+
+    def _script(self, lengths: Sequence[int], tokens: Sequence[int]) -> Script:
+        """Of ids that the model knows: a tokenizer may have more of them."""
+        with mx.stream(self._stream):
+            # The shape is known without computing anything.
+            logits = self._model(mx.array([[0]]), cache=make_prompt_cache(self._model))
+        return make_script(lengths, tokens, min(self._vocabulary_size, logits.shape[-1]))
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return EXACT if self._is_exact and self._model.own_dtype == mx.float32 else ROUNDED
+
+    def _run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
+        passes = make_passes(
+            way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
+        )
+        try:
+            return scenario(passes, script, self._report)
+        finally:
+            passes.close()
