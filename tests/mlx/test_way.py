@@ -1,0 +1,368 @@
+"""The probe sees what rows do to each other: breakages planted into a model that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+from mlx_lm.utils import load_model
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
+from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_load import MODEL_FAULTS, raise_if_passing
+from mlxsup.worker.mlx_logits import FloatLogits
+from mlxsup.worker.mlx_probe import distance, largest_distance
+from mlxsup.worker.mlx_way import ONLY_ROW, Finding, WayFinder, has_state
+from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+TOGETHER, SERIAL, ONE_ROW = Batching.TOGETHER, Batching.SERIAL_PREFILL, Batching.ONE_ROW
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return load_model(folder)[0]
+
+
+class Broken:
+    """A model that does something wrong with several rows.
+
+    Args:
+        model: right by itself.
+        fault: gets the number of the pass, ids (rows, tokens), the cache and the logits; gives
+            the logits.
+    """
+
+    def __init__(self, model: Any, fault: Callable[[int, mx.array, Any, mx.array], mx.array]):
+        self._model = model
+        self._fault = fault
+        self._passes = 0
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        self._passes += 1
+        return self._fault(self._passes, tokens, cache, self._model(tokens, cache=cache))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def find(model: Any, **changes: Any) -> Finding:
+    stream = mx.new_stream(mx.default_device())
+    values: dict[str, Any] = {
+        "model_type": "tiny",
+        "stream": stream,
+        "is_exact": True,
+        "max_concurrency": 4,
+        "context_length": 4096,
+        "vocabulary_size": 2048,
+        "report": lambda: None,
+    }
+    return WayFinder(FloatLogits(model), **(values | changes)).find()
+
+
+def mixed(logits: mx.array) -> mx.array:
+    """Each row gets some of another one's logits."""
+    return logits + 0.3 * logits[::-1]
+
+
+def reads_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    """Padding goes into what is kept of the prompts."""
+    for layer in cache:
+        if getattr(layer, "_right_padding", None) is not None:
+            layer.values = layer.values * 1.5
+    return logits
+
+
+def decodes_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    return mixed(logits) if tokens.shape[0] > 1 and tokens.shape[1] == 1 else logits
+
+
+def joins_wrongly(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    """What is kept of the others is damaged when the third row is there."""
+    if tokens.shape[0] == 3:
+        for layer in cache:
+            layer.values = layer.values * 1.3
+    return logits
+
+
+class LeavesWrongly:
+    """As soon as a row has left, each of the others gets some of another one's logits."""
+
+    rows = 0
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        rows = tokens.shape[0]
+        self.rows = rows if rows == 1 or rows > self.rows else self.rows
+        return mixed(logits) if 1 < rows < self.rows else logits
+
+
+class ForgetsWrongly:
+    """The first tokens of a row in company are those of the other; what follows is right."""
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        is_early = tokens.shape[0] > 1 and cache[0].size() < 7
+        return mixed(logits) if is_early else logits
+
+
+def raises(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    if tokens.shape[0] > 1:
+        raise ValueError("only size-1 arrays can be converted")
+    return logits
+
+
+def raises_with_three(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    if tokens.shape[0] > 2:
+        raise IndexError("no third row")
+    return logits
+
+
+def becomes_nan(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+    return logits * float("nan") if tokens.shape[0] > 1 else logits
+
+
+def test_a_right_model_runs_its_rows_together(model: Any) -> None:
+    mx.random.seed(11)
+    before = random_state()
+    assert find(model) == Finding(way=TOGETHER)
+    assert random_state() == before
+
+
+@pytest.mark.parametrize("model_is_exact", [True, False], ids=["exact", "rounded"])
+@pytest.mark.parametrize(
+    ("fault", "way", "reason"),
+    [
+        (reads_wrongly, SERIAL, "change each other when read together (tiny)"),
+        (decodes_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (joins_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (LeavesWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (ForgetsWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (raises, ONE_ROW, "cannot be decoded together (tiny): only size-1 arrays"),
+        (raises_with_three, ONE_ROW, "cannot be decoded together (tiny): no third row"),
+        (becomes_nan, ONE_ROW, "change each other when decoded together (tiny)"),
+    ],
+)
+def test_what_rows_do_to_each_other_is_seen_and_said(
+    model: Any, fault: Any, way: Batching, reason: str, model_is_exact: bool
+) -> None:
+    """Also where only a coarse difference counts."""
+    broken = Broken(model, fault() if isinstance(fault, type) else fault)
+    finding = find(broken, is_exact=model_is_exact)
+    assert finding.way is way
+    assert reason in finding.reason
+    assert finding.warnings == ()
+
+
+def test_one_step_that_differs_costs_a_model_nothing(model: Any) -> None:
+    """As when the router of a mixture of experts chooses otherwise once."""
+    flips: list[int] = []
+
+    def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        if tokens.shape == (3, 1) and not flips:
+            flips.append(number)
+            return mixed(logits)
+        return logits
+
+    assert find(Broken(model, flip)).way is TOGETHER
+    assert len(flips) == 1
+
+
+def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> None:
+    def noisy(scale: float) -> Broken:
+        def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+            wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
+            return logits + scale * wave
+
+        return Broken(model, add)
+
+    size = float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+    assert find(noisy(0.004 * size)).way is TOGETHER, "four times the floor, as in the control"
+    assert find(noisy(0.1 * size)).way is ONE_ROW, "beyond the cap, whatever the control"
+
+
+def test_a_model_with_a_state_reads_its_prompts_one_by_one(model: Any) -> None:
+    """At once: right in these few tokens is not right."""
+    assert not has_state([KVCache(), CacheList(KVCache(), KVCache())])
+    assert has_state([KVCache(), ArraysCache(2)])
+    assert has_state([CacheList(KVCache(), ArraysCache(2))])
+
+
+def test_numbers_that_are_none_are_said_once_and_end_nothing(model: Any) -> None:
+    nothing = Broken(model, lambda number, tokens, cache, logits: logits * float("nan"))
+    finding = find(nothing)
+    assert finding.way is TOGETHER
+    assert [("NaN" in warning) for warning in finding.warnings] == [True]
+    never = Broken(
+        model, lambda number, tokens, cache, logits: mx.concatenate(
+            [logits[..., :-1], mx.full((*logits.shape[:-1], 1), -mx.inf)], axis=-1
+        )
+    )  # fmt: skip
+    assert find(never) == Finding(way=TOGETHER), "an id that can never be drawn is no fault"
+
+
+def test_one_row_at_most_needs_no_probe(model: Any) -> None:
+    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        raise AssertionError("the probe ran")
+
+    assert find(Broken(model, fail), max_concurrency=1) == Finding(way=ONE_ROW, reason=ONLY_ROW)
+
+
+def test_types_whose_faults_need_long_prompts_are_known_by_name(model: Any) -> None:
+    assert find(model, model_type="minimax_m3_vl").way is ONE_ROW
+    assert "(plamo3)" in find(model, model_type="plamo3").reason
+    assert find(model, model_type="plamo3").warnings
+
+
+def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
+    assert find(model, context_length=5).way is ONE_ROW
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[METAL] Command buffer execution failed: Caused GPU Timeout Error", RuntimeError),
+        ("[METAL] Command buffer execution failed: Impacting Interactivity", RuntimeError),
+        ("cudaStreamSynchronize(stream_) failed: unspecified launch failure", RuntimeError),
+        ("cublasLtMatmul(handle) failed with code: 13.", RuntimeError),
+        ("[METAL] (5:kIOGPUCommandBufferCallbackErrorInnocentVictim)", GpuFaultElsewhereError),
+        ("[malloc] Unable to allocate 99 bytes.", MemoryError),
+        ("[GatherMM::eval] Currently only supports float32.", None),
+        ("[metal_kernel] No Metal back-end.", None),
+        ("[broadcast_shapes] Shapes (3,1) and (2,1) cannot be broadcast.", None),
+    ],
+)  # fmt: skip
+def test_what_the_model_is_not_to_blame_for_passes(
+    model: Any, text: str, error: type[Exception] | None
+) -> None:
+    fault = RuntimeError(text)
+    if error is None:
+        raise_if_passing(fault)
+        return
+    with pytest.raises(error) as caught:
+        raise_if_passing(fault)
+    assert caught.type is error
+
+    def fail(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        if tokens.shape[0] > 1:
+            raise fault
+        return logits
+
+    with pytest.raises(error):
+        find(Broken(model, fail))
+
+
+def test_faults_of_models_are_neither_memory_nor_the_end_of_the_process() -> None:
+    for error in (MemoryError, GpuFaultElsewhereError, KeyboardInterrupt, SystemExit):
+        assert not issubclass(error, MODEL_FAULTS)
+
+
+def test_a_distance_is_that_of_probabilities_not_of_a_constant() -> None:
+    alone = mx.array([1.0, 2.0, -mx.inf, 4.0])
+    assert distance(alone + 5.0, alone) == pytest.approx(0.0, abs=1e-6)
+    assert distance(mx.array([1.0, 2.0, 3.0, 4.0]), alone) == pytest.approx(0.0, abs=1e-6)
+    assert distance(mx.array([1.0, mx.nan, 0.0, 4.0]), alone) == float("inf")
+    assert distance(mx.array([4.0, 2.0, 0.0, 1.0]), alone) > 1.0
+    assert largest_distance({}, {}) == 0.0
+
+
+def test_a_row_alone_that_raises_is_a_bad_model_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
+        raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
+
+    monkeypatch.setattr(FloatLogits, "__call__", call)
+    for max_concurrency in (1, 4):
+        engine = MlxEngine(make_spec(folder, max_concurrency=max_concurrency))
+        with pytest.raises(BadModelError, match=r"cannot run: \[GatherMM") as caught:
+            engine.load(lambda phase, progress: None)
+        assert str(folder) in str(caught.value)
+        engine.close()
+
+
+def test_the_gpu_that_fails_in_a_load_is_not_the_models_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
+        raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Hang Error")
+
+    monkeypatch.setattr(FloatLogits, "__call__", call)
+    engine = MlxEngine(make_spec(folder))
+    with pytest.raises(RuntimeError, match="GPU Hang") as caught:
+        engine.load(lambda phase, progress: None)
+    assert caught.type is RuntimeError
+
+
+def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
+    with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
+        assert not engine.has_rows()
+        assert engine._batch is not None
+        assert len(engine._batch._prefixes) == 0
+        assert engine._facts is not None
+        assert (engine._facts.batching, engine._facts.batching_reason) == (TOGETHER, "")
+
+
+def test_the_load_goes_on_during_the_probe(folder: Path) -> None:
+    reports: list[float] = []
+    engine = MlxEngine(make_spec(folder))
+    engine.load(lambda phase, progress: reports.append(progress))
+    engine.close()
+    known: list[float] = []
+    engine = MlxEngine(make_spec(folder, known_batching=found_in(folder, SERIAL)))
+    facts = engine.load(lambda phase, progress: known.append(progress))
+    engine.close()
+    assert len(reports) > len(known) + 15, "each step of the probe is a report"
+    assert (facts.batching, facts.batching_reason) == (SERIAL, "an earlier life")
+
+
+def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
+    engine = MlxEngine(make_spec(folder, max_concurrency=1))
+    facts = engine.load(lambda phase, progress: None)
+    engine.close()
+    known = {"fingerprint": facts.fingerprint, "batching": way, "reason": "an earlier life"}
+    return known | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fingerprint": "another"}, {"batching": "sideways"}, {"reason": ONLY_ROW}],
+    ids=["another model", "an unknown way", "one row by configuration"],
+)
+def test_what_is_not_known_of_this_model_is_probed(folder: Path, changes: dict[str, str]) -> None:
+    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
+        assert engine._facts is not None
+        assert engine._facts.batching is TOGETHER
+
+
+def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
+    """Twice as many rows as fit come one after the other; nobody who decodes is passed over."""
+    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW)) as engine:
+        alone = [solo(engine, make_row(key, [key + 1, 7, 9], max_tokens=9)) for key in range(16)]
+        waiting = list(range(16))
+        decoding: set[int] = set()
+        got: dict[int, list[int]] = {key: [] for key in waiting}
+        while waiting or engine.has_rows():
+            while waiting and engine.row_count() < 8:
+                key = waiting.pop(0)
+                engine.insert(make_row(key, [key + 1, 7, 9], max_tokens=9))
+            result = engine.step()
+            keys = {int(token.key) for token in result.tokens}
+            assert decoding <= keys, "a row that decodes got no token"
+            for token in result.tokens:
+                assert token.token is not None
+                got[int(token.key)].append(token.token)
+                decoding.add(int(token.key))
+                if token.finish is not None:
+                    decoding.discard(int(token.key))
+        assert [got[key] for key in range(16)] == alone
+        assert run_rows(engine) == {}
