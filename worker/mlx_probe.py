@@ -2,8 +2,9 @@
 
 mlx-lm's model types differ in what they make of padding and of several rows. So three rows of
 different length run in company, the third of them joining late and one leaving early, through the
-code that serves requests, and each runs alone over a plain cache. Their tokens are forced, hence
-every step sees the same inputs in both, and the logits are comparable whatever rounds differently.
+code that serves requests. Their tokens are forced: all follow one sequence of ids, each from
+another place in it. So a single row over a plain cache says what each of them should give at each
+step, and the logits are comparable whatever rounds differently.
 
 `mlx_way.py` draws the conclusion.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ third has its first token; what that does to the others shows in their last two.
 CONTROL_LENGTH, CONTROL_TOKENS = 3, 3
 """Of two rows of equal length, which pad nothing: what differs there is rounding."""
 
-SHORTEST_CONTEXT = max(TOKENS) + max(LENGTHS)
+SEQUENCE_LENGTH = max(length + count for length, count in zip(LENGTHS, TOKENS, strict=True))
 
 Rows = dict[int, list[mx.array]]
 """Log-probabilities of each token of each row, by the row's place."""
@@ -54,13 +55,20 @@ Scenario = Callable[[Passes, Script, Callable[[], None]], Rows]
 """Runs a script in some passes and calls the third after each step."""
 
 
-def make_script(lengths: Sequence[int], tokens: Sequence[int], vocabulary_size: int) -> Script:
-    """Ids spread over the vocabulary, the same in every load."""
-    numbers = _spread(vocabulary_size)
+def make_script(sequence: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Script:
+    """Rows that follow a sequence: so many ids of it are the prompt, so many the answer."""
     return Script(
-        prompts=[[next(numbers) for _ in range(length)] for length in lengths],
-        answers=[[next(numbers) for _ in range(count)] for count in tokens],
+        prompts=[list(sequence[:length]) for length in lengths],
+        answers=[
+            list(sequence[length : length + count])
+            for length, count in zip(lengths, tokens, strict=True)
+        ],
     )
+
+
+def make_sequence(vocabulary_size: int) -> list[int]:
+    """Ids spread over the vocabulary, the same in every load."""
+    return list(islice(_spread(vocabulary_size), SEQUENCE_LENGTH))
 
 
 def _spread(vocabulary_size: int) -> Iterator[int]:
@@ -157,12 +165,19 @@ class Run:
 
 
 def run_alone(passes: Passes, script: Script, report: Callable[[], None]) -> Rows:
-    """Each row by itself."""
+    """The row that begins first, by itself; the others as parts of what it gives.
+
+    Its answer must reach as far in the sequence as theirs.
+    """
+    first = min(range(len(script.prompts)), key=lambda place: len(script.prompts[place]))
     run = Run(passes, script, report)
-    for place, answer in enumerate(script.answers):
-        run.insert(place)
-        run.run_until(place, len(answer))
-    return run.got
+    run.insert(first)
+    run.run_until(first, len(script.answers[first]))
+    begin = len(script.prompts[first])
+    return {
+        place: run.got[first][len(prompt) - begin :][: len(script.answers[place])]
+        for place, prompt in enumerate(script.prompts)
+    }
 
 
 def run_in_company(passes: Passes, script: Script, report: Callable[[], None]) -> Rows:

@@ -10,8 +10,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler, make_sampler
 from mlx_lm.utils import load_model
+from mlxsup.worker.mlx_decode import LoneRow
 from support.mlx_rows import random_state
 from support.tiny_model import make_tiny_model
 
@@ -200,3 +202,28 @@ def test_a_path_that_is_not_a_folder_would_be_taken_for_a_hub_id() -> None:
 
     assert "snapshot_download" in inspect.getsource(utils._download)
     assert "_download" not in inspect.getsource(load_model)
+
+
+def test_a_generation_batch_of_one_row_runs_over_a_plain_cache(model: Any) -> None:
+    """What `LoneRow` rests on: no cache is merged, and all tokens but the next are in it."""
+    cache = make_prompt_cache(model)
+    model(mx.array([[1, 2]]), cache=cache)
+    batch = LoneRow(
+        model=model,
+        uids=[7],
+        inputs=mx.array([3]),
+        prompt_cache=cache,
+        tokens=[[1, 2]],
+        samplers=[greedy_sampler],
+        fallback_sampler=greedy_sampler,
+        logits_processors=[()],
+        stop_sequences=[StopSequences()],
+        max_tokens=[2],
+    )
+    (first,) = batch.next()
+    assert (first.uid, first.finish_reason) == (7, None)
+    (second,) = batch.next()
+    assert second.finish_reason == "length"
+    assert second.all_tokens == [1, 2, 3, first.token, second.token]
+    assert [layer.offset for layer in second.prompt_cache] == [5] * len(model.layers)
+    assert [type(layer) for layer in second.prompt_cache] == [KVCache] * len(model.layers)

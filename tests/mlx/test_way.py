@@ -321,7 +321,7 @@ def test_the_load_goes_on_during_the_probe(folder: Path) -> None:
     engine = MlxEngine(make_spec(folder, known_batching=found_in(folder, SERIAL)))
     facts = engine.load(lambda phase, progress: known.append(progress))
     engine.close()
-    assert len(reports) > len(known) + 15, "each step of the probe is a report"
+    assert len(reports) > len(known) + 10, "each step of the probe is a report"
     assert (facts.batching, facts.batching_reason) == (SERIAL, "an earlier life")
 
 
