@@ -84,12 +84,13 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
-            cache, cached = self._prefixes.find(tokens)
+            found = self._prefixes.find(tokens)
+            cached = found.count
             uid = self._passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
                     known=tokens[:cached],
-                    cache=cache,
+                    cache=found.cache,
                     max_tokens=row.max_tokens - len(row.delivered),
                     sampler=make_sampler(row, self._spared),
                     processors=make_processors(row),
