@@ -6,7 +6,7 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -91,6 +91,7 @@ class MlxBatch:
                     tokens=tokens[cached:],
                     known=tokens[:cached],
                     cache=found.cache,
+                    checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=row.max_tokens - len(row.delivered),
                     sampler=make_sampler(row, self._spared),
                     processors=make_processors(row),
@@ -116,8 +117,12 @@ class MlxBatch:
         self._grammars.pop(uid, None)
         has_computed = self._turns.drop(uid)
         removed = self._passes.remove([uid], wants_caches=has_computed and key != WARMUP_KEY)
+        self._keep(removed.values())
+
+    def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
+        """Keeps what rows have read for other rows that begin alike."""
         with mx.stream(self._stream):
-            for cache, tokens in removed.values():
+            for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
     def give_back(self) -> None:
@@ -167,6 +172,7 @@ class MlxBatch:
             raise_if_innocent(error)
             raise
         took_s = time.perf_counter() - started
+        self._keep(self._passes.take_checkpoints())
         result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
@@ -207,8 +213,7 @@ class MlxBatch:
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
         if key != WARMUP_KEY:
-            with mx.stream(self._stream):
-                self._prefixes.keep(response.all_tokens, response.prompt_cache)
+            self._keep([(response.prompt_cache, response.all_tokens)])
 
     def close(self) -> None:
         """Removes every row; the process's limits are set back after it (E2, E3)."""

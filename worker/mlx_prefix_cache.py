@@ -13,8 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from .checkpoints import plan_checkpoints
+from .engine import Row
 from .mlx_caches import can_cut, compact, cut
 from .mlx_load import iterate_arrays
+from .mlx_prefix_size import PrefixRoom
 from .prefix_index import BYTES_PER_TOKEN, Node, PrefixIndex, Tokens, as_tokens
 
 LEAST_TOKENS = 16
@@ -51,11 +54,11 @@ class PrefixCache:
     """The caches of ended rows by the tokens they hold; the least recently used one goes first.
 
     Attributes:
-        max_bytes: of the arrays and ids that are kept; 0 keeps nothing.
+        room: for arrays and ids; none at first.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, room: PrefixRoom | None = None) -> None:
+        self.room = room or PrefixRoom()
         self._index: PrefixIndex[_Entry] = PrefixIndex()
         self._used: OrderedDict[Node[_Entry], None] = OrderedDict()  # the last used one at the end
         self._array_bytes = 0
@@ -106,18 +109,34 @@ class PrefixCache:
             cut(cache, node.end - count)
         return cache
 
+    def plan_checkpoints(self, row: Row, found: Found) -> tuple[int, ...]:
+        """After how many of a row's tokens its cache is to be kept, before its end.
+
+        Nowhere if the one at its end can be cut back to any of its tokens.
+        """
+        ends_at = len(row.tokens) + row.max_tokens
+        cuttable = self.room.cuttable_tokens
+        if not self.room.max_bytes or cuttable is None or ends_at < cuttable:
+            return ()
+        return plan_checkpoints(
+            row.checkpoints,
+            known=found.count,
+            shared=found.shared,
+            prompt_tokens=len(row.tokens),
+        )
+
     def keep(self, tokens: Sequence[int], cache: list[Any]) -> None:
         """Takes the cache that holds these tokens; nobody else may use it from now on.
 
         One that is larger than all that may be kept is cut back to what fits, if it can be.
         """
-        if not self.max_bytes or len(tokens) < LEAST_TOKENS:
+        if not self.room.max_bytes or len(tokens) < LEAST_TOKENS:
             return
         ids = as_tokens(tokens)
         is_cuttable = can_cut(cache)
         compact(cache)
         size = _bytes_of(cache)
-        if size + BYTES_PER_TOKEN * len(ids) > self.max_bytes:
+        if size + BYTES_PER_TOKEN * len(ids) > self.room.max_bytes:
             fitting = self._fitting(size, len(ids)) if is_cuttable else 0
             if fitting < LEAST_TOKENS:
                 return
@@ -132,7 +151,7 @@ class PrefixCache:
         self._add(ids, _Entry(cache=cache, array_bytes=size, is_cuttable=is_cuttable))
 
     def _fitting(self, size: int, count: int) -> int:
-        return self.max_bytes * count // (size + BYTES_PER_TOKEN * count)
+        return self.room.max_bytes * count // (size + BYTES_PER_TOKEN * count)
 
     def _knows(self, ids: Tokens) -> bool:
         """Whether what is kept serves whatever these tokens could; it counts as used."""
@@ -152,7 +171,7 @@ class PrefixCache:
             self._longest_cuttable = max(self._longest_cuttable, len(ids))
         self._used[self._index.add(ids, entry)] = None
         self._array_bytes += entry.array_bytes
-        while self.held_bytes > self.max_bytes or len(self._used) > MAX_ENTRIES:
+        while self.held_bytes > self.room.max_bytes or len(self._used) > MAX_ENTRIES:
             self._drop(next(iter(self._used)))
 
     def _drop(self, node: Node[_Entry]) -> None:

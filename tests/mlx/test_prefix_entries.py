@@ -16,6 +16,7 @@ from mlxsup.worker import mlx_prefix_cache
 from mlxsup.worker.mlx_caches import can_cut
 from mlxsup.worker.mlx_load import iterate_arrays
 from mlxsup.worker.mlx_prefix_cache import LEAST_TOKENS, PrefixCache
+from mlxsup.worker.mlx_prefix_size import PrefixRoom
 from mlxsup.worker.prefix_index import Node
 
 pytestmark = pytest.mark.mlx
@@ -93,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.kind = kind
         layers = sum(1 for _ in iterate_arrays(filled(kind, (1,)))) // 2 or 1
         self.limit = entries * 60 * TOKEN_BYTES * layers
-        self.cache = PrefixCache(self.limit)
+        self.cache = PrefixCache(PrefixRoom(max_bytes=self.limit))
         self.kept = []
 
     def order(self) -> list[Sequence]:
@@ -187,7 +188,7 @@ def numbered(seed: int, length: int) -> Sequence:
 
 def test_the_least_recently_used_entry_goes_first() -> None:
     one, two, three = (numbered(seed, 100) for seed in (1, 2, 3))
-    cache = PrefixCache(2 * 100 * (TOKEN_BYTES + 8))
+    cache = PrefixCache(PrefixRoom(max_bytes=2 * 100 * (TOKEN_BYTES + 8)))
     for sequence in (one, two):
         cache.keep(sequence, filled("KVCache", sequence))
     assert cache.find((*one, 5)).count == 100
@@ -199,7 +200,7 @@ def test_the_least_recently_used_entry_goes_first() -> None:
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])
 def test_what_is_too_large_is_cut_back_to_what_fits(kind: str) -> None:
     sequence = numbered(1, WINDOW - 1)
-    cache = PrefixCache(20 * (TOKEN_BYTES + 8))
+    cache = PrefixCache(PrefixRoom(max_bytes=20 * (TOKEN_BYTES + 8)))
     cache.keep(sequence, filled(kind, sequence))
     assert cache.held_bytes == 20 * (TOKEN_BYTES + 8)
     found = cache.find(sequence)
@@ -211,14 +212,14 @@ def test_what_is_too_large_is_cut_back_to_what_fits(kind: str) -> None:
 def test_what_is_too_large_and_cannot_be_cut_is_not_kept() -> None:
     sequence = numbered(1, 300)
     for kind in ("ArraysCache", "RotatingKVCache"):
-        cache = PrefixCache(200 * TOKEN_BYTES)
+        cache = PrefixCache(PrefixRoom(max_bytes=200 * TOKEN_BYTES))
         cache.keep(sequence, filled(kind, sequence))
         assert (len(cache), cache.held_bytes) == (0, 0)
 
 
 def test_entries_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlx_prefix_cache, "MAX_ENTRIES", 5)
-    cache = PrefixCache(2**30)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**30))
     for seed in range(20):
         cache.keep(numbered(seed, 20), filled("KVCache", numbered(seed, 20)))
         assert len(cache) == min(seed + 1, 5)
@@ -231,7 +232,7 @@ def test_a_row_of_a_batch_does_not_hold_the_batch() -> None:
     batch[0] = mx.ones((rows, 1024, 256))
     mx.eval(batch[0])
     mx.synchronize()
-    cache = PrefixCache(2**30)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**30))
     before = mx.get_active_memory()
     cache.keep(numbered(1, 20), [batch.extract(3)])
     mx.synchronize()
@@ -245,7 +246,7 @@ def test_a_window_that_a_long_chunk_filled_is_kept_without_the_chunk() -> None:
     layers: list[Any] = [RotatingKVCache(max_size=WINDOW)]
     read(layers, sequence)
     expected = content(layers)
-    cache = PrefixCache(2**20)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
     cache.keep(sequence, layers)
     assert cache.held_bytes == WINDOW * 8 + len(sequence) * 4
     found = cache.find((*sequence, 1))
@@ -253,10 +254,28 @@ def test_a_window_that_a_long_chunk_filled_is_kept_without_the_chunk() -> None:
     assert content(found.cache) == expected
 
 
+@pytest.mark.parametrize("count", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW - 7])
+def test_a_window_that_was_filled_token_by_token_is_kept_in_its_order(count: int) -> None:
+    sequence = numbered(1, count)
+    layers: list[Any] = [RotatingKVCache(max_size=WINDOW)]
+    for token in sequence:
+        read(layers, (token,))
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    cache.keep(sequence, layers)
+    found = cache.find((*sequence, 1))
+    assert found.cache is not None
+    for rest in ((5,), (6, 7, 8), (9,)):
+        sequence = (*sequence, *rest)
+        read(found.cache, rest)
+    whole: list[Any] = [RotatingKVCache(max_size=WINDOW)]
+    read(whole, sequence)
+    assert content(found.cache) == content(whole)
+
+
 def test_a_prompt_beside_an_entry_of_100000_tokens_is_found_at_once() -> None:
     """Expected: 0.1 ms, and 3 ms where all of it is found; the square of it was 15 s."""
     giant = numbered(1, 100_000)
-    cache = PrefixCache(2**30)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**30))
     cache.keep(giant, filled("KVCache", giant))
     for seed in range(2, 400):
         cache.keep(numbered(seed, 40), filled("KVCache", numbered(seed, 40)))
