@@ -58,10 +58,18 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def spec_changes(folder: Path, model_type: str) -> dict[str, Any]:
+def way_of(model_type: str) -> Batching:
     """Recurrent layers read prompts one by one, because some of them do not honour padding."""
-    way = Batching.SERIAL_PREFILL if model_type in RECURRENT else Batching.TOGETHER
-    return {"known_batching": known_as(folder, way)}
+    return Batching.SERIAL_PREFILL if model_type in RECURRENT else Batching.TOGETHER
+
+
+OTHER_WAYS = [
+    ("gemma3_text", Batching.SERIAL_PREFILL),
+    ("gemma3_text", Batching.ONE_ROW),
+    ("lfm2", Batching.TOGETHER),
+    ("lfm2", Batching.ONE_ROW),
+]
+"""These types are right in any way of running rows."""
 
 
 def tokens_of(seed: int, length: int) -> list[int]:
@@ -93,15 +101,30 @@ class Pair:
         yield self.plain
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGURATIONS))
-def model_type(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(
+    scope="module",
+    params=[*((name, way_of(name)) for name in sorted(CONFIGURATIONS)), *OTHER_WAYS],
+    ids="-".join,
+)
+def kind(request: pytest.FixtureRequest) -> tuple[str, Batching]:
+    name, way = request.param
+    return name, way
 
 
 @pytest.fixture(scope="module")
-def loaded(model_type: str, folder_of: Make) -> Iterator[Pair]:
+def model_type(kind: tuple[str, Batching]) -> str:
+    return kind[0]
+
+
+@pytest.fixture(scope="module")
+def changes(kind: tuple[str, Batching], folder_of: Make) -> dict[str, Any]:
+    """Of the launch spec: the way of running rows is known."""
+    return {"known_batching": known_as(folder_of(kind[0]), kind[1])}
+
+
+@pytest.fixture(scope="module")
+def loaded(model_type: str, changes: dict[str, Any], folder_of: Make) -> Iterator[Pair]:
     folder = folder_of(model_type)
-    changes = spec_changes(folder, model_type)
     with loaded_engine(folder, prefix_cache_bytes=BYTES, **changes) as cached:
         assert cached._prefixes is not None
         assert (cached._prefixes.room.cuttable_tokens is not None) == (model_type in NEVER_CUTTABLE)
@@ -162,11 +185,11 @@ def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
             assert [token.token for token in got] == [token.token for token in alone[key]]
 
 
-def test_what_is_kept_stays_within_its_bytes(folder_of: Make, model_type: str) -> None:
-    folder = folder_of(model_type)
+def test_what_is_kept_stays_within_its_bytes(
+    folder_of: Make, model_type: str, changes: dict[str, Any]
+) -> None:
     limit = 2**17
-    changes = spec_changes(folder, model_type)
-    with loaded_engine(folder, prefix_cache_bytes=limit, **changes) as engine:
+    with loaded_engine(folder_of(model_type), prefix_cache_bytes=limit, **changes) as engine:
         assert engine._prefixes is not None
         for key in range(12):
             stem = tokens_of(key % 3, 50)
@@ -232,16 +255,15 @@ def counts_of_llama(folder_of: Make) -> dict[str, tuple[int, int]]:
     return cached_counts(folder_of("llama"))
 
 
-@pytest.mark.parametrize("model_type", NEVER_CUTTABLE)
+@pytest.mark.parametrize("name", NEVER_CUTTABLE)
 def test_chats_hit_as_they_do_where_caches_can_be_cut(
-    model_type: str, folder_of: Make, counts_of_llama: dict[str, tuple[int, int]]
+    name: str, folder_of: Make, counts_of_llama: dict[str, tuple[int, int]]
 ) -> None:
-    folder = folder_of(model_type)
-    counts = cached_counts(folder, **spec_changes(folder, model_type))
-    print(model_type, counts, counts_of_llama)
-    for name, (total, known) in counts.items():
-        assert total == counts_of_llama[name][0]
-        assert known == pytest.approx(counts_of_llama[name][1], rel=0.05), name
+    folder = folder_of(name)
+    counts = cached_counts(folder, known_batching=known_as(folder, way_of(name)))
+    for what, (total, known) in counts.items():
+        assert total == counts_of_llama[what][0]
+        assert known == pytest.approx(counts_of_llama[what][1], rel=0.05), what
     assert counts["the same again"][1] > 300
     assert counts["another chat"][1] > 250
 
