@@ -167,12 +167,12 @@ class MlxBatch:
         started = time.perf_counter()
         try:
             reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
+            took_s = time.perf_counter() - started
+            self._keep(self._passes.take_checkpoints())
         except RuntimeError as error:
             raise_if_memory(error)
             raise_if_innocent(error)
             raise
-        took_s = time.perf_counter() - started
-        self._keep(self._passes.take_checkpoints())
         result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
-from .mlx_decode import BatchDecode, Decode, LoneDecode, compact
+from .mlx_decode import BatchDecode, Decode, LoneDecode
 from .mlx_sampling import Processor, Sampler, greedy
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
@@ -167,6 +167,8 @@ class TogetherPasses:
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
         """See `Passes.take_checkpoints`."""
         reached, self._reached = self._reached, []
+        if not reached:
+            return []
         with mx.stream(self._stream):
             return list(self.generator.extract_cache(reached).values())
 
@@ -209,9 +211,7 @@ class SerialPasses:
                 [uid for uid in uids if uid not in waiting], wants_caches=wants_caches
             )
         if wants_caches:
-            removed |= {
-                uid: (compact(prompt.cache), prompt.held) for uid, prompt in waiting.items()
-            }
+            removed |= {uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items()}
         return removed
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
