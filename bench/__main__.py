@@ -10,14 +10,32 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
-NAMES = ("throughput", "footprint", "control", "two_models", "burst", "long_prompt", "second_turn")
+NAMES = (
+    "throughput",
+    "footprint",
+    "control",
+    "two_models",
+    "burst",
+    "long_prompt",
+    "second_turn",
+    "look_up",
+)
 
 
 def main() -> None:
     """Runs them one after the other and prints one report."""
     from support.tiny_model import make_tiny_model
 
-    from . import burst, control, footprint, long_prompt, second_turn, throughput, two_models
+    from . import (
+        burst,
+        control,
+        footprint,
+        long_prompt,
+        look_up,
+        second_turn,
+        throughput,
+        two_models,
+    )
     from .report import machine_lines
 
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
@@ -42,7 +60,8 @@ def main() -> None:
             "two_models": lambda: two_models.run(tiny, smollm2, few),
             "burst": lambda: burst.run(tiny, repeats),
             "long_prompt": lambda: long_prompt.run(Path(folder) / "long", repeats, tokens),
-            "second_turn": lambda: second_turn.run(smollm2, few),
+            "second_turn": lambda: second_turn.run(smollm2, Path(folder) / "kinds", few),
+            "look_up": lambda: look_up.run(repeats),
         }
         for name in arguments.names or NAMES:
             runs[name]()

@@ -2,7 +2,8 @@
 
 Two worker processes serve the same model, one with its prefix cache and one with
 `prefix_cache = 0`. Both are asked the same, in turn; each repeat has words of its own, so that
-nothing is known of it.
+nothing is known of it. Then tiny models with other caches: sliding windows, and a hybrid of
+attention and convolution.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.client import AsyncClient
+from support.cache_models import make_cache_model
 from support.daemon import Daemon
 
 from .report import print_table, spread
@@ -22,6 +24,7 @@ from .two_models import words
 SYSTEM_WORDS = 60
 QUESTION_WORDS = 20
 ANSWER = 24
+KINDS = {"llama": "attention", "gemma3_text": "sliding windows", "lfm2": "a hybrid"}
 
 Messages = list[dict[str, str]]
 
@@ -66,16 +69,35 @@ async def chats(client: AsyncClient, model: str, seed: int) -> dict[str, Turn]:
     chat += [said("assistant", first.text), said("user", words(QUESTION_WORDS, seed + 2))]
     second = await ask(client, model, chat)
     other = await ask(client, model, [system, said("user", words(QUESTION_WORDS, seed + 3))])
-    return {"first turn": first, "second turn": second, "other chat, same system prompt": other}
+    # As clients send it that do not return the reasoning of an answer.
+    chat[2] = said("assistant", "other words than those of the answer")
+    stripped = await ask(client, model, chat)
+    again = await ask(client, model, chat)
+    return {
+        "first turn": first,
+        "second turn": second,
+        "other chat, same system prompt": other,
+        "second turn, answer shortened": stripped,
+        "the same again": again,
+    }
 
 
-def run(model: Path, repeats: int) -> None:
-    """Measures and prints."""
-    asyncio.run(_run(model, repeats))
+def run(model: Path, kinds: Path, repeats: int) -> None:
+    """Measures and prints.
+
+    Args:
+        model: a real one.
+        kinds: a folder for tiny models.
+        repeats: of each figure.
+    """
+    asyncio.run(_run(model, "SmolLM2", repeats))
+    for model_type, what in KINDS.items():
+        folder = make_cache_model(kinds / model_type, model_type)
+        asyncio.run(_run(folder, f"a tiny {model_type}: {what}", repeats))
 
 
-async def _run(model: Path, repeats: int) -> None:
-    print("## The second turn of a chat (CPU, SmolLM2)\n", flush=True)
+async def _run(model: Path, name: str, repeats: int) -> None:
+    print(f"## The second turn of a chat (CPU, {name})\n", flush=True)
     models = {
         "with": {"path": str(model)},
         "without": {"path": str(model), "prefix_cache": 0},
@@ -83,16 +105,16 @@ async def _run(model: Path, repeats: int) -> None:
     turns: dict[tuple[str, str], list[Turn]] = defaultdict(list)
     with Daemon(models) as daemon:
         async with AsyncClient(daemon.endpoint) as client:
-            for name in models:
-                await client.load(name)
-                await ask(client, name, [said("user", "hello")])  # the first one is slower
+            for model_name in models:
+                await client.load(model_name)
+                await ask(client, model_name, [said("user", "hello")])  # the first one is slower
             for repeat in range(repeats):
-                for name in models:
-                    for what, turn in (await chats(client, name, 100 * repeat)).items():
-                        turns[name, what].append(turn)
+                for model_name in models:
+                    for what, turn in (await chats(client, model_name, 100 * repeat)).items():
+                        turns[model_name, what].append(turn)
     print(f"{repeats} repeats; median (range); TTFT: time to first token\n")
     rows = []
-    for what in [what for name, what in turns if name == "with"]:
+    for what in [what for model_name, what in turns if model_name == "with"]:
         cached, plain = turns["with", what], turns["without", what]
         assert [t.text for t in cached] == [t.text for t in plain], "the cache changed an answer"
         assert not any(turn.cached_tokens for turn in plain)

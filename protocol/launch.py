@@ -66,7 +66,8 @@ class LaunchSpec:
         memory_limit_bytes: above this MLX frees what it keeps before it takes more; None: its own.
         cache_limit_bytes: what MLX may keep for reuse; None: as much as it likes.
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
-        prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike.
+        prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike; None:
+            a share of the memory that is free after the load.
         known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
             `batching` and `reason`; None: nothing.
         sampling: what a request's sampling is where it does not say, by parameter.
@@ -89,7 +90,7 @@ class LaunchSpec:
     memory_limit_bytes: int | None = None
     cache_limit_bytes: int | None = None
     wired_limit_bytes: int | None = 0
-    prefix_cache_bytes: int = 0
+    prefix_cache_bytes: int | None = 0
     known_batching: dict[str, str] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     log_level: str = "info"

@@ -339,7 +339,7 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
             memory_limit_bytes=size_or_auto(entry.memory),
             cache_limit_bytes=size_or_auto(entry.cache_limit),
             wired_limit_bytes=size_or_auto(entry.wired),
-            prefix_cache_bytes=entry.prefix_cache,
+            prefix_cache_bytes=size_or_auto(entry.prefix_cache),
             sampling=entry.sampling.model_dump(),
             fake=entry.fake,
         ),

@@ -12,7 +12,12 @@ from .config_values import AUTO, DURATION_PATTERN, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-SIZES = {"memory": (AUTO,), "cache_limit": (AUTO,), "wired": (OFF, AUTO), "prefix_cache": ()}
+SIZES = {
+    "memory": (AUTO,),
+    "cache_limit": (AUTO,),
+    "prefix_cache": (AUTO,),
+    "wired": (OFF, AUTO),
+}
 """Keys that take a size without saying so in their name, and the words they take besides."""
 
 

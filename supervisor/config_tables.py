@@ -229,10 +229,10 @@ class ModelTable(Table):
     cache_limit: SizeOrAuto = Field(
         AUTO, title="what MLX may keep for reuse", description=f'"auto", or {SIZE_EXPECTED}'
     )
-    prefix_cache: Size = Field(
-        _default(LaunchSettings, "prefix_cache_bytes"),
+    prefix_cache: SizeOrAuto = Field(
+        AUTO,
         title="what is kept of prompts for later ones that begin alike; 0: nothing",
-        description=SIZE_EXPECTED,
+        description=f'"auto", or {SIZE_EXPECTED}',
     )
     wired: SizeAutoOrOff = Field(
         OFF,

@@ -70,7 +70,7 @@ def check_spec(spec: LaunchSpec) -> None:
         ("memory_limit_bytes", "bytes or null", _is_limit(spec.memory_limit_bytes)),
         ("cache_limit_bytes", "bytes or null", _is_limit(spec.cache_limit_bytes)),
         ("wired_limit_bytes", "bytes or null", _is_limit(spec.wired_limit_bytes)),
-        ("prefix_cache_bytes", "bytes", _is_integer(spec.prefix_cache_bytes, 0)),
+        ("prefix_cache_bytes", "bytes or null", _is_limit(spec.prefix_cache_bytes)),
         ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
         ("sampling", "a map of parameters in their ranges", _is_sampling(spec.sampling)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),

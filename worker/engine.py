@@ -58,6 +58,8 @@ class EngineFacts:
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
         warnings: what a user should know of this model, a sentence each.
+        prefix_cache_bytes: what may be kept of prompts for later ones that begin alike.
+        prefix_cache_tokens: how long a single prompt may be to be kept whole.
     """
 
     context_length: int
@@ -68,6 +70,8 @@ class EngineFacts:
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
     warnings: tuple[str, ...] = ()
+    prefix_cache_bytes: int = 0
+    prefix_cache_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

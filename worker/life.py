@@ -198,7 +198,16 @@ class Life:
             sampling=spec.sampling,
         )
         took_s = time.monotonic() - self._started_at
-        logger.info(line("model ready", model=spec.model, backend=facts.backend, seconds=took_s))
+        logger.info(
+            line(
+                "model ready",
+                model=spec.model,
+                backend=facts.backend,
+                seconds=took_s,
+                prefix_cache=f"{facts.prefix_cache_bytes / 2**30:.2f}GiB",
+                prefix_cache_tokens=facts.prefix_cache_tokens,
+            )
+        )
         self._board.publish(WorkerPhase.IDLE, step=0, held=held)
         self._link.send(
             Ready(

@@ -6,7 +6,7 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -84,12 +84,14 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
-            cache, cached = self._prefixes.find(tokens)
+            found = self._prefixes.find(tokens)
+            cached = found.count
             uid = self._passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
                     known=tokens[:cached],
-                    cache=cache,
+                    cache=found.cache,
+                    checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=row.max_tokens - len(row.delivered),
                     sampler=make_sampler(row, self._spared),
                     processors=make_processors(row),
@@ -115,8 +117,12 @@ class MlxBatch:
         self._grammars.pop(uid, None)
         has_computed = self._turns.drop(uid)
         removed = self._passes.remove([uid], wants_caches=has_computed and key != WARMUP_KEY)
+        self._keep(removed.values())
+
+    def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
+        """Keeps what rows have read for other rows that begin alike."""
         with mx.stream(self._stream):
-            for cache, tokens in removed.values():
+            for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
     def give_back(self) -> None:
@@ -161,11 +167,12 @@ class MlxBatch:
         started = time.perf_counter()
         try:
             reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
+            took_s = time.perf_counter() - started
+            self._keep(self._passes.take_checkpoints())
         except RuntimeError as error:
             raise_if_memory(error)
             raise_if_innocent(error)
             raise
-        took_s = time.perf_counter() - started
         result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
@@ -206,8 +213,7 @@ class MlxBatch:
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
         if key != WARMUP_KEY:
-            with mx.stream(self._stream):
-                self._prefixes.keep(response.all_tokens, response.prompt_cache)
+            self._keep([(response.prompt_cache, response.all_tokens)])
 
     def close(self) -> None:
         """Removes every row; the process's limits are set back after it (E2, E3)."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch
-from mlx_lm.models.cache import CacheList, KVCache
 
 from .mlx_sampling import greedy
 
@@ -106,18 +105,7 @@ class LoneRow(GenerationBatch):  # type: ignore[misc]
 
     def extract_cache(self, idx: int) -> list[Any]:
         """The row's cache; it is nobody else's, so nothing needs to be taken apart."""
-        return compact(self.prompt_cache)
-
-
-def compact(cache: list[Any]) -> list[Any]:
-    """The same without the room that plain caches hold for more tokens."""
-    for layer in cache:
-        if isinstance(layer, CacheList):
-            compact(layer.caches)
-        elif isinstance(layer, KVCache) and layer.keys is not None:
-            layer.keys = mx.contiguous(layer.keys[..., : layer.offset, :])
-            layer.values = mx.contiguous(layer.values[..., : layer.offset, :])
-    return list(cache)
+        return list(self.prompt_cache)
 
 
 class LoneDecode:
@@ -146,7 +134,7 @@ class LoneDecode:
                 removed[uid] = (lone.extract_cache(0), lone.tokens[0])
             elif uid in self.new:
                 _, cache, held = self.new.pop(uid)
-                removed[uid] = (compact(cache), held)
+                removed[uid] = (cache, held)
         return removed if wants_caches else {}
 
     def next(self) -> list[Any]:

@@ -38,6 +38,7 @@ from .prompt_turns import SerialTurns, TogetherTurns
 if TYPE_CHECKING:
     from .mlx_batch import MlxBatch
     from .mlx_limits import MemoryLimits
+    from .mlx_prefix_cache import PrefixCache
     from .mlx_text import MlxText
     from .mlx_way import Finding
 
@@ -69,6 +70,7 @@ class MlxEngine:
         self._model_type = ""
         self._stream: Any = None
         self._batch: MlxBatch | None = None
+        self._prefixes: PrefixCache | None = None
         self._text: MlxText | None = None
         self._facts: EngineFacts | None = None
         self._limits: MemoryLimits | None = None
@@ -95,6 +97,7 @@ class MlxEngine:
         self._choose_way(report)
         self._make_batch()
         self._warm_up(report)
+        self._open_prefix_cache()
         return self._facts
 
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
@@ -215,6 +218,7 @@ class MlxEngine:
             step_timeout_s=self._spec.step_timeout_s,
             is_fixed=self._spec.deterministic,
         )
+        self._prefixes = PrefixCache()
         self._batch = MlxBatch(
             make_passes(
                 way,
@@ -227,8 +231,7 @@ class MlxEngine:
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
             pacer=pacer,
-            # What is taken from a cache was computed in other pieces.
-            prefixes=PrefixCache(0 if self._spec.deterministic else self._spec.prefix_cache_bytes),
+            prefixes=self._prefixes,
         )
         if self._limits is not None:
             self._limits.set_wired()
@@ -277,6 +280,23 @@ class MlxEngine:
             batch.remove(WARMUP_KEY)
         self._narrow_vocabulary(batch.logits_width)
         report(LoadPhase.WARMUP, 1.0)
+
+    def _open_prefix_cache(self) -> None:
+        """From now on rows are kept; before, neither the model nor its memory was settled."""
+        import mlx.core as mx
+
+        from .mlx_prefix_size import find_room
+
+        assert self._facts is not None
+        assert self._text is not None
+        assert self._prefixes is not None
+        with mx.stream(self._stream):
+            room = find_room(self._model, self._spec, self._facts)
+        self._prefixes.room = room
+        self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
+        self._facts = replace(
+            self._facts, prefix_cache_bytes=room.max_bytes, prefix_cache_tokens=room.row_tokens
+        )
 
     def _narrow_vocabulary(self, logits_width: int | None) -> None:
         """A tokenizer may know ids that the model has no output for; a bias or a penalty for one

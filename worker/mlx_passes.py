@@ -10,6 +10,7 @@ Everything here belongs to the thread that made the stream.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
-from .mlx_decode import BatchDecode, Decode, LoneDecode, compact
+from .checkpoints import split_at
+from .mlx_decode import BatchDecode, Decode, LoneDecode
 from .mlx_sampling import Processor, Sampler, greedy
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
@@ -41,6 +43,7 @@ class NewRow:
         sampler: draws its tokens.
         processors: change its logits.
         stops: what ends its answer.
+        checkpoints: when so many tokens are in its cache, a copy is taken; ascending.
     """
 
     tokens: list[int]
@@ -50,6 +53,7 @@ class NewRow:
     sampler: Sampler
     processors: Sequence[Processor]
     stops: StopSequences
+    checkpoints: tuple[int, ...] = ()
 
 
 class Passes(Protocol):
@@ -68,6 +72,9 @@ class Passes(Protocol):
             What was read, and mlx-lm's responses (uid, token, logprobs, finish_reason; of a row
             that has ended also prompt_cache and all_tokens).
         """
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
 
     def close(self) -> None:
         """Frees the rows; the process's limits are set back after it (E2, E3)."""
@@ -98,6 +105,8 @@ class TogetherPasses:
 
     def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
         self._stream = stream
+        self._checkpoints: dict[int, tuple[int, ...]] = {}
+        self._reached: list[int] = []  # in the last step, by uid
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
@@ -113,8 +122,8 @@ class TogetherPasses:
     def insert(self, row: NewRow) -> int:
         """See `Passes.insert`."""
         with mx.stream(self._stream):
-            uid: int = self.generator.insert(
-                [row.tokens],
+            uid: int = self.generator.insert_segments(
+                [split_at(row.known + row.tokens, len(row.known), row.checkpoints)],
                 max_tokens=[row.max_tokens],
                 caches=[row.cache],
                 all_tokens=[row.known],
@@ -123,12 +132,16 @@ class TogetherPasses:
                 logits_processors=[list(row.processors)] if row.processors else None,
                 stop_sequences=[row.stops],
             )[0]
+        if row.checkpoints:
+            self._checkpoints[uid] = tuple(place - len(row.known) for place in row.checkpoints)
         return uid
 
     def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
         """See `Passes.remove`."""
         with mx.stream(self._stream):
             removed = self.generator.remove(list(uids), return_prompt_caches=wants_caches)
+            for uid in uids:
+                self._checkpoints.pop(uid, None)
             return {uid: (cache, tokens) for uid, (cache, tokens) in removed.items()}
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
@@ -140,7 +153,24 @@ class TogetherPasses:
             PromptRead(uid=read.uid, done=read.progress[0], is_over=read.end_of_prompt)
             for read in prompts
         ]
+        # A step that reads nothing of a prompt leaves it where it was, and no segment ends.
+        self._reached = [
+            read.uid
+            for read in prompts
+            if read.end_of_segment and read.progress[0] in self._checkpoints.get(read.uid, ())
+        ]
+        for read in reads:
+            if read.is_over:
+                self._checkpoints.pop(read.uid, None)
         return reads, tokens
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """See `Passes.take_checkpoints`."""
+        reached, self._reached = self._reached, []
+        if not reached:
+            return []
+        with mx.stream(self._stream):
+            return list(self.generator.extract_cache(reached).values())
 
     def close(self) -> None:
         """See `Passes.close`."""
@@ -160,6 +190,7 @@ class SerialPasses:
         self._model = model
         self._stream = stream
         self._next_uid = 0
+        self._reached: list[tuple[list[Any], list[int]]] = []  # in the last step
         self.waiting: dict[int, WaitingPrompt] = {}
         self.decode = decode
 
@@ -180,9 +211,7 @@ class SerialPasses:
                 [uid for uid in uids if uid not in waiting], wants_caches=wants_caches
             )
         if wants_caches:
-            removed |= {
-                uid: (compact(prompt.cache), prompt.held) for uid, prompt in waiting.items()
-            }
+            removed |= {uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items()}
         return removed
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
@@ -197,11 +226,18 @@ class SerialPasses:
         prompt.read(self._model, size)
         took_s = time.perf_counter() - started
         is_over = prompt.is_read
+        if prompt.is_at_checkpoint:
+            self._reached.append((copy.deepcopy(prompt.cache), prompt.held))
         if is_over:
             del self.waiting[uid]
             self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
         done = len(prompt.row.tokens) if is_over else prompt.done
         return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """See `Passes.take_checkpoints`."""
+        reached, self._reached = self._reached, []
+        return reached
 
     def close(self) -> None:
         """See `Passes.close`."""
@@ -226,11 +262,19 @@ class WaitingPrompt:
         self.row = row
         self.cache = cache
         self.done = 0
+        # Where a pass ends in any case, in tokens that were read; the last one is not read here.
+        self._ends = [place - len(row.known) for place in row.checkpoints]
+        self._last = len(row.tokens) - 1
+
+    @property
+    def is_at_checkpoint(self) -> bool:
+        """Whether the cache is worth a copy now."""
+        return self.done in self._ends
 
     @property
     def is_read(self) -> bool:
         """Whether only the last token is left, which decode begins with."""
-        return self.done >= len(self.row.tokens) - 1
+        return self.done >= self._last
 
     @property
     def held(self) -> list[int]:
@@ -239,7 +283,8 @@ class WaitingPrompt:
 
     def read(self, model: Any, size: int) -> None:
         """One pass over so many tokens, never over the last one; computed when it returns."""
-        chunk = self.row.tokens[self.done : min(self.done + size, len(self.row.tokens) - 1)]
+        end = min(end for end in (*self._ends, self._last) if end > self.done or end == self._last)
+        chunk = self.row.tokens[self.done : min(self.done + size, end)]
         if not chunk:
             return
         model(mx.array([chunk]), cache=self.cache)

@@ -15,6 +15,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import Channel
 
 from .channels import ChannelRules
+from .chat_checkpoints import find_checkpoints
 from .detokenizer import ByteDetokenizer, WindowDetokenizer
 from .engine import BadModelError, Detokenizer, Prompt
 from .grammar import Grammar, GrammarCompiler
@@ -29,6 +30,7 @@ class MlxText:
 
     Attributes:
         vocabulary_size: valid ids are below it.
+        wants_checkpoints: whether a prompt says how much of it others are likely to share.
 
     Args:
         tokenizer: as mlx-lm loads it.
@@ -42,6 +44,7 @@ class MlxText:
         self._tokenizer = tokenizer
         self._in_use = threading.Lock()
         self.vocabulary_size = vocabulary_size
+        self.wants_checkpoints = False
         self._token_bytes: list[bytes] | None = None
         self._strips_first_space = False
         if decoder.get("type") == BYTE_LEVEL:
@@ -93,10 +96,11 @@ class MlxText:
             return self._encode(body)
 
     def _encode(self, body: RequestBody) -> Prompt:
+        checkpoints: tuple[int, ...] = ()
         if body.prompt_tokens is not None:
             tokens = list(body.prompt_tokens)
         elif body.messages is not None:
-            tokens = self._encode_messages(body)
+            tokens, checkpoints = self._encode_messages(body)
         else:
             tokens = self._encode_text(body.prompt or "")
         if not tokens:
@@ -107,7 +111,8 @@ class MlxText:
                 f"ids below this model's vocabulary of {self.vocabulary_size}",
                 max(tokens),
             )
-        return Prompt(tokens=tokens, channel=self._channel_after(tokens))
+        channel = self._channel_after(tokens)
+        return Prompt(tokens=tokens, channel=channel, checkpoints=checkpoints)
 
     def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
         """What an answer keeps to; where it begins with reasoning, from the end of that on.
@@ -174,7 +179,8 @@ class MlxText:
         is_open = opened >= 0 and opened > tokenizer.rfind_think_end(tokens)
         return Channel.REASONING if is_open else Channel.CONTENT
 
-    def _encode_messages(self, body: RequestBody) -> list[int]:
+    def _encode_messages(self, body: RequestBody) -> tuple[list[int], tuple[int, ...]]:
+        """The ids, and how many of them other prompts are likely to share."""
         if not self._tokenizer.has_chat_template:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
@@ -185,10 +191,19 @@ class MlxText:
         extra = dict(body.chat_template_kwargs or {})
         if body.tools:
             extra["tools"] = body.tools
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                plain, add_generation_prompt=True, tokenize=False, **extra
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False, **extra
+                )
             )
+
+        def encode(text: str) -> list[int]:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+        try:
+            rendered = render(plain)
         except Exception as error:
             # A template is the model's program run on the request's data: whatever it raises is
             # that request's own error (G6).
@@ -197,7 +212,13 @@ class MlxText:
                 f"the model's chat template refuses these messages: {str(error)[:200]}",
                 detail={"parameter": "messages"},
             ) from error
-        return list(self._tokenizer.encode(rendered, add_special_tokens=False))
+        tokens = encode(rendered)
+        if not self.wants_checkpoints:
+            return tokens, ()
+        specials = list(self._tokenizer.get_added_vocab())
+        return tokens, find_checkpoints(
+            plain, rendered, tokens, render=render, encode=encode, special_tokens=specials
+        )
 
 
 def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:

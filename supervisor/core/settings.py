@@ -30,7 +30,7 @@ class LaunchSettings:
     memory_limit_bytes: int | None = None
     cache_limit_bytes: int | None = None
     wired_limit_bytes: int | None = 0
-    prefix_cache_bytes: int = 512 * 1024 * 1024
+    prefix_cache_bytes: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=sampling_defaults)
     fake: Mapping[str, Any] = field(default_factory=dict)
 

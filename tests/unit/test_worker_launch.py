@@ -83,6 +83,8 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
         ("memory_limit_bytes", -1),
         ("cache_limit_bytes", "1GiB"),
         ("wired_limit_bytes", 0.5),
+        ("prefix_cache_bytes", -1),
+        ("prefix_cache_bytes", "auto"),
         ("sampling", {"temperature": 11}),
         ("sampling", {"seed": 1}),
     ],

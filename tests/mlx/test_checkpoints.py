@@ -1,0 +1,272 @@
+"""What a prompt shares with another one is not computed again, whatever caches a model has."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.protocol.ids import unpack_tokens
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import Row
+from mlxsup.worker.mlx_engine import MlxEngine
+from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
+from support.loop_driver import LoopDriver
+from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows
+from support.tiny_model import VOCABULARY_SIZE, add_tokens
+
+pytestmark = pytest.mark.mlx
+
+BYTES = 256 * 2**20
+RECURRENT = ("lfm2", "mamba", "qwen3_next", "falcon_h1")
+NEVER_CUTTABLE = ("gemma3_text", *RECURRENT)
+ROUNDING = 1e-3
+
+CHAT_TEMPLATE = (
+    "{%- set ns = namespace(last=0) -%}"
+    "{%- for m in messages if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endfor -%}"
+    "{%- for m in messages -%}<|im_start|>{{ m.role + '\n' }}"
+    "{%- if m.role == 'assistant' -%}{{ m.content.split('</think>')[-1] }}"
+    "{%- else -%}{{ m.content }}{%- endif -%}{{ '<|im_end|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}"
+)
+"""Strips the reasoning of earlier answers and opens that of the next one, as Qwen's do."""
+
+Make = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    made: dict[str, Path] = {}
+
+    def make(model_type: str) -> Path:
+        if model_type not in made:
+            folder = make_cache_model(tmp_path_factory.mktemp("models") / model_type, model_type)
+            add_tokens(
+                folder, ["<|im_start|>", "<|im_end|>", "<think>", "</think>"], is_special=True
+            )
+            path = folder / "tokenizer_config.json"
+            path.write_text(
+                json.dumps(json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE})
+            )
+            made[model_type] = folder
+        return made[model_type]
+
+    return make
+
+
+def way_of(model_type: str) -> Batching:
+    """Recurrent layers read prompts one by one, because some of them do not honour padding."""
+    return Batching.SERIAL_PREFILL if model_type in RECURRENT else Batching.TOGETHER
+
+
+OTHER_WAYS = [
+    ("gemma3_text", Batching.SERIAL_PREFILL),
+    ("gemma3_text", Batching.ONE_ROW),
+    ("lfm2", Batching.TOGETHER),
+    ("lfm2", Batching.ONE_ROW),
+]
+"""These types are right in any way of running rows."""
+
+
+def tokens_of(seed: int, length: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(VOCABULARY_SIZE - 4) for _ in range(length)]
+
+
+class Pair:
+    """An engine with a prefix cache beside one without."""
+
+    def __init__(self, cached: MlxEngine, plain: MlxEngine) -> None:
+        self.cached = cached
+        self.plain = plain
+
+    def known(self, row: Row) -> int:
+        """Runs a row in both; what was known of it. The answers are equal but for rounding."""
+        count = self.cached.insert(row)
+        got, expected = (run_rows(engine)[int(row.key)] for engine in self.engines(row))
+        assert [token.token for token in got] == [token.token for token in expected]
+        for one, other in zip(got, expected, strict=True):
+            assert one.logprobs is not None
+            assert other.logprobs is not None
+            assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=ROUNDING)
+        return count
+
+    def engines(self, row: Row) -> Iterator[MlxEngine]:
+        yield self.cached
+        self.plain.insert(row)
+        yield self.plain
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((name, way_of(name)) for name in sorted(CONFIGURATIONS)), *OTHER_WAYS],
+    ids="-".join,
+)
+def kind(request: pytest.FixtureRequest) -> tuple[str, Batching]:
+    name, way = request.param
+    return name, way
+
+
+@pytest.fixture(scope="module")
+def model_type(kind: tuple[str, Batching]) -> str:
+    return kind[0]
+
+
+@pytest.fixture(scope="module")
+def changes(kind: tuple[str, Batching], folder_of: Make) -> dict[str, Any]:
+    """Of the launch spec: the way of running rows is known."""
+    return {"known_batching": known_as(folder_of(kind[0]), kind[1])}
+
+
+@pytest.fixture(scope="module")
+def loaded(model_type: str, changes: dict[str, Any], folder_of: Make) -> Iterator[Pair]:
+    folder = folder_of(model_type)
+    with loaded_engine(folder, prefix_cache_bytes=BYTES, **changes) as cached:
+        assert cached._prefixes is not None
+        assert (cached._prefixes.room.cuttable_tokens is not None) == (model_type in NEVER_CUTTABLE)
+        with loaded_engine(folder, **changes) as plain:
+            yield Pair(cached, plain)
+
+
+@pytest.fixture
+def pair(loaded: Pair) -> Pair:
+    loaded.cached.give_back()
+    return loaded
+
+
+def row_of(key: int, tokens: list[int], **changes: Any) -> Row:
+    return make_row(key, tokens, max_tokens=12, top_logprobs=0, **changes)
+
+
+def test_the_same_prompt_again_computes_its_last_token(pair: Pair) -> None:
+    tokens = tokens_of(1, 90)
+    assert [pair.known(row_of(key, tokens)) for key in range(3)] == [0, 89, 89]
+
+
+def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
+    system = tokens_of(1, 60)
+    first = pair.known(row_of(1, system + tokens_of(2, 40), checkpoints=(60, 95)))
+    others = [
+        pair.known(row_of(key, system + tokens_of(key, 50), checkpoints=(60,))) for key in (3, 4)
+    ]
+    turn = pair.known(row_of(5, system + tokens_of(2, 40)[:35] + tokens_of(5, 30)))
+    assert (first, others, turn) == (0, [60, 60], 95)
+
+
+def test_an_answer_is_gone_on_with(pair: Pair) -> None:
+    tokens = tokens_of(1, 70)
+    pair.known(row_of(1, tokens))
+    answer = [token.token for token in run_rows(pair.plain, [row_of(1, tokens)])[1]]
+    assert pair.known(row_of(2, [*tokens, *answer, *tokens_of(2, 20)])) in (81, 82)
+
+
+def test_the_third_prompt_with_an_unnamed_beginning_finds_it(pair: Pair, model_type: str) -> None:
+    stem = tokens_of(1, 64)
+    known = [pair.known(row_of(key, stem + tokens_of(10 + key, 30))) for key in range(4)]
+    assert known == [0, 0 if model_type in NEVER_CUTTABLE else 64, 64, 64]
+
+
+def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
+    """Prompts of different length, in pieces, together: what is kept is each row's own."""
+    stems = [tokens_of(stem, 40 + 17 * stem) for stem in range(3)]
+    rows = [
+        row_of(key, stem + tokens_of(50 + key, 5 + 13 * key), checkpoints=(len(stem),))
+        for key, stem in enumerate(stems * 2)
+    ]
+    alone = {int(row.key): run_rows(pair.plain, [row])[int(row.key)] for row in rows}
+    for expected_known in ([0, 0, 0], [len(stem) for stem in stems]):
+        half = rows[:3] if expected_known[0] == 0 else rows[3:]
+        assert [pair.cached.insert(row) for row in half] == expected_known
+        for key, got in run_rows(pair.cached).items():
+            assert [token.token for token in got] == [token.token for token in alone[key]]
+
+
+def test_what_is_kept_stays_within_its_bytes(
+    folder_of: Make, model_type: str, changes: dict[str, Any]
+) -> None:
+    limit = 2**17
+    with loaded_engine(folder_of(model_type), prefix_cache_bytes=limit, **changes) as engine:
+        assert engine._prefixes is not None
+        for key in range(12):
+            stem = tokens_of(key % 3, 50)
+            run_rows(engine, [row_of(key, stem + tokens_of(key, 40), checkpoints=(50,))])
+            assert 0 < engine._prefixes.held_bytes <= limit
+
+
+def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) -> None:
+    tokens = tokens_of(1, 150)
+    for steps in range(6):
+        pair.cached.insert(row_of(100 + steps, tokens + tokens_of(steps, 9), checkpoints=(64, 150)))
+        for _ in range(steps):
+            pair.cached.step()
+        pair.cached.remove(row_of(100 + steps, tokens).key)
+    assert pair.known(row_of(1, tokens + tokens_of(77, 20))) >= 64
+
+
+# ---------------------------------------------------------------- through the whole worker
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def words(seed: int, count: int) -> str:
+    numbers = random.Random(seed)
+    return " ".join(
+        "".join(numbers.choice("bdkmnst") + numbers.choice("aeiou") for _ in range(3))
+        for _ in range(count)
+    )
+
+
+def cached_counts(folder: Path, **changes: Any) -> dict[str, tuple[int, int]]:
+    """Of each kind of prompt how many tokens it had, and how many were known."""
+    engine = MlxEngine(make_spec(folder, prefix_cache_bytes=BYTES, **changes))
+    facts = engine.load(lambda phase, at: None)
+    driver = LoopDriver(engine, facts)
+    system, question = said("system", words(1, 150)), said("user", words(2, 40))
+    reasoned = said("assistant", f"<think>{words(4, 30)}</think>{words(5, 10)}")
+    chats = {
+        "first": [system, question],
+        "the same again": [system, question],
+        "another chat": [system, said("user", words(3, 40))],
+        "reasoning stripped": [system, question, reasoned, said("user", words(6, 20))],
+        "and its next turn": [
+            *[system, question, reasoned, said("user", words(6, 20))],
+            *[said("assistant", words(7, 9)), said("user", words(8, 9))],
+        ],
+    }
+    counts = {}
+    for name, messages in chats.items():
+        answer = driver.answer(messages=messages, max_tokens=8)
+        assert answer.acceptance is not None
+        total = len(unpack_tokens(answer.acceptance.prompt_tokens))
+        counts[name] = (total, answer.deltas[0].cached_tokens)
+    driver.close()
+    engine.close()
+    return counts
+
+
+@pytest.fixture(scope="module")
+def counts_of_llama(folder_of: Make) -> dict[str, tuple[int, int]]:
+    return cached_counts(folder_of("llama"))
+
+
+@pytest.mark.parametrize("name", NEVER_CUTTABLE)
+def test_chats_hit_as_they_do_where_caches_can_be_cut(
+    name: str, folder_of: Make, counts_of_llama: dict[str, tuple[int, int]]
+) -> None:
+    folder = folder_of(name)
+    counts = cached_counts(folder, known_batching=known_as(folder, way_of(name)))
+    for what, (total, known) in counts.items():
+        assert total == counts_of_llama[what][0]
+        assert known == pytest.approx(counts_of_llama[what][1], rel=0.05), what
+    assert counts["the same again"][1] > 300
+    assert counts["another chat"][1] > 250
+
+
+def test_windows_are_filled_in_these_tests() -> None:
+    assert WINDOW < 50

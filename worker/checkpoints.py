@@ -1,0 +1,46 @@
+"""Where a prompt's cache is worth keeping although the row goes on; pure.
+
+For models whose caches cannot be cut back, as those of sliding windows and of state-space layers:
+what they hold serves only a prompt that goes on where it ends, so it has to be kept just where
+other prompts will part from this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+LEAST_GAIN = 16
+"""Of two checkpoints nearer to each other the first serves for both; the rest is soon read."""
+
+MAX_CHECKPOINTS = 8
+"""For one prompt: each takes the memory of a row."""
+
+
+def plan_checkpoints(
+    wanted: Iterable[int], *, known: int, shared: int, prompt_tokens: int
+) -> tuple[int, ...]:
+    """After how many tokens of a prompt its cache is kept, ascending.
+
+    Args:
+        wanted: what the text side expects others to share.
+        known: how many tokens need not be read.
+        shared: how many another prompt has already shared with this one, without a cache that
+            would serve: the third such prompt shall find one.
+        prompt_tokens: without what was delivered; the same prompt again shares all but the last.
+    """
+    places = sorted({*wanted, shared, prompt_tokens - 1})
+    result: list[int] = []
+    last = known
+    for place in places:
+        if place - last >= LEAST_GAIN and place < prompt_tokens:
+            result.append(place)
+            last = place
+    # The last one is for the same prompt again.
+    return (*result[: MAX_CHECKPOINTS - 1], *result[MAX_CHECKPOINTS - 1 :][-1:])
+
+
+def split_at(tokens: list[int], known: int, places: Sequence[int]) -> list[list[int]]:
+    """The tokens behind the known ones, in pieces that end at these places."""
+    ends = [known, *places, len(tokens)]
+    return [tokens[begin:end] for begin, end in pairwise(ends)]

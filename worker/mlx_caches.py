@@ -1,0 +1,103 @@
+"""What the worker knows of mlx-lm's cache classes: sizes, copies, cutting back.
+
+A copy (`copy.deepcopy`) shares its arrays' memory with the original until one of them is written
+to; MLX then writes to memory of its own. Sharing the array objects themselves would not do:
+assigning to a slice of one changes it for whoever holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
+)
+
+
+def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
+    """Every cache of a row, those inside a CacheList one by one."""
+    for layer in cache:
+        if isinstance(layer, CacheList):
+            yield from layers_of(layer.caches)
+        else:
+            yield layer
+
+
+def can_cut(cache: Sequence[Any]) -> bool:
+    """Whether a row's cache can be cut back to any of its first tokens."""
+    return bool(can_trim_prompt_cache(list(cache)))
+
+
+def tokens_that_can_be_cut(fresh: Sequence[Any]) -> int | None:
+    """How many tokens a row may have while its cache can be cut back; None: any number.
+
+    Args:
+        fresh: as `make_prompt_cache` gives it.
+    """
+    if not can_cut(fresh):
+        return 0
+    windows = [layer.max_size for layer in layers_of(fresh) if isinstance(layer, RotatingKVCache)]
+    return min(windows, default=None)
+
+
+def row_bytes(cache: Sequence[Any], tokens: int) -> int:
+    """What a row of so many tokens takes.
+
+    Args:
+        cache: of a row that has read at least one token.
+    """
+    return sum(_layer_bytes(layer, tokens) for layer in layers_of(cache))
+
+
+def _layer_bytes(layer: Any, tokens: int) -> int:
+    if layer.empty():
+        return 0
+    if not isinstance(layer, KVCache | RotatingKVCache):
+        return int(layer.nbytes)
+    if isinstance(layer, RotatingKVCache):
+        tokens = min(tokens, layer.max_size)
+    return int(layer.nbytes) // int(layer.keys.shape[2]) * tokens
+
+
+def cut(cache: list[Any], drop: int) -> None:
+    """Takes the last tokens off a cache that `can_cut`, in place."""
+    trim_prompt_cache(cache, drop)
+    _drop_unused(cache)
+
+
+def compact(cache: list[Any]) -> None:
+    """Makes a cache hold no more memory than its arrays' sizes say, in place.
+
+    What mlx-lm extracts from a batch of state-space rows is a view of the whole batch, and what
+    it extracts of a sliding window may be longer than the window by a chunk.
+    """
+    _drop_unused(cache)
+    for layer in layers_of(cache):
+        if isinstance(layer, ArraysCache):
+            layer.cache = [None if a is None else mx.contiguous(a) for a in layer.cache]
+        elif isinstance(layer, KVCache | RotatingKVCache) and layer.keys is not None:
+            layer.keys, layer.values = mx.contiguous(layer.keys), mx.contiguous(layer.values)
+
+
+def _drop_unused(cache: Sequence[Any]) -> None:
+    for layer in layers_of(cache):
+        if not isinstance(layer, KVCache | RotatingKVCache) or layer.keys is None:
+            continue
+        first, last = 0, layer.offset
+        if isinstance(layer, RotatingKVCache):
+            # Once it has begun to rotate, the order of its tokens is its own business.
+            if layer.keep or layer._idx < min(layer.offset, layer.max_size):
+                continue
+            last = layer._idx
+            first = max(0, last - layer.max_size)
+            layer._idx = last - first
+        if (first, last) != (0, layer.keys.shape[2]):
+            layer.keys = layer.keys[..., first:last, :]
+            layer.values = layer.values[..., first:last, :]
