@@ -27,6 +27,14 @@ _GAIN = 1.5
 _LOGITS_DEVIATION = 2.5
 _NOISE = 0.1
 """Around the value that mlx-lm itself gives to a norm or a bias."""
+_SLOW_DECAY = {
+    "dt_bias": -4.0,
+    "dt_proj.bias": -4.0,
+    "recurrent_param": -5.0,
+    "w_lora.lora.2.bias": -4.0,
+}
+"""What lets a state remember hundreds of tokens, by the end of the parameter's name: with the
+values that mlx-lm gives it, it forgets within ten."""
 _ATTENTION_NORMS = ("q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm")
 
 
@@ -62,20 +70,28 @@ def _set_weights(model: nn.Module, seed: int, dtype: mx.Dtype) -> None:
         for name, value in list(module.items()):
             if name.startswith("_") or not isinstance(value, mx.array):
                 continue
-            if not mx.issubdtype(value.dtype, mx.floating):
-                continue
             full_name = f"{path}.{name}"
             random = np.random.default_rng([seed, zlib.crc32(full_name.encode())])
-            module[name] = mx.array(_values(random, full_name, module, value)).astype(dtype)
+            if value.dtype == mx.uint32:
+                # Packed weights: any bits are some numbers.
+                packed = random.integers(0, 2**32, value.shape, dtype=np.uint32)
+                module[name] = mx.array(packed)
+            elif mx.issubdtype(value.dtype, mx.floating):
+                module[name] = mx.array(_values(random, full_name, module, value)).astype(dtype)
 
 
 def _values(
     random: np.random.Generator, name: str, module: nn.Module, value: mx.array
 ) -> np.ndarray[Any, Any]:
     shape = value.shape
+    slow = [number for end, number in _SLOW_DECAY.items() if name.endswith(end)]
+    if slow:
+        return slow[0] + _NOISE * random.standard_normal(shape).astype(np.float32)
+    if name.endswith(".signs"):
+        return random.choice(np.array([-1.0, 1.0], np.float32), shape)
     noise = random.standard_normal(shape).astype(np.float32)
     is_weight = name.endswith(".weight") and value.ndim > 1
-    if is_weight and VOCABULARY_SIZE in shape[:1]:
+    if is_weight and shape[0] >= VOCABULARY_SIZE:
         # Embeddings, the output layer, or both in one.
         return noise * np.float32(_LOGITS_DEVIATION / math.sqrt(shape[-1]))
     made = np.array(value.astype(mx.float32))
