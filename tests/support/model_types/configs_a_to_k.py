@@ -116,9 +116,9 @@ _DEEPSEEK_V3: dict[str, Any] = _DENSE | _LATENT | _DEEPSEEK_EXPERTS | {"model_ty
 _GRANITE: dict[str, Any] = {
     "logits_scaling": 1.0,
     "attention_multiplier": 0.25,
-    "embedding_multiplier": 2.0,
-    "residual_multiplier": 0.5,
-    "tie_word_embeddings": True,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.8,
+    "tie_word_embeddings": False,
 }
 
 MODEL_TYPES_A_TO_K: list[ModelType] = [
@@ -127,7 +127,7 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         vocab_size=VOCABULARY_SIZE,
         max_position_embeddings=CONTEXT_LENGTH,
         hidden_dim=64,
-        num_layers=2,
+        num_layers=4,
         num_kv_reuse_layers=2,
         num_heads=4,
         num_kv_heads=2,
@@ -212,7 +212,17 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     ),
     _dense("deepseek", **_DEEPSEEK_EXPERTS),
-    _dense("deepseek_v2", **_LATENT | _DEEPSEEK_EXPERTS | {"topk_method": "greedy"}),
+    _dense(
+        "deepseek_v2",
+        **_LATENT | _DEEPSEEK_EXPERTS | {"topk_method": "greedy"},
+        rope_scaling={
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    ),
     ModelType(name="deepseek_v3", config=_DEEPSEEK_V3),
     _dense("deepseek_v32", **_LATENT | _DEEPSEEK_EXPERTS | _INDEXER),
     _dense(
@@ -298,7 +308,6 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         layer_types=["conv_mixer", _SLIDING, "conv_mixer", _FULL],
         sliding_window=_WINDOW,
         conv_L_cache=3,
-        tie_word_embeddings=True,
     ),
     _dense("gemma", head_dim=16),
     _dense("gemma2", head_dim=16, query_pre_attn_scalar=16.0),
