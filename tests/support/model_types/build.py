@@ -25,6 +25,9 @@ from .model_type import ModelType
 _GAIN = 1.5
 """Of the layers: the deviation of what comes out, if that of what goes in is 1."""
 _LOGITS_DEVIATION = 2.5
+_TIED_DEVIATION = 1.25
+"""As above if the output layer is the embedding: with a larger one, every answer would repeat its
+last token."""
 _NOISE = 0.1
 """Around the value that mlx-lm itself gives to a norm or a bias."""
 _SLOW_DECAY = {
@@ -81,6 +84,14 @@ def _set_weights(model: nn.Module, seed: int, dtype: mx.Dtype) -> None:
                 module[name] = mx.array(packed)
             elif mx.issubdtype(value.dtype, mx.floating):
                 module[name] = mx.array(_values(random, full_name, module, value)).astype(dtype)
+    outputs = [
+        module
+        for _, module in model.named_modules()
+        if "weight" in module and module.weight.shape[0] >= VOCABULARY_SIZE
+    ]
+    if all(isinstance(module, nn.Embedding) for module in outputs):
+        for module in outputs:
+            module.weight = module.weight * (_TIED_DEVIATION / _LOGITS_DEVIATION)
 
 
 def _values(

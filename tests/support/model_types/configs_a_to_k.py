@@ -108,7 +108,6 @@ _GEMMA4_TEXT: dict[str, Any] = _DENSE | {
     "num_key_value_heads": 1,
     "sliding_window": _WINDOW,
     "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL, _SLIDING, _FULL],
-    "tie_word_embeddings": True,
 }
 
 _DEEPSEEK_V3: dict[str, Any] = _DENSE | _LATENT | _DEEPSEEK_EXPERTS | {"model_type": "deepseek_v3"}
@@ -310,7 +309,7 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         conv_L_cache=3,
     ),
     _dense("gemma", head_dim=16),
-    _dense("gemma2", head_dim=16, query_pre_attn_scalar=16.0),
+    _dense("gemma2", num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=16.0),
     _only("gemma3", text_config=_GEMMA3_TEXT, vocab_size=VOCABULARY_SIZE),
     ModelType(name="gemma3_text", config=_GEMMA3_TEXT),
     _only(
