@@ -1,7 +1,6 @@
-"""`make models`: tries every model type and writes the table of docs/models.md.
+"""`make models`: tries every model type and writes the tables of docs/models.md.
 
-python -m support.model_types            every type, writes the table
-python -m support.model_types gemma3n    these types only, writes nothing
+`python -m support.model_types NAME …` tries these alone, and writes nothing.
 """
 
 from __future__ import annotations
@@ -9,23 +8,38 @@ from __future__ import annotations
 import sys
 import time
 
-from .configs_a_to_k import MODEL_TYPES_A_TO_K
-from .configs_l_to_z import MODEL_TYPES_L_TO_Z
-from .run import try_model_type
+from .listed import model_types
+from .run import Result, try_model_type
+from .table import COLUMNS, DOCUMENT, render_exceptions, render_table, replace_part
 
 
-def main(names: list[str]) -> None:
-    for model_type in MODEL_TYPES_A_TO_K + MODEL_TYPES_L_TO_Z:
-        if names and model_type.name not in names:
-            continue
+def main(names: list[str]) -> int:
+    """Prints a line for each model type; 1 if an answer was wrong."""
+    results: list[Result] = []
+    for model_type in model_types(names):
         started = time.monotonic()
-        r = try_model_type(model_type)
-        cells = " | ".join(f"{v}{list(v.cached) or ''}" for v in r.verdicts.values())
-        took_s = time.monotonic() - started
-        print(
-            f"{r.name} | {r.caches} | {r.load} | {r.batching} | {cells} | {took_s:.1f}", flush=True
-        )
+        results.append(try_model_type(model_type))
+        print(f"{_line(results[-1])} | {time.monotonic() - started:.1f} s", flush=True)
+    if not names:
+        document = DOCUMENT.read_text(encoding="utf-8")
+        document = replace_part(document, "table", render_table(results))
+        document = replace_part(document, "exceptions", render_exceptions(results))
+        DOCUMENT.write_text(document, encoding="utf-8")
+    wrong = [result.name for result in results if result.load == "ok" and not result.is_right]
+    if wrong:
+        print(f"wrong: {', '.join(wrong)}")
+    return 1 if wrong else 0
+
+
+def _line(result: Result) -> str:
+    cells = [
+        f"{name}: {verdict}{list(verdict.cached) or ''}"
+        for name, verdict in ((name, result.verdicts.get(name)) for name in COLUMNS)
+        if verdict is not None
+    ]
+    rows = f"{result.batching or ''} {result.batching_reason}".strip()
+    return " | ".join([result.name, result.caches, result.load, rows, *cells])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -268,6 +268,8 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         rope_scaling=None,
         sliding_window=_WINDOW,
         sliding_window_pattern="LG",
+        # What transformers reads instead of the pattern.
+        layer_types=[_SLIDING, _FULL, _SLIDING, _FULL],
     ),
     _dense(
         "exaone_moe",
@@ -309,7 +311,7 @@ MODEL_TYPES_A_TO_K: list[ModelType] = [
         conv_L_cache=3,
     ),
     _dense("gemma", head_dim=16),
-    _dense("gemma2", num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=16.0),
+    _dense("gemma2", num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=16),
     _only("gemma3", text_config=_GEMMA3_TEXT, vocab_size=VOCABULARY_SIZE),
     ModelType(name="gemma3_text", config=_GEMMA3_TEXT),
     _only(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_lm.models.cache import make_prompt_cache
+from mlxsup.protocol.states import Batching
 from mlxsup.worker.mlx_load import shorten
 
 from .build import make_model
@@ -23,14 +24,16 @@ class Result:
         name: of the model type.
         caches: kinds of cache of its layers, those within lists too.
         load: `ok`, or why it does not load.
-        batching: how its rows run, and why if they do not share passes.
+        batching: how its rows run; None if it does not load.
+        batching_reason: why they do not share passes.
         verdicts: by scenario; empty if it does not load.
     """
 
     name: str
     caches: str
     load: str
-    batching: str
+    batching: Batching | None
+    batching_reason: str
     verdicts: dict[str, Verdict]
 
     @property
@@ -58,7 +61,6 @@ def try_folder(model_type: ModelType, folder: Path, scenarios: list[str] | None 
             facts = trial.load()
         except Exception as error:  # noqa: BLE001  (whatever a load raises is its row's result)
             return _not_loaded(model_type, error, caches)
-        batching = f"{facts.batching} {facts.batching_reason}".strip()
         verdicts: dict[str, Verdict] = {}
         with chunks_of(CHUNK):
             for name in scenarios or SCENARIOS:
@@ -66,7 +68,12 @@ def try_folder(model_type: ModelType, folder: Path, scenarios: list[str] | None 
     finally:
         trial.close()
     return Result(
-        name=model_type.name, caches=caches, load="ok", batching=batching, verdicts=verdicts
+        name=model_type.name,
+        caches=caches,
+        load="ok",
+        batching=facts.batching,
+        batching_reason=facts.batching_reason,
+        verdicts=verdicts,
     )
 
 
@@ -80,7 +87,14 @@ def _run(trial: Trial, name: str) -> Verdict:
 
 def _not_loaded(model_type: ModelType, error: Exception, caches: str = "") -> Result:
     load = f"{type(error).__name__}: {shorten(error)}"
-    return Result(name=model_type.name, caches=caches, load=load, batching="", verdicts={})
+    return Result(
+        name=model_type.name,
+        caches=caches,
+        load=load,
+        batching=None,
+        batching_reason="",
+        verdicts={},
+    )
 
 
 def kinds_of_cache(model: object) -> str:

@@ -136,6 +136,10 @@ class Trial:
             self._alone[length, temperature] = self.answer(row)
         return self._alone[length, temperature]
 
+    def answer_to(self, tokens: list[int]) -> Answer:
+        """The greedy answer to a prompt with nobody else in the engine."""
+        return self.answer(make_row(0, tokens, TOKENS, top_logprobs=TOP))
+
     def answer(self, row: Row) -> Answer:
         """The answer of a row with nobody else in the engine."""
         session = self.session()
@@ -263,7 +267,7 @@ def second_turn(trial: Trial) -> Verdict:
     tokens = prompt(40)
     answered = [token.token for token in trial.alone(40) if token.token is not None]
     follow_up = [*tokens, *answered, *prompt(7)]
-    wanted = trial.answer(make_row(2, follow_up, TOKENS, top_logprobs=TOP))
+    wanted = trial.answer_to(follow_up)
     with trial.session_with_cache() as session:
         session.insert(trial.row(1, 40, checkpoints=(39,)))
         session.run()
@@ -277,16 +281,15 @@ def shared_prefix(trial: Trial) -> Verdict:
     which was named as likely to be shared."""
     first = prompt(100)
     others = {2: [*first[:60], *prompt(20, seed=2)], 3: [*first[:17], *prompt(20, seed=3)]}
-    rows = [make_row(key, tokens, TOKENS, top_logprobs=TOP) for key, tokens in others.items()]
-    wanted = {int(row.key): trial.answer(row) for row in rows}
+    wanted = {key: trial.answer_to(tokens) for key, tokens in others.items()}
     verdicts: list[Verdict] = []
     with trial.session_with_cache() as session:
         session.insert(trial.row(1, 100, checkpoints=(60,)))
         session.run()
-        for row in rows:
-            cached = session.insert(row)
-            answer = session.run()[int(row.key)]
-            verdicts.append(compare(f"shares {cached}", answer, wanted[int(row.key)]))
+        for key, tokens in others.items():
+            cached = session.insert(make_row(key, tokens, TOKENS, top_logprobs=TOP))
+            answer = session.run()[key]
+            verdicts.append(compare(f"shares {cached}", answer, wanted[key]))
             verdicts.append(Verdict(kind=Kind.BITS, cached=(cached,)))
     return worst_of(verdicts)
 
