@@ -1,4 +1,4 @@
-"""docs/models.md names every model file of mlx-lm that is installed, and what its rows say is so."""
+"""docs/models.md names every model file of the installed mlx-lm, and every fault where it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx_lm
 import pytest
 from mlx_lm.utils import MODEL_REMAPPING
 from support.model_types.faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
-from support.model_types.listed import MODEL_TYPES, NO_MODEL, model_file
+from support.model_types.listed import MODEL_TYPES, NO_MODEL, NOT_TRIED, model_file
 from support.model_types.table import DOCUMENT, UNEQUAL_ALONE, UNLOADABLE, replace_part
 
 pytestmark = pytest.mark.mlx
@@ -21,7 +21,7 @@ def test_every_model_file_of_mlx_lm_has_a_row_or_a_reason() -> None:
     files = {path.stem for path in (PACKAGE / "models").glob("*.py")} - {"__init__"}
     tried = {model_file(model_type.config) for model_type in MODEL_TYPES}
 
-    assert files - tried == set(NO_MODEL)
+    assert files - tried == set(NO_MODEL) | set(NOT_TRIED)
     assert tried <= files
 
 

@@ -10,7 +10,7 @@ import time
 
 from .listed import model_types
 from .run import Result, try_model_type
-from .table import COLUMNS, DOCUMENT, render_exceptions, render_table, replace_part
+from .table import COLUMNS, write_document
 
 
 def main(names: list[str]) -> int:
@@ -21,10 +21,7 @@ def main(names: list[str]) -> int:
         results.append(try_model_type(model_type))
         print(f"{_line(results[-1])} | {time.monotonic() - started:.1f} s", flush=True)
     if not names:
-        document = DOCUMENT.read_text(encoding="utf-8")
-        document = replace_part(document, "table", render_table(results))
-        document = replace_part(document, "exceptions", render_exceptions(results))
-        DOCUMENT.write_text(document, encoding="utf-8")
+        write_document(results)
     wrong = [result.name for result in results if result.load == "ok" and not result.is_right]
     if wrong:
         print(f"wrong: {', '.join(wrong)}")

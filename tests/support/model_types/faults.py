@@ -57,7 +57,7 @@ BATCH_FAULTS = (
         cause="positions are computed for one row; with two it raises",
     ),
     BatchFault(
-        rows=("internlm2_dynamic", "internlm3_dynamic", "qwen2_dynamicntk"),
+        rows=("internlm2_dynamic", "internlm3_dynamic", "qwen2_dynamic_rope"),
         file="models/rope_utils.py",
         line=260,
         symbol="max(x.shape[-2] + offset",

@@ -27,6 +27,9 @@ NO_MODEL = {
 }
 """Files of mlx_lm/models that hold no model type, and what they hold."""
 
+NOT_TRIED = {"olmo": "needs the package ai2-olmo; olmo2 and olmo3 are tried"}
+"""Files of mlx_lm/models with a model type that has no row, and why."""
+
 
 def model_file(config: dict[str, Any]) -> str:
     """The file of mlx_lm/models, without its ending, that a config.json is served by."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.utils import MODEL_REMAPPING
 
 from .faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from .run import Result
@@ -100,15 +105,43 @@ def _cause(fault: BatchFault) -> str:
     return f"`mlx_lm/{fault.file}:{fault.line}`, `{fault.symbol}`: {fault.cause}"
 
 
+def render_other_names() -> str:
+    """Model types that have no file of their own."""
+    pairs = sorted(MODEL_REMAPPING.items())
+    return ", ".join(f"`{name}` as `{file}`" for name, file in pairs) + "."
+
+
+def render_versions() -> str:
+    """What the table was made with."""
+    versions = {name: version(name) for name in ("mlx", "mlx-lm", "transformers")}
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
+    device = "MLX's CPU build" if mx.default_device().type == mx.cpu else "a GPU"
+    return f"Made with {listed}, on {device} ({platform.machine()}), in float32."
+
+
+def write_document(results: Sequence[Result]) -> None:
+    """Writes every generated part into docs/models.md."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    parts = {
+        "versions": render_versions(),
+        "table": render_table(results),
+        "exceptions": render_exceptions(results),
+        "other names": render_other_names(),
+    }
+    for name, part in parts.items():
+        text = replace_part(text, name, part)
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
 def replace_part(document: str, name: str, text: str) -> str:
     """The document with another text between the marks of a part.
 
     Raises:
         ValueError: the marks are not there.
     """
-    opening, closing = f"<!-- {name}: made by `make models` -->\n", f"\n<!-- end of {name} -->"
+    opening, closing = f"<!-- {name}: made by `make models` -->\n", f"<!-- end of {name} -->"
     start = document.index(opening) + len(opening)
-    return document[:start] + text + document[document.index(closing, start) :]
+    return f"{document[:start]}{text}\n{document[document.index(closing, start) :]}"
 
 
 def _line(cells: Sequence[str]) -> str:
