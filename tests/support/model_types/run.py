@@ -81,7 +81,7 @@ def _run(trial: Trial, name: str) -> Verdict:
     try:
         return SCENARIOS[name](trial)
     except Exception as error:  # noqa: BLE001  (whatever a step raises is its cell's result)
-        trial.close()
+        trial.abandon()
         return Verdict(kind=Kind.RAISED, detail=f"{type(error).__name__}: {shorten(error)}")
 
 

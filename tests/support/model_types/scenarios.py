@@ -88,7 +88,7 @@ class Session:
 class Trial:
     """One model folder: its engine, and what each prompt is answered alone.
 
-    An engine that has raised is closed, and another one loaded for what is tried next.
+    An engine that has raised is abandoned, and another one loaded for what is tried next.
 
     Args:
         folder: of the model.
@@ -123,6 +123,11 @@ class Trial:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        gc.collect()
+
+    def abandon(self) -> None:
+        """Drops an engine that has raised: what is left in it cannot even be taken out."""
+        self._engine = None
         gc.collect()
 
     def row(self, key: int, length: int, **changes: Any) -> Row:
