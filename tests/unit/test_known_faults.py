@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,20 @@ from mlxsup.worker.known_faults import (
     find_warnings,
 )
 
+DOCS = Path(__file__).parents[2] / "docs"
 
-@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.model_type)
-def test_a_fault_is_still_at_its_line_of_mlx_lm(fault: KnownFault) -> None:
+
+def mlx_lm_folder() -> Path:
+    """Where mlx-lm is, without importing it."""
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None or spec.origin is None:
         pytest.skip("mlx-lm is not installed")
-    lines = (Path(spec.origin).parent / "models" / fault.file).read_text().splitlines()
+    return Path(spec.origin).parent
+
+
+@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.model_type)
+def test_a_fault_is_still_at_its_line_of_mlx_lm(fault: KnownFault) -> None:
+    lines = (mlx_lm_folder() / "models" / fault.file).read_text().splitlines()
     assert fault.symbol in lines[fault.line - 1]
 
 
@@ -58,3 +66,16 @@ def test_a_remedy_is_a_warning_and_a_refusal_is_none(tmp_path: Path) -> None:
     (warning,) = find_warnings(tmp_path, {"model_type": "plamo3"})
     assert "mlx_lm/models/plamo3.py:236" in warning
     assert find_warnings(tmp_path, {"model_type": "phi3small"}) == ()
+
+
+def test_every_line_of_mlx_lm_that_the_documents_name_is_there() -> None:
+    package = mlx_lm_folder()
+    named = [
+        (document.name, *found)
+        for document in sorted(DOCS.rglob("*.md"))
+        for found in re.findall(r"`mlx_lm/([\w/.-]+\.py):(\d+)`, `([^`]+)`", document.read_text())
+    ]
+    assert {file for _, file, _, _ in named} >= {f"models/{fault.file}" for fault in KNOWN_FAULTS}
+    for document, file, line, symbol in named:
+        lines = (package / file).read_text().splitlines()
+        assert symbol in lines[int(line) - 1], f"{document}: {file}:{line} holds no {symbol}"

@@ -502,6 +502,7 @@ MODEL_TYPES_L_TO_Z: list[ModelType] = [
         name="muse_spark",
         config={
             "model_type": "muse_spark",
+            "audio_config": {"out_hidden_size": 64},
             "text_config": _windowed(
                 post_norm_eps=1e-8,
                 rope_parameters=_default_rope(),

@@ -138,4 +138,11 @@ LOAD_FAULTS = (
         symbol="metal_kernel(",
         cause="its layers need Metal, which this machine has not",
     ),
+    BatchFault(
+        rows=("muse_spark",),
+        file="kernels/qk_norm_rope.py",
+        line=54,
+        symbol="metal_kernel(",
+        cause="its layers need Metal, which this machine has not",
+    ),
 )

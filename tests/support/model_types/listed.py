@@ -27,7 +27,7 @@ NO_MODEL = {
 }
 """Files of mlx_lm/models that hold no model type, and what they hold."""
 
-NOT_TRIED = {"olmo": "needs the package ai2-olmo; olmo2 and olmo3 are tried"}
+NOT_TRIED = {"olmo": "refused, see below; olmo2 and olmo3 are tried"}
 """Files of mlx_lm/models with a model type that has no row, and why."""
 
 

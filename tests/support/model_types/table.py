@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING
+from mlxsup.worker.known_faults import KNOWN_FAULTS, Remedy
 
 from .faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from .run import Result
@@ -33,6 +34,8 @@ UNLOADABLE = {
     "deepseek_v41": "its cache cannot join a batch",
     "gear": "transformers refuses its config.json",
     "llama4": "its cache cannot join a batch",
+    "muse_spark": "needs Metal",
+    "phi3small": "refused: every answer would be wrong",
 }
 """Model types that do not load on MLX's CPU build."""
 
@@ -94,6 +97,10 @@ def render_exceptions(results: Sequence[Result]) -> str:
     for fault in LOAD_FAULTS:
         if any(loads.get(name, "ok") != "ok" for name in fault.rows):
             lines.append(_line([_names(fault), "not at all", _cause(fault)]))
+    for known in KNOWN_FAULTS:
+        way = "refused" if known.remedy is Remedy.REFUSE else "corrected"
+        cause = f"`mlx_lm/models/{known.file}:{known.line}`, `{known.symbol}`: {known.what}"
+        lines.append(_line([f"`{known.model_type}`", way, cause]))
     return "\n".join(lines)
 
 
