@@ -50,6 +50,14 @@ BATCH_FAULTS = (
         cause="the linear attention gets a mask and does not use it",
     ),
     BatchFault(
+        rows=("gemma2",),
+        file="models/gemma2.py",
+        line=98,
+        symbol="scores = mx.where(",
+        cause="scores of grouped heads have a dimension more than the mask of a batch; with two "
+        "rows it raises",
+    ),
+    BatchFault(
         rows=("gpt_bigcode",),
         file="models/gpt_bigcode.py",
         line=150,
@@ -98,6 +106,14 @@ BATCH_FAULTS = (
         line=211,
         symbol="ssm_update(",
         cause="the state-space layers are not given the lengths of the rows",
+    ),
+    BatchFault(
+        rows=("nemotron-nas",),
+        file="models/nemotron-nas.py",
+        line=395,
+        symbol="if layer.self_attn is not None",
+        cause="a layer whose attention is linear gets a cache that it never fills, and an empty "
+        "one cannot be taken out of a batch",
     ),
     BatchFault(
         rows=("olmo_hybrid",),
