@@ -131,6 +131,14 @@ BATCH_FAULTS = (
         cause="the recurrent layers take no mask, and keep the last columns of the batch",
     ),
     BatchFault(
+        rows=("recurrent_gemma",),
+        file="models/recurrent_gemma.py",
+        line=158,
+        symbol="multiplier[:, 0, :] = 1.0",
+        cause="the first token of a text is told by there being no state; in a batch there always "
+        "is one, of zeros, so that a prompt of one token is computed otherwise",
+    ),
+    BatchFault(
         rows=("rwkv7",),
         file="models/rwkv7.py",
         line=315,
