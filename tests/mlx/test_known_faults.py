@@ -95,3 +95,17 @@ def test_an_adapter_beside_the_weights_is_named_at_the_load(tmp_path: Path) -> N
     engine.close()
     (warning,) = facts.warnings
     assert warning.startswith("adapters.safetensors is not applied")
+
+
+def test_recurrent_gemma_reads_a_prompt_of_one_token_as_it_does_alone(tmp_path: Path) -> None:
+    (model_type,) = [m for m in MODEL_TYPES_L_TO_Z if m.name == "recurrent_gemma"]
+    lengths = (1, 7, 40)
+    with loaded_engine(make_model(tmp_path, model_type), prefix_cache_bytes=0) as engine:
+        alone = {
+            length: solo(engine, make_row(length, prompt(length), ANSWER_TOKENS))
+            for length in lengths
+        }
+        got = run_rows(
+            engine, [make_row(length, prompt(length), ANSWER_TOKENS) for length in lengths]
+        )
+    assert {length: token_ids(tokens) for length, tokens in got.items()} == alone
