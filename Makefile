@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak captures clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak models captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -51,6 +51,9 @@ MINUTES ?= 30
 
 soak: setup ## ordinary use with crashes, for MINUTES: memory, files, threads, rows stay flat
 	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES)
+
+models: setup ## every model type of mlx-lm as a tiny model, and the tables of docs/models.md; ten minutes
+	@PYTHONPATH=tests .venv/bin/python -m support.model_types
 
 captures: setup models/smollm2/config.json ## the pictures in docs/images
 	@.venv/bin/python tools/captures.py

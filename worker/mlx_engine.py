@@ -30,6 +30,7 @@ from .engine import (
     StepResult,
     TextCodec,
 )
+from .known_faults import find_warnings
 from .logs import line
 from .model_folder import CONTEXT_LENGTH_NAMES, ModelFolder, check_folder, fingerprint
 from .prefill import PrefillPacer
@@ -251,6 +252,7 @@ class MlxEngine:
             fingerprint=fingerprint(folder, answers_depend_on),
             backend=backend,
             versions=versions,
+            warnings=find_warnings(folder.path, folder.config),
         )
 
     def _warm_up(self, report: ReportProgress) -> None:

@@ -8,9 +8,11 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.utils import load_model
 
 from .engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
+from .known_faults import Remedy, find_fault
 from .model_folder import ModelFolder
 
 GROUP_BYTES = 128 * 1024 * 1024
@@ -123,12 +125,35 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
         model, config = load_model(folder.path, lazy=True)
     except MemoryError:
         raise
+    except SystemExit as error:
+        # What a model file does when a package of its own is missing, after a line in the log.
+        raise BadModelError(
+            f"{folder.path / 'config.json'}: mlx-lm gave up on model type "
+            f"{folder.config['model_type']}; what it printed is in the log"
+        ) from error
     except Exception as error:
         # The loader runs hundreds of architectures' own code on what the files say: whatever it
         # raises, short of memory, these files cannot be loaded by this mlx-lm (B6).
         raise_if_memory(error)
         raise BadModelError(f"{_culprit(folder, error)}: {shorten(error)}") from error
+    fault = find_fault(folder.config)
+    if fault is not None and fault.remedy is Remedy.WIDEN_WINDOWS:
+        widen_windows(model)
     return model, config
+
+
+def widen_windows(model: Any) -> None:
+    """Lets every cache of a sliding window that the model makes from now on keep one key more."""
+    make_cache = model.make_cache
+
+    def make_wider_cache() -> list[Any]:
+        caches: list[Any] = make_cache()
+        for cache in caches:
+            if isinstance(cache, RotatingKVCache):
+                cache.max_size += 1
+        return caches
+
+    model.make_cache = make_wider_cache
 
 
 def _culprit(folder: ModelFolder, error: Exception) -> str:

@@ -31,7 +31,7 @@ from .mlx_probe import (
     run_side_by_side,
 )
 
-PROBE_VERSION = "1"
+PROBE_VERSION = "2"
 """Changes when the same model may be run in another way, and so answer otherwise."""
 
 ONLY_ROW = "max_concurrency is 1"
@@ -39,16 +39,9 @@ ONLY_ROW = "max_concurrency is 1"
 
 UNSEEN: dict[str, str] = {
     "minimax_m3_vl": "its attention picks blocks of tokens and counts the padding in",
-    "plamo3": "its attention looks one token further back than its cache reaches",
+    "recurrent_gemma": "its first token is computed otherwise if the batch has a state already",
 }
-"""By model type: what shows only in prompts longer than those of the probe."""
-
-WARNINGS: dict[str, tuple[str, ...]] = {
-    "plamo3": (
-        "prompts that are longer than the sliding window are answered differently with each size"
-        " of the chunks in which they are read; mlx-lm's fault",
-    ),
-}
+"""By model type: what shows only in prompts that are longer or shorter than those of the probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +138,17 @@ class WayFinder:
             MemoryError, GpuFaultElsewhereError: see `raise_if_passing`.
             Exception: a row alone raises it.
         """
-        warnings = WARNINGS.get(self._model_type, ())
         if self._max_concurrency == 1:
-            return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW, warnings=warnings)
+            return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW)
         if self._context_length < SEQUENCE_LENGTH:
             reason = f"a context of {self._context_length} tokens is too short to try another way"
-            return Finding(way=Batching.ONE_ROW, reason=reason, warnings=warnings)
+            return Finding(way=Batching.ONE_ROW, reason=reason)
         script = self._script(LENGTHS, TOKENS)
         alone = self._run(Batching.ONE_ROW, run_alone, script)
+        warnings: tuple[str, ...] = ()
         with mx.stream(self._stream):
             if not has_numbers(alone):
-                warnings += ("its log-probabilities are not numbers (NaN or infinite)",)
+                warnings = ("its log-probabilities are not numbers (NaN or infinite)",)
         trials, reason = self._trials()
         for way in trials:
             fault = self._fault(way, alone, script)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine import BadModelError, ModelMissingError
+from .known_faults import Remedy, find_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 """At least one of these must be there; merges and the rest are the tokenizer's own business."""
@@ -109,6 +110,9 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     config = _read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise BadModelError(f"{path / 'config.json'} has no model_type")
+    fault = find_fault(config)
+    if fault is not None and fault.remedy is Remedy.REFUSE:
+        raise BadModelError(f"{path / 'config.json'}: {fault.model_type} is refused: {fault}")
     if not any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
         raise ModelMissingError(f"{path / 'tokenizer.json'} does not exist, nor another tokenizer")
     for name in names:

@@ -54,7 +54,7 @@ def make_tiny_model(
         config: entries that replace or extend config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary, merges = _vocabulary()
+    vocabulary, _ = _vocabulary()
     settings = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -72,6 +72,18 @@ def make_tiny_model(
     if eos_token_id is not None:
         settings["eos_token_id"] = eos_token_id
     _write_json(folder / "config.json", settings | (config or {}))
+    write_tokenizer(folder, has_chat_template=has_chat_template)
+    save_file(
+        _weights(seed, vocabulary, eos_token_id),
+        folder / "model.safetensors",
+        metadata={"format": "mlx"},
+    )
+    return folder
+
+
+def write_tokenizer(folder: Path, *, has_chat_template: bool = True) -> None:
+    """Writes the tokenizer's files alone, for a model of the same vocabulary."""
+    vocabulary, merges = _vocabulary()
     _write_json(folder / "tokenizer.json", _tokenizer(vocabulary, merges))
     tokenizer_config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -81,12 +93,6 @@ def make_tiny_model(
     if has_chat_template:
         tokenizer_config["chat_template"] = _CHAT_TEMPLATE
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
-    save_file(
-        _weights(seed, vocabulary, eos_token_id),
-        folder / "model.safetensors",
-        metadata={"format": "mlx"},
-    )
-    return folder
 
 
 def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:

@@ -1,0 +1,1 @@
+"""Tiny random models of every model type of mlx-lm, and what is tried on them."""

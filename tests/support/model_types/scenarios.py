@@ -1,0 +1,317 @@
+"""What is tried on every model type, each through the engine; one function for each column.
+
+The measure is the same engine with one row at a time and nothing known beforehand; `alone` holds
+that to mlx-lm itself.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken
+from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.prefill import PrefillPacer
+
+from ..mlx_rows import loaded_engine, make_row, make_spec
+from ..tiny_model import VOCABULARY_SIZE
+from .verdict import Kind, Verdict, compare, worst_of
+
+LENGTHS = (1, 7, 40, 100)
+"""Of the prompts: none, less, more and much more than a window of 16."""
+TOKENS = 24
+TOP = 5
+CHUNK = 256
+SMALL_CHUNK = 16
+CACHE_BYTES = 64 * 1024 * 1024
+
+Answer = list[RowToken]
+
+
+def prompt(length: int, *, seed: int = 0) -> list[int]:
+    """Random ids; the same each time."""
+    random = np.random.default_rng([seed, length])
+    return [int(number) for number in random.integers(0, VOCABULARY_SIZE, length)]
+
+
+@contextmanager
+def chunks_of(size: int) -> Iterator[None]:
+    """Prompts are read in chunks of one size, whatever the machine's speed."""
+    with mock.patch.object(PrefillPacer, "chunk", return_value=size):
+        yield
+
+
+@dataclass(slots=True)
+class Session:
+    """Rows in one engine, and what each got so far."""
+
+    engine: MlxEngine
+    got: dict[int, Answer] = field(default_factory=dict)
+
+    def insert(self, row: Row) -> int:
+        """Adds a row; how many of its tokens are known."""
+        self.got[int(row.key)] = []
+        return self.engine.insert(row)
+
+    def run_until(self, key: int, count: int) -> None:
+        """Steps until a row has so many tokens, or nothing is left to do."""
+        while self.engine.has_rows() and len(self.got[key]) < count:
+            self._step()
+
+    def cancel(self, key: int) -> None:
+        """Takes a row out, ended or not."""
+        self.engine.remove(RequestKey(key))
+
+    def run(self) -> dict[int, Answer]:
+        """Steps until nothing is left to do; all that was got."""
+        while self.engine.has_rows():
+            self._step()
+        return self.got
+
+    def _step(self) -> None:
+        for token in self.engine.step().tokens:
+            self.got[int(token.key)].append(token)
+
+
+class Trial:
+    """One model folder: its engine, and what each prompt is answered alone.
+
+    An engine that has raised is abandoned, and another one loaded for what is tried next.
+
+    Args:
+        folder: of the model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._engine: MlxEngine | None = None
+        self._alone: dict[tuple[float, ...], Answer] = {}
+
+    def load(self) -> EngineFacts:
+        """Loads the engine; what it found out."""
+        self._engine = MlxEngine(make_spec(self._folder))
+        return self._engine.load(lambda phase, progress: None)
+
+    def session(self) -> Session:
+        """An empty one, in an engine that keeps no prompt."""
+        if self._engine is None:
+            self.load()
+        assert self._engine is not None
+        return Session(self._engine)
+
+    @contextmanager
+    def session_with_cache(self) -> Iterator[Session]:
+        """An empty one, in an engine of its own that keeps prompts."""
+        self.close()
+        with loaded_engine(self._folder, prefix_cache_bytes=CACHE_BYTES) as engine:
+            yield Session(engine)
+
+    def close(self) -> None:
+        """Closes the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        gc.collect()
+
+    def abandon(self) -> None:
+        """Drops an engine that has raised: what is left in it cannot even be taken out."""
+        self._engine = None
+        gc.collect()
+
+    def row(self, key: int, length: int, **changes: Any) -> Row:
+        """A row over the prompt of a length."""
+        return make_row(key, prompt(length), TOKENS, top_logprobs=TOP, **changes)
+
+    def alone(self, length: int, **sampling: Any) -> Answer:
+        """The answer to the prompt of a length with nobody else in the engine."""
+        key = (length, *sampling.values())
+        if key not in self._alone:
+            self._alone[key] = self.answer(self.row(length, length, **sampling))
+        return self._alone[key]
+
+    def answer_to(self, tokens: list[int]) -> Answer:
+        """The greedy answer to a prompt with nobody else in the engine."""
+        return self.answer(make_row(0, tokens, TOKENS, top_logprobs=TOP))
+
+    def answer(self, row: Row) -> Answer:
+        """The answer of a row with nobody else in the engine."""
+        session = self.session()
+        session.insert(row)
+        return session.run()[int(row.key)]
+
+    def compare(self, got: dict[int, Answer]) -> Verdict:
+        """Rows whose keys are the lengths of their prompts, against each alone."""
+        return worst_of(
+            [compare(f"prompt of {key}", answer, self.alone(key)) for key, answer in got.items()]
+        )
+
+    def model(self) -> Any:
+        """The model as mlx-lm loads it."""
+        return load_model(self._folder)[0]
+
+
+def alone(trial: Trial) -> Verdict:
+    """One row at a time gives what mlx-lm gives, with the model's own cache."""
+    answers = {length: trial.alone(length) for length in LENGTHS}
+    model = trial.model()
+    return worst_of(
+        [
+            compare(f"prompt of {length}", answer, _by_mlx_lm(model, prompt(length)))
+            for length, answer in answers.items()
+        ]
+    )
+
+
+def _by_mlx_lm(model: Any, tokens: list[int]) -> Answer:
+    steps = generate_step(
+        mx.array(tokens),
+        model,
+        max_tokens=TOKENS,
+        sampler=lambda logprobs: mx.argmax(logprobs, axis=-1),
+        prompt_cache=make_prompt_cache(model),
+    )
+    answer: Answer = []
+    for token, logprobs in steps:
+        values = np.array(logprobs.astype(mx.float32)).reshape(-1)
+        top = np.argsort(-values, kind="stable")[:TOP]
+        answer.append(
+            RowToken(
+                key=RequestKey(0),
+                token=int(token),
+                logprobs=RowLogprobs(
+                    logprob=float(values[int(token)]),
+                    top=[(int(place), float(values[place])) for place in top],
+                ),
+            )
+        )
+    return [*answer[:-1], replace(answer[-1], finish=FinishReason.LENGTH)]
+
+
+def batched(trial: Trial) -> Verdict:
+    """Four rows that begin together."""
+    session = trial.session()
+    for length in LENGTHS:
+        session.insert(trial.row(length, length))
+    return trial.compare(session.run())
+
+
+def late(trial: Trial) -> Verdict:
+    """Rows that join while others decode or read their prompts, in chunks of 16, and rows that
+    leave in their prompt, in their answer, and as the last but one."""
+    session = trial.session()
+    left = -1
+    with chunks_of(SMALL_CHUNK):
+        session.insert(trial.row(40, 40))
+        session.run_until(40, 4)
+        session.insert(trial.row(100, 100))
+        session.insert(make_row(left, prompt(90, seed=1), TOKENS))
+        session.run_until(40, 6)
+        session.cancel(left)
+        session.run_until(100, 2)
+        for length in (7, 23, 1):
+            session.insert(trial.row(length, length))
+        session.run_until(7, 3)
+        session.cancel(100)
+        got = session.run()
+    del got[left]
+    return trial.compare(got)
+
+
+def chunks(trial: Trial) -> Verdict:
+    """Prompts that are read in chunks of 16, one row at a time."""
+    got: dict[int, Answer] = {}
+    with chunks_of(SMALL_CHUNK):
+        for length in (40, 100):
+            got[length] = trial.answer(trial.row(length, length))
+    return trial.compare(got)
+
+
+def resume(trial: Trial) -> Verdict:
+    """Answers of which a part was delivered, first alone, then beside others."""
+    delivered = {7: 5, 40: 10, 100: 20}
+    rests = {length: trial.alone(length)[count:] for length, count in delivered.items()}
+    rows = [
+        trial.row(length, length, delivered=[t.token for t in trial.alone(length)[:count]])
+        for length, count in delivered.items()
+    ]
+    verdicts = [compare("alone", trial.answer(row), rests[int(row.key)]) for row in rows]
+    session = trial.session()
+    for row in rows:
+        session.insert(row)
+    got = session.run()
+    verdicts += [compare("beside others", got[key], rest) for key, rest in rests.items()]
+    return worst_of(verdicts)
+
+
+def seeded(trial: Trial) -> Verdict:
+    """Four rows that are drawn with seeds of their own.
+
+    Among few tokens: a draw between two of thousands changes with the last bit of any of them.
+    """
+    sampling = {n: {"temperature": 0.8, "top_k": 8, "seed": n} for n in LENGTHS}
+    session = trial.session()
+    for length, drawn in sampling.items():
+        session.insert(trial.row(length, length, **drawn))
+    return worst_of(
+        [
+            compare(f"prompt of {length}", answer, trial.alone(length, **sampling[length]))
+            for length, answer in session.run().items()
+        ]
+    )
+
+
+def second_turn(trial: Trial) -> Verdict:
+    """A prompt that continues an answered one."""
+    tokens = prompt(40)
+    answered = [token.token for token in trial.alone(40) if token.token is not None]
+    follow_up = [*tokens, *answered, *prompt(7)]
+    wanted = trial.answer_to(follow_up)
+    with trial.session_with_cache() as session:
+        session.insert(trial.row(1, 40, checkpoints=(39,)))
+        session.run()
+        cached = session.insert(make_row(2, follow_up, TOKENS, top_logprobs=TOP))
+        verdict = compare("second turn", session.run()[2], wanted)
+    return worst_of([verdict, Verdict(kind=Kind.BITS, cached=(cached,))])
+
+
+def shared_prefix(trial: Trial) -> Verdict:
+    """Prompts that begin like an answered one of 100 tokens: 60 and 17 tokens of it, the first of
+    which was named as likely to be shared."""
+    first = prompt(100)
+    others = {2: [*first[:60], *prompt(20, seed=2)], 3: [*first[:17], *prompt(20, seed=3)]}
+    wanted = {key: trial.answer_to(tokens) for key, tokens in others.items()}
+    verdicts: list[Verdict] = []
+    with trial.session_with_cache() as session:
+        session.insert(trial.row(1, 100, checkpoints=(60,)))
+        session.run()
+        for key, tokens in others.items():
+            cached = session.insert(make_row(key, tokens, TOKENS, top_logprobs=TOP))
+            answer = session.run()[key]
+            verdicts.append(compare(f"shares {cached}", answer, wanted[key]))
+            verdicts.append(Verdict(kind=Kind.BITS, cached=(cached,)))
+    return worst_of(verdicts)
+
+
+SCENARIOS: dict[str, Callable[[Trial], Verdict]] = {
+    "alone": alone,
+    "batched": batched,
+    "late": late,
+    "chunks": chunks,
+    "resume": resume,
+    "seeded": seeded,
+    "second turn": second_turn,
+    "shared prefix": shared_prefix,
+}
+"""By column; those that need an engine of their own come last."""
