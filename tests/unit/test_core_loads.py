@@ -1,4 +1,4 @@
-"""What the core learns from loads: that one cannot heal, and how the rows of a model may be read."""
+"""What the core learns from loads: that one cannot heal, and how rows may be batched."""
 
 from __future__ import annotations
 
