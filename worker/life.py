@@ -16,6 +16,7 @@ from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 
 from .engine import (
+    BadLaunchError,
     BadModelError,
     Engine,
     EngineFacts,
@@ -69,6 +70,7 @@ def judge(error: BaseException) -> Death:
     known: tuple[tuple[type[BaseException], int], ...] = (
         (ModelMissingError, ExitCode.MODEL_MISSING),
         (BadModelError, ExitCode.BAD_MODEL),
+        (BadLaunchError, ExitCode.BAD_LAUNCH),
         (NoDeviceError, ExitCode.NO_DEVICE),
         (GpuFaultElsewhereError, ExitCode.GPU_FAULT_ELSEWHERE),
         (FakeOptionError, ExitCode.BAD_LAUNCH),
