@@ -47,7 +47,7 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
 def size_text(count: int) -> str:
     """At least so many bytes, as the configuration takes it."""
     if count < GIB:
-        return f"{max(1, math.ceil(count / MIB))}MiB"
+        return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
     return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"
 
 
