@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .model_row import progress_text
+from .model_row import progress_text, warning_lines
 from .output import Output
 
 MAX_WAITING = 1000
@@ -87,6 +87,8 @@ class ChangePrinter:
                 self._output.data(CLEAR_LINE, newline=False)
                 self._has_live_line = False
             self._output.data(change_line(value))
+            for line in warning_lines(value.get("model"), value.get("warnings")):
+                self._output.note(line)
 
     def _end_live_line(self) -> None:
         if self._has_live_line:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 
+LOAD_HINT = (
+    "correct that, then `mlxsup restart MODEL`, or `mlxsup reload` if it stands in the "
+    "configuration; see `mlxsup logs MODEL`"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -136,7 +141,7 @@ def explain_request_error(error: RequestError) -> CliError:
         message += f" (after {sent} token{'' if sent == 1 else 's'})"
     hint = {
         "model_failed": "see `mlxsup logs MODEL`, then `mlxsup restart MODEL`",
-        "load_failed": "see `mlxsup logs MODEL`",
+        "load_failed": "see `mlxsup logs MODEL`" if error.retryable else LOAD_HINT,
         "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
         "unloaded": "load it with `mlxsup load MODEL`",
         "overloaded": "see what runs with `mlxsup status`, and try again later",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .quantities import format_bytes, format_duration
@@ -18,6 +18,8 @@ EXIT_WORDS = {
     "version": "another version",
     "internal": "internal error",
 }
+
+BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one row at a time"}
 
 
 def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
@@ -49,7 +51,8 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
-    """Load progress, retry time, or the last cause; one phrase."""
+    """Load progress, retry time, or the last cause; where there is none of them, how rows are
+    batched and how many warnings there are; one phrase."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -62,7 +65,21 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         cause = str(model.get("cause") or "")
     if cause and (not parts or model["state"] == "BACKOFF"):
         parts.append(cause)
-    return ", ".join(parts)
+    return ", ".join(parts or _remarks(model))
+
+
+def _remarks(model: Mapping[str, Any]) -> list[str]:
+    """What its load found out, in few words; `status --debug` has it all."""
+    batching, warnings = model.get("batching"), model.get("warnings")
+    mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
+    count = len(warnings) if isinstance(warnings, Sequence) else 0
+    counted = f"{count} warning{'s' if count > 1 else ''}" if count else None
+    return [remark for remark in (mode, counted) if remark]
+
+
+def warning_lines(name: object, warnings: object) -> list[str]:
+    """The warnings of a model, each as a line of its own."""
+    return [f"warning: {name}: {text}" for text in warnings] if isinstance(warnings, list) else []
 
 
 def cause_of(last_exit: object, now: float) -> str:

@@ -8,6 +8,7 @@ import click
 
 from .connection import Target, connect, daemon_options
 from .model_names import model_argument
+from .model_row import warning_lines
 from .output import Output
 from .status import show_models
 from .waiting import progress_shown
@@ -72,3 +73,6 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
         output.object({"models": changed})
     else:
         show_models(output, value, changed)
+        for row in changed:
+            for line in warning_lines(name, row.get("warnings")):
+                output.note(line)

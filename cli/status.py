@@ -48,7 +48,10 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
                 return [output.object_line(value)]
             if not value["models"]:
                 output.note("no model is configured")
-            return [*table_lines(output, value, value["models"]), *_story_lines(output, value)]
+            table = table_lines(output, value, value["models"])
+            if not is_debug:
+                return table
+            return [*table, *_finding_lines(output, value), *_story_lines(output, value)]
 
         if is_watching:
             watch(client, draw, output)
@@ -92,6 +95,20 @@ def table_lines(
         return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
 
     return render(rows, width_of(sys.stdout), style)
+
+
+def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+    """What the load of each model found out."""
+    lines: list[str] = []
+    for model in value["models"]:
+        found = [f"warning: {text}" for text in model.get("warnings") or []]
+        if (batching := model.get("batching")) and batching["reason"]:
+            found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
+        if found:
+            title = f"what the load of {model['name']} found out:"
+            lines += ["", output.style(title, sys.stdout, bold=True)]
+            lines += [f"  {line}" for line in found]
+    return lines
 
 
 def _story_lines(output: Output, value: Mapping[str, Any]) -> list[str]:

@@ -274,11 +274,19 @@ class App:
         facts = {name: change[name] for name in shown if change.get(name) not in (None, "")}
         model = facts.pop("model")
         self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
+        if change["batching"] is not None:
+            self._log_ready(model, change["batching"], change["warnings"])
         try:
             self._on_change(change)
         except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
             self._log.write("warning", "changes are not shown any more", error=error.strerror)
             self._on_change = _show_nothing
+
+    def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
+        reason = {"reason": batching["reason"]} if batching["reason"] else {}
+        self._log.write("info", "model ready", model=model, batching=batching["mode"], **reason)
+        for warning in warnings:
+            self._log.write("warning", "model warning", model=model, warning=warning)
 
     # ------------------------------------------------------------ what happens by itself
 

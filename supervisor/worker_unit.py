@@ -231,6 +231,7 @@ class WorkerUnit:
             cache_limit_bytes=launch.cache_limit_bytes,
             wired_limit_bytes=launch.wired_limit_bytes,
             prefix_cache_bytes=launch.prefix_cache_bytes,
+            known_batching=self._spawn.known_batching,
             sampling=dict(launch.sampling),
             log_level=self._around.log_level,
             fake=dict(launch.fake),

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.bad_commands import COMMANDS
 from support.bad_input import BODIES, CLIENT_ONLY, RAW, UNANSWERED
+from support.bad_models import MODELS
 
 INTRODUCTION = """\
 # Bad input
@@ -44,6 +45,15 @@ COMMAND_LINE = """\
 
 One sentence on standard error, nothing on standard output, never a traceback. With `--json` the
 same as an object with `code`, `message` and `hint`, and the same exit code.
+"""
+
+BAD_MODELS = """\
+## Models
+
+What is wrong with a model's folder or its entry. With an exit code: one attempt, FAILED, one
+sentence, and a hint that says how to continue. What a model that serves says is a warning: `load`,
+`start`, `status --debug` and the log show it. `tests/integration/test_bad_models.py` loads each of
+them; faults of files that are missing, cut short or unreadable are in [faults.md](faults.md).
 """
 
 CLOSED = """\
@@ -90,6 +100,21 @@ def page() -> str:
             [
                 (_command(case.arguments, case.standard_input), str(case.status), case.words)
                 for case in COMMANDS
+            ],
+        )
+    )
+    parts.append(
+        BAD_MODELS
+        + "\n"
+        + table(
+            ("what is wrong", "what follows", "it says"),
+            [
+                (
+                    case.name,
+                    f"exit code {case.code}" if case.code else "it serves",
+                    f"… {case.words} …" if case.words else "nothing",
+                )
+                for case in MODELS
             ],
         )
     )

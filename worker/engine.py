@@ -30,6 +30,10 @@ class BadModelError(Exception):
     """The model's files cannot be used; the message names the file (exit 65)."""
 
 
+class BadLaunchError(Exception):
+    """The model's entry asks for what cannot be; the message names the key (exit 64)."""
+
+
 class NoDeviceError(Exception):
     """MLX has no usable device here (exit 69)."""
 
@@ -245,7 +249,7 @@ class Engine(Protocol):
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
 
         Raises:
-            ModelMissingError, BadModelError, NoDeviceError: permanent.
+            ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: permanent.
             MemoryError: not enough memory now.
         """
 

@@ -39,7 +39,7 @@ from typing import NoReturn
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.states import FinishReason, LoadPhase
+from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from .engine import (
     BadModelError,
@@ -162,12 +162,27 @@ class FakeEngine:
             time.sleep(options.load_s / count)
             report(phases[index * len(phases) // count], (index + 1) / count)
         limits = [n for n in (options.context_length, self._spec.context_length) if n]
+        fingerprint = f"fake-{options.answer_tokens}"
+        batching, reason = self._find_batching(fingerprint)
         return EngineFacts(
             context_length=min(limits),
             vocabulary_size=VOCABULARY_SIZE,
-            fingerprint=f"fake-{options.answer_tokens}",
+            fingerprint=fingerprint,
             backend="fake",
+            batching=batching,
+            batching_reason=reason,
+            warnings=(options.warning,) if options.warning else (),
         )
+
+    def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
+        """How rows may be batched and why: what an earlier life found out, or what is asked for."""
+        known = self._spec.known_batching
+        if known is not None and known["fingerprint"] == fingerprint:
+            return Batching(known["batching"]), known["reason"]
+        batching = Batching(self._options.batching)
+        if batching is Batching.TOGETHER:
+            return batching, ""
+        return batching, f"an option asks for it in life {self._spec.generation}"
 
     def _fail_in_load(self) -> None:
         options, path = self._options, self._spec.path
@@ -187,7 +202,7 @@ class FakeEngine:
             case "device":
                 raise NoDeviceError("there is no usable device")
             case "exception":
-                raise RuntimeError("the load raised this on demand")
+                raise RuntimeError(f"life {self._spec.generation} raises this on demand")
 
     def insert(self, row: Row) -> int:
         """See `Engine.insert`."""

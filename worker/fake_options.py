@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mlxsup.protocol.states import Batching
+
 LOAD_ERRORS = ("missing", "bad", "memory", "device", "exception")
 STALLS = ("sleep", "busy", "gil")
 CRASH_SIGNALS = (
@@ -54,6 +56,9 @@ class FakeOptions:
         tokenize_s: how long each prompt's preparation takes.
         children: processes that it starts with the load and never ends.
         prints_bytes_per_s: what it prints from the load on, without end.
+        batching: what READY says of how rows may be batched, unless an earlier life has told;
+            answers do not depend on it.
+        warning: what READY warns of; empty for nothing.
     """
 
     load_s: float = 0.0
@@ -71,10 +76,13 @@ class FakeOptions:
     tokenize_s: float = 0.0
     children: int = 0
     prints_bytes_per_s: int = 0
+    batching: str = Batching.TOGETHER.value
+    warning: str = ""
 
     def __post_init__(self) -> None:
         _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
         _check_choice("load_stall", self.load_stall, ("", *STALLS))
+        _check_choice("batching", self.batching, tuple(mode.value for mode in Batching))
         if self.crash_in_load:
             check_crash("crash_in_load", self.crash_in_load)
         for name, low in (("load_steps", 1), ("prefill_tokens_per_step", 1), ("context_length", 2)):

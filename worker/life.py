@@ -16,6 +16,7 @@ from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 
 from .engine import (
+    BadLaunchError,
     BadModelError,
     Engine,
     EngineFacts,
@@ -37,6 +38,9 @@ LINGER_S = 2.0
 
 TERMINATED_EXIT = 128 + signal.SIGTERM
 """A SIGTERM that no Exit message preceded: a death nobody asked for over the protocol."""
+
+MAX_CAUSE = 500
+"""Characters of a cause; it is shown as one line of a table."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ def judge(error: BaseException) -> Death:
     known: tuple[tuple[type[BaseException], int], ...] = (
         (ModelMissingError, ExitCode.MODEL_MISSING),
         (BadModelError, ExitCode.BAD_MODEL),
+        (BadLaunchError, ExitCode.BAD_LAUNCH),
         (NoDeviceError, ExitCode.NO_DEVICE),
         (GpuFaultElsewhereError, ExitCode.GPU_FAULT_ELSEWHERE),
         (FakeOptionError, ExitCode.BAD_LAUNCH),
@@ -79,12 +84,16 @@ def judge(error: BaseException) -> Death:
     )
     for kind, code in known:
         if isinstance(error, kind):
-            return Death(code=code, message=str(error), is_expected=True)
+            return Death(code=code, message=_one_line(error), is_expected=True)
     if isinstance(error, MemoryError):
-        message = str(error) or "out of memory"
+        message = _one_line(error) or "out of memory"
         return Death(code=ExitCode.OUT_OF_MEMORY, message=message, is_expected=True)
-    message = f"{type(error).__name__}: {error}"
-    return Death(code=ExitCode.STEP_ERROR, message=message[:500], is_expected=False)
+    message = f"{type(error).__name__}: {_one_line(error)}"
+    return Death(code=ExitCode.STEP_ERROR, message=message[:MAX_CAUSE], is_expected=False)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_CAUSE]
 
 
 class TerminationHandler:

@@ -20,6 +20,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching, LoadPhase
 
+from .context_length import find_context_length
 from .engine import (
     BadModelError,
     EngineBytes,
@@ -32,7 +33,8 @@ from .engine import (
 )
 from .known_faults import find_warnings
 from .logs import line
-from .model_folder import CONTEXT_LENGTH_NAMES, ModelFolder, check_folder, fingerprint
+from .memory_need import check_weights, memory_warnings
+from .model_folder import ModelFolder, check_folder, fingerprint
 from .prefill import PrefillPacer
 from .prompt_turns import SerialTurns, TogetherTurns
 
@@ -48,9 +50,6 @@ logger = logging.getLogger(__name__)
 WARMUP_PROMPT_TOKENS = 9
 """One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
 WARMUP_TOKENS = 2
-
-UNKNOWN_CONTEXT_LENGTH = 4096
-"""For a model that does not say how much it was made for."""
 
 _CHECKED = 0.02
 _IMPORTED = 0.05
@@ -80,7 +79,7 @@ class MlxEngine:
         """Loads, materialises every array, builds the batch and warms it up, leaving no row.
 
         Raises:
-            ModelMissingError, BadModelError, NoDeviceError: permanent.
+            ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: permanent.
             MemoryError: not enough memory now.
         """
         # A model is a folder that is here, or it is an error: nothing is ever fetched.
@@ -99,6 +98,8 @@ class MlxEngine:
         self._make_batch()
         self._warm_up(report)
         self._open_prefix_cache()
+        held = memory_warnings(self.bytes_held().active, self._spec.memory_limit_bytes)
+        self._facts = replace(self._facts, warnings=(*self._facts.warnings, *held))
         return self._facts
 
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
@@ -120,13 +121,16 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .mlx_load import load_lazily, materialise
+        from .mlx_load import iterate_arrays, load_lazily, materialise
         from .mlx_logits import FloatLogits
         from .mlx_text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
         with mx.stream(self._stream):
             model, config = load_lazily(folder)
+            # Not those of the files: mlx-lm leaves parts out (vision), and may widen others.
+            weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
+            check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
             self._text = load_text(
                 folder.path,
                 eos_token_ids=config.get("eos_token_id"),
@@ -243,16 +247,15 @@ class MlxEngine:
         from .mlx_way import PROBE_VERSION
 
         assert self._text is not None
-        own_length = folder.number(*CONTEXT_LENGTH_NAMES) or UNKNOWN_CONTEXT_LENGTH
-        wanted = self._spec.context_length
+        context = find_context_length(folder.config, self._spec.context_length)
         answers_depend_on = versions | {"kv_cache": "plain", "probe": PROBE_VERSION}
         return EngineFacts(
-            context_length=min(wanted, own_length) if wanted else own_length,
+            context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
             fingerprint=fingerprint(folder, answers_depend_on),
             backend=backend,
             versions=versions,
-            warnings=find_warnings(folder.path, folder.config),
+            warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
         )
 
     def _warm_up(self, report: ReportProgress) -> None:

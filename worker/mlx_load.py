@@ -135,7 +135,7 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
         # The loader runs hundreds of architectures' own code on what the files say: whatever it
         # raises, short of memory, these files cannot be loaded by this mlx-lm (B6).
         raise_if_memory(error)
-        raise BadModelError(f"{_culprit(folder, error)}: {shorten(error)}") from error
+        raise BadModelError(f"{_culprit(folder, error)}: {_sentence(error)}") from error
     fault = find_fault(folder.config)
     if fault is not None and fault.remedy is Remedy.WIDEN_WINDOWS:
         widen_windows(model)
@@ -154,6 +154,17 @@ def widen_windows(model: Any) -> None:
         return caches
 
     model.make_cache = make_wider_cache
+
+
+def _sentence(error: Exception) -> str:
+    """What an error of the loader says to people; some of Python's say nothing by themselves."""
+    match error:
+        case KeyError():
+            return f"{shorten(error)} is missing"
+        case TypeError() | AttributeError() | IndexError():
+            return f"a value is not what mlx-lm expects ({shorten(error)})"
+        case _:
+            return shorten(error)
 
 
 def _culprit(folder: ModelFolder, error: Exception) -> str:

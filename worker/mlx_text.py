@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import Channel
@@ -21,6 +20,7 @@ from .engine import BadModelError, Detokenizer, Prompt
 from .grammar import Grammar, GrammarCompiler
 from .grammar_tokenizer import make_grammar_tokenizer
 from .mlx_channels import channel_rules, plain_message
+from .mlx_tokenizer import load_tokenizer, tokenizer_error
 
 BYTE_LEVEL = "ByteLevel"
 
@@ -231,19 +231,19 @@ def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) 
 
     Raises:
         BadModelError: the tokenizer cannot be used; names the file.
+        MemoryError: not enough memory now.
     """
     path = folder / "tokenizer.json"
     try:
         decoder = json.loads(path.read_bytes()).get("decoder") if path.exists() else None
-        # Never code from a model folder, and never a question on standard input about it.
-        tokenizer = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids)
+        tokenizer = load_tokenizer(folder, eos_token_ids)
         size = vocabulary_size or len(tokenizer)
         return MlxText(tokenizer, vocabulary_size=size, decoder=decoder or {})
-    except MemoryError:
+    except (BadModelError, MemoryError):
         raise
     except Exception as error:
-        named = path if path.exists() else folder
-        raise BadModelError(f"{named}: the tokenizer cannot be used: {error}") from error
+        # Libraries run on what the files say: whatever they raise, these files cannot be used (B6).
+        raise tokenizer_error(folder, error) from error
 
 
 def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:

@@ -33,16 +33,6 @@ READ_AS_JSON = (
 )
 """What loaders parse; other files of a folder may hold anything."""
 
-CONTEXT_LENGTH_NAMES = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "max_seq_len",
-    "n_positions",
-    "seq_length",
-    "n_ctx",
-)
-"""What architectures call the context length, the usual name first."""
-
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """Of a safetensors file, by its specification."""
 

@@ -21,11 +21,16 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn(Action):
-    """Start a worker; answered by `Spawned` or `SpawnFailed`, and later by `Exited`."""
+    """Start a worker; answered by `Spawned` or `SpawnFailed`, and later by `Exited`.
+
+    Attributes:
+        known_batching: see `protocol.launch.LaunchSpec`.
+    """
 
     model: ModelName
     generation: Generation
     launch: LaunchSettings
+    known_batching: dict[str, str] | None = None
 
 
 class WorkerSignal(StrEnum):
@@ -76,7 +81,8 @@ class Announce(Action):
 
     Attributes:
         change: the same map that subscribers get in `Event.value`: model, from, to, generation,
-            pid, wanted, why, note (one phrase for people), at `now`.
+            pid, wanted, why, note (one phrase for people), at `now`; where it has become READY,
+            also batching and warnings, as in the status.
     """
 
     change: dict[str, Any]

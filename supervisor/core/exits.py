@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import signal
+
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
+from .causes import Cause
 from .life import LastExit, Life
 from .phases import (
     Abandoned,
@@ -34,6 +38,14 @@ from .triggers import (
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
 
+CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
+"""Causes that other processes have a part in: the next attempt may well succeed."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
+"""Addresses, sizes and times, which differ between two reports of the same error."""
+
 # ---------------------------------------------------------------- what follows an exit
 
 
@@ -43,6 +55,9 @@ def died(life: Life, trigger: Died, now: float) -> None:
     stopping = _ending(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
+    if life.restarts.fails_alike(_load_error(life, trigger)) and reason is ExitReason.CRASH:
+        reason = ExitReason.LOAD_ERROR
+        text += ", as the time before"
     life.last_exit = LastExit(
         reason=reason,
         code=trigger.exit_code,
@@ -202,6 +217,18 @@ def _judge(life: Life, died: Died) -> ExitReason:
     if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:
         return ExitReason.LOAD_ERROR
     return ExitReason.CRASH
+
+
+def _load_error(life: Life, died: Died) -> str | None:
+    """What a load that failed by itself has in common with another one that failed alike.
+
+    None: it had become READY, or was ended, or did not say why, or others have a part in it.
+    """
+    if life.has_been_ready or not died.announced or _ending(life, died) is not None:
+        return None
+    if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
+        return None
+    return f"{died.exit_code}: {NUMBER.sub('#', died.announced)}"
 
 
 def _was_stable(life: Life, now: float) -> bool:

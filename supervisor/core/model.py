@@ -48,6 +48,8 @@ class Model:
         lets_newcomers_in: while suspects take turns, new requests start before the next turn.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
+        known_batching: what a worker of this model found out of how rows may be batched, as a
+            launch spec has it; None before any has. The fingerprint says whether it still holds.
         heartbeat: its latest.
         watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
@@ -69,6 +71,7 @@ class Model:
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
+    known_batching: dict[str, str] | None = None
     heartbeat: Heartbeat | None = None
     watch: Watch | None = None
     dying: str = ""
@@ -164,6 +167,16 @@ class Model:
         if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
             return self.idle_since + idle_s
         return phase.deadline
+
+    def learn(self, ready: ReadyMessage) -> None:
+        """The worker has become READY."""
+        self.ready = ready
+        if self.life.launch.max_concurrency > 1:  # with one row there was nothing to find out
+            self.known_batching = {
+                "fingerprint": ready.fingerprint,
+                "batching": ready.batching.value,
+                "reason": ready.batching_reason,
+            }
 
     def learn_service(self, ran_s: float) -> None:
         """A request has run to its end."""

@@ -239,7 +239,14 @@ class Models:
         life = model.life
         match effect:
             case StartProcess():
-                self._do(Spawn(model=model.name, generation=life.generation, launch=life.launch))
+                self._do(
+                    Spawn(
+                        model=model.name,
+                        generation=life.generation,
+                        launch=life.launch,
+                        known_batching=model.known_batching,
+                    )
+                )
             case TellWorker(message=message):
                 self._do(
                     SendToWorker(model=model.name, generation=life.generation, message=message)

@@ -36,6 +36,7 @@ class RestartPolicy:
     _crashes: deque[float] = field(default_factory=deque)
     """Times of crashes within the window; at most `max_restarts` + 1 of them."""
     _in_a_row: int = 0
+    _load_error: str | None = None
 
     def after_crash(self, now: float) -> float | GiveUp:
         """The delay in seconds before the next start, `NOW` for none, or why there is none."""
@@ -52,6 +53,16 @@ class RestartPolicy:
         delay_s = min(self.settings.backoff_initial_s * 2.0**exponent, self.settings.backoff_max_s)
         return delay_s * self.random.uniform(0.5, 1.0)
 
+    def fails_alike(self, load_error: str | None) -> bool:
+        """Whether this load failed as the one right before it did: another attempt cannot heal it.
+
+        Args:
+            load_error: what two loads that fail alike have in common; None after an exit of
+                another kind.
+        """
+        before, self._load_error = self._load_error, load_error
+        return load_error is not None and load_error == before
+
     def was_stable(self) -> None:
         """READY was held for `stable_s`: the delay starts afresh; the window stays."""
         self._in_a_row = 0
@@ -60,3 +71,4 @@ class RestartPolicy:
         """A person asked for a start: nothing is held against the model any more."""
         self._crashes.clear()
         self._in_a_row = 0
+        self._load_error = None

@@ -78,6 +78,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
         "context_length": model.ready.context_length if model.ready else None,
+        "batching": batching_map(model),
+        "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
     }
 
@@ -85,6 +87,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
     """One change of a model's state, as watchers see it."""
     life = model.life
+    is_loaded = before is State.LOADING and life.state is State.READY
     return {
         "model": model.name,
         "from": before.value,
@@ -95,7 +98,20 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
         "why": life.why.value,
         "note": note,
         "progress": load_progress(model),
+        "batching": batching_map(model) if is_loaded else None,
+        "warnings": warnings_of(model) if is_loaded else [],
     }
+
+
+def batching_map(model: Model) -> dict[str, str] | None:
+    """How rows of the model are batched and why; None while that is not known."""
+    ready = model.ready
+    return {"mode": ready.batching.value, "reason": ready.batching_reason} if ready else None
+
+
+def warnings_of(model: Model) -> list[str]:
+    """What its worker said at READY that a user should know."""
+    return list(model.ready.warnings) if model.ready else []
 
 
 def load_progress(model: Model) -> dict[str, Any] | None:

@@ -164,6 +164,7 @@ class Died(Trigger):
         exit_code: None where a signal ended it or nothing was started.
         signal_name: empty where it exited.
         said: its last words; empty where it had none.
+        announced: what it said of its end over the link; empty if it said nothing.
         is_spawn_error: nothing was started.
         verdict: what its end means for the requests that it held.
         cause: the class of its cause.
@@ -172,6 +173,7 @@ class Died(Trigger):
     exit_code: int | None
     signal_name: str
     said: str
+    announced: str = ""
     is_spawn_error: bool = False
     verdict: Verdict = NO_VERDICT
     cause: Cause = Cause.UNKNOWN

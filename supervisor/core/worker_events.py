@@ -104,6 +104,7 @@ class WorkerEvents:
             exit_code=event.exit_code,
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
+            announced=model.dying,
             cause=classify(
                 event.exit_code,
                 [*event.last_lines, model.dying],
@@ -173,7 +174,7 @@ class WorkerEvents:
             self._models.trigger(model, Broke(detail="said READY twice"), event.now)
             return
         if model.life.state is State.LOADING:
-            model.ready = message
+            model.learn(message)
             model.idle_since = event.now
         self._models.trigger(model, BecameReady(), event.now)
 

@@ -99,10 +99,10 @@ def test_a_permanent_fault_is_tried_once_and_names_the_file_P11(daemon: Daemon, 
         assert other.finished().token_ids == undisturbed(f"beside {name}", 100)
 
 
-def test_a_load_that_raises_is_tried_as_often_as_the_entry_says_P9() -> None:
+def test_a_load_that_dies_is_tried_as_often_as_the_entry_says_P9() -> None:
     restart = {"max_restarts": 2, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}
     models = {
-        "always": fake(fake={"load_error": "exception"}, restart=restart, preload=False),
+        "always": fake(fake={"crash_in_load": "exit:70"}, restart=restart, preload=False),
         "once": fake(fake={"load_error": "exception", "load_fault_generations": 1}, preload=False),
         "memory": fake(fake={"load_error": "memory"}, restart=restart, preload=False),
     }
@@ -117,3 +117,24 @@ def test_a_load_that_raises_is_tried_as_often_as_the_entry_says_P9() -> None:
             assert failed.code == "load_failed"
             seen = wait_for_state(client, name, "FAILED")
             assert (seen["generation"], seen["last_exit"]["code"]) == (3, code)
+
+
+def test_a_load_that_raises_the_same_twice_is_given_up_P11() -> None:
+    restart = {"max_restarts": 8, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}
+    models = {"m": fake(fake={"load_error": "exception"}, restart=restart, preload=False)}
+    cause = "RuntimeError: life {} raises this on demand, as the time before"
+    with Daemon(models) as daemon, daemon.client() as client:
+        daemon.allowed_words = {"Traceback"}
+        failed = Reader(client, "m", "waits", max_tokens=1).failed()
+        assert (failed.code, failed.retryable) == ("load_failed", False)
+        assert cause.format(2) in failed.message
+        seen = row(client, "m")
+        assert (seen["state"], seen["generation"]) == ("FAILED", 2)
+        assert (seen["last_exit"]["reason"], seen["last_exit"]["code"]) == ("load_error", 70)
+        with pytest.raises(RequestError) as again:
+            client.complete("m", prompt="x", max_tokens=1)
+        assert again.value.code == "model_failed"
+        with pytest.raises(RequestError):  # a person may have corrected it: from the start
+            client.load("m")
+        seen = wait_for_state(client, "m", "FAILED")
+        assert (seen["generation"], cause.format(4) in seen["cause"]) == (4, True)

@@ -205,7 +205,10 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     done = at(supervisor, "load", "qwen")
     assert done.returncode == 1
     said = PROGRESS.sub("", done.stderr)
-    assert said == "error: qwen: no folder /q\nhint: see `mlxsup logs qwen`\n"
+    assert said == (
+        "error: qwen: no folder /q\nhint: correct that, then `mlxsup restart qwen`, or `mlxsup "
+        "reload` if it stands in the configuration; see `mlxsup logs qwen`\n"
+    )
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]

@@ -38,6 +38,7 @@ def _m(module: str, right: str, wrong: str) -> Mutant:
 
 MUTANTS = (
     _m("admission", "if life.state is State.FAILED:", "if False:"),
+    _m("causes", "if exit_code == code:", "if False:"),
     _m("core", "for request in self._serving.ledger.of_connection(event.connection):",
        "for request in self._serving.ledger.of_connection(event.connection)[1:]:"),
     _m("deadlines", "while (when := self.earliest()) is not None and when <= now:",

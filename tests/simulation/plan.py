@@ -69,6 +69,8 @@ class Plan:
             "row_lost": 0.004,
             "beats_end": 0.004,
             "load_dies": 0.06,
+            "load_raises": 0.03,
+            "load_lacks_memory": 0.03,
             "load_stalls": 0.02,
             "spawn_fails": 0.03,
             "bad_model": 0.01,

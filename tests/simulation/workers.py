@@ -12,6 +12,7 @@ from mlxsup.protocol.messages import (
     Accepted,
     CancelRow,
     Dispatch,
+    Dying,
     Exit,
     Heartbeat,
     Hello,
@@ -22,7 +23,7 @@ from mlxsup.protocol.messages import (
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, WorkerPhase
+from mlxsup.protocol.states import Batching, Channel, FinishReason, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import LookAtWorker, SignalWorker, WorkerSignal
 from mlxsup.supervisor.core.events import (
@@ -85,6 +86,7 @@ class PlayedWorker:
         common = {"now": self._world.now, "model": self.model, "generation": self.generation}
         if self._happens("spawn_fails"):
             self._gone()
+            self._world.loads.ended(self, "")
             self._world.handle(SpawnFailed(detail="no processes left", **common))
             return
         self.has_pid = True
@@ -109,6 +111,10 @@ class PlayedWorker:
             self.exit(code=65)
         elif self._happens("load_dies"):
             self.exit(signal="SIGKILL")
+        elif self._happens("load_raises"):
+            self.die(70, f"no room at {self._dice.randrange(10**6)}")
+        elif self._happens("load_lacks_memory"):
+            self.die(75, f"no memory for {self._dice.randrange(10**6)} bytes")
         elif self._happens("load_stalls"):
             self.hang = "load"
         elif self._happens("stop"):
@@ -118,7 +124,15 @@ class PlayedWorker:
             self._world.after(self._dice.uniform(0.1, 1.0), lambda: self._load(part + 1))
         else:
             self.is_ready = True
-            self.say(Ready(context_length=100, fingerprint="f", backend="fake"))
+            ready = Ready(
+                context_length=100,
+                fingerprint="f",
+                backend="fake",
+                batching=self._dice.choice(list(Batching)),
+                batching_reason=f"seen in life {self.generation}",
+            )
+            self._world.loads.found(self, ready)
+            self.say(ready)
 
     # ------------------------------------------------------------ what it is told
 
@@ -319,11 +333,17 @@ class PlayedWorker:
             )
         )
 
-    def exit(self, *, code: int | None = None, signal: str = "") -> None:
+    def die(self, code: int, message: str) -> None:
+        """The process says why it ends, and ends."""
+        self.say(Dying(code=code, message=message))
+        self.exit(code=code, said=message)
+
+    def exit(self, *, code: int | None = None, signal: str = "", said: str = "") -> None:
         """The process ends."""
         if not self.is_alive:
             return
         self._gone()
+        check = self._world.loads.ended(self, said)
         if self._last_said is not None:  # heard once more, late: nobody may take it for the next's
             late, known = self._last_said, self._world.core._models.by_name[self.model]
 
@@ -343,6 +363,7 @@ class PlayedWorker:
                 signal_name=signal,
             )
         )
+        check()
 
     def _gone(self) -> None:
         self.is_alive = False

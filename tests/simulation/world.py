@@ -37,6 +37,7 @@ from mlxsup.supervisor.core.events import (
 )
 
 from .clients import PlayedClients, Stream
+from .loads import Loads
 from .plan import EVENTS, Plan, Prompt
 from .workers import PlayedWorker
 
@@ -61,6 +62,7 @@ class World:
         self.has_finished = False
         self.workers: dict[ModelName, PlayedWorker] = {}
         self.clients = PlayedClients()
+        self.loads = Loads(self)
         self.prompt_of = {prompt.body: prompt for prompt in self.plan.prompts}
         # Prompts are known again by their tokens, as after a crash the body is gone.
         self.packed_of = {
@@ -134,8 +136,9 @@ class World:
                 worker = self.workers.get(model)
                 if worker is not None and worker.generation == generation:
                     worker.take(message)
-            case Spawn(model=model, generation=generation, launch=launch):
+            case Spawn(model=model, generation=generation, launch=launch, known_batching=known):
                 assert model not in self.workers, "two processes of one model"
+                self.loads.begins(model, known)
                 rows = launch.max_concurrency
                 self.workers[model] = PlayedWorker(self, model, generation, rows)
             case SignalWorker(model=model):
@@ -146,7 +149,9 @@ class World:
                 self.after(0.05, lambda: worker.looked_at(action))
             case WakeAt(when=when):
                 self.after(max(0.0, when - self.now), lambda: self.handle(Tick(now=self.now)))
-            case Announce() | ForgetModel():
+            case ForgetModel(model=model):
+                self.loads.forgotten(model)
+            case Announce():
                 pass
             case Finish():
                 assert not self.workers, "the supervisor ends before its workers"
@@ -219,6 +224,7 @@ class World:
         self._say(connection, message_of(id, self._model()))
 
     def _load(self) -> None:
+        self.loads.asked_for()
         self._command(lambda id, model: Load(id=id, model=model))
         self._crashes.clear()  # of a FAILED model it lifts what was held against requests
 
@@ -227,6 +233,7 @@ class World:
 
     def _restart(self) -> None:
         is_now = self.plan.random.random() < 0.6
+        self.loads.asked_for()
         self._command(lambda id, model: Restart(id=id, model=model, now=is_now))
         self._crashes.clear()
 
@@ -237,6 +244,7 @@ class World:
                 idle_s = dice.choice((0.0, 15.0))
                 models.append(replace(model, idle_unload_s=idle_s))
         self._crashes.clear()
+        self.loads.asked_for()  # what failed alike may have been another entry
         settings = self.plan.settings
         self.handle(Reloaded(now=self.now, settings=settings, models=tuple(models)))
 

@@ -70,6 +70,32 @@ def test_start_prints_the_endpoint_and_each_change(
     assert (values[1]["to"], values[1]["schema_version"]) == ("READY", 1)
 
 
+def test_start_prints_warnings_once_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    def run_daemon(configuration: Any, *, on_change: Any, on_listening: Any) -> int:
+        on_listening("ipc:///run/client.sock")
+        on_change(CHANGE | {"warnings": ["memory is short", "the context is unknown"]})
+        on_change(CHANGE | {"from": "DRAINING", "warnings": []})
+        return 0
+
+    play(monkeypatch, run_daemon)
+    assert run("start", "--config", str(config)) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3
+    assert err.splitlines() == [
+        "warning: m: memory is short",
+        "warning: m: the context is unknown",
+    ]
+    assert run("start", "--config", str(config), "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[1])["warnings"] == [
+        "memory is short",
+        "the context is unknown",
+    ]
+    assert err == ""
+
+
 def test_errors_of_start_have_their_exit_codes_P19(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:

@@ -95,6 +95,18 @@ def test_row_of_a_ready_model() -> None:
             {"state": "PENDING", "progress": {"phase": "waiting for turn", "fraction": 0.0}},
             "waiting for turn",
         ),
+        ({"batching": {"mode": "together", "reason": ""}, "warnings": []}, ""),
+        ({"batching": {"mode": "serial_prefill", "reason": "why"}}, "prompts one by one"),
+        ({"batching": {"mode": "one_row", "reason": "why"}}, "one row at a time"),
+        ({"batching": {"mode": "together", "reason": ""}, "warnings": ["a"]}, "1 warning"),
+        (
+            {"batching": {"mode": "one_row", "reason": "why"}, "warnings": ["a", "b"]},
+            "one row at a time, 2 warnings",
+        ),
+        (
+            {"batching": {"mode": "one_row", "reason": "why"}, "last_exit": KILLED},
+            "SIGKILL, out of memory, 2m 5s ago",
+        ),
     ],
 )
 def test_note_says_what_matters_now(values: dict[str, Any], note: str) -> None:

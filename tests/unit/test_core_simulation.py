@@ -13,8 +13,8 @@ from simulation.world import World
 
 TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "supervisor" / "core"
-WITHOUT_DECISIONS = {"__init__", "actions", "events", "settings", "triggers", "causes"}
-"""Values only; and the class of a cause, which no decision hangs on."""
+WITHOUT_DECISIONS = {"__init__", "actions", "events", "settings", "triggers"}
+"""Values only."""
 
 REPLAYED_SEEDS = 60
 

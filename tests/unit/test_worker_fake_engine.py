@@ -72,6 +72,7 @@ def test_wrong_directives_are_refused(text: str) -> None:
         {"load_error": "odd"},
         {"load_stall": "odd"},
         {"crash_in_load": "exit:999"},
+        {"batching": "sometimes"},
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engine import (
+    BadLaunchError,
     BadModelError,
     GpuFaultElsewhereError,
     ModelMissingError,
@@ -105,6 +106,7 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
     [
         (ModelMissingError("gone"), 66, True),
         (BadModelError("bad"), 65, True),
+        (BadLaunchError("more than fits"), 64, True),
         (NoDeviceError("none"), 69, True),
         (GpuFaultElsewhereError("innocent"), 72, True),
         (MemoryError(), 75, True),
@@ -119,6 +121,13 @@ def test_every_exception_has_an_exit_code(error, code: int, is_expected: bool) -
     death = judge(error)
     assert (death.code, death.is_expected) == (code, is_expected)
     assert death.message
+
+
+@pytest.mark.parametrize("kind", [BadModelError, MemoryError, ValueError])
+def test_a_cause_is_one_line_of_bounded_length(kind: type[Exception]) -> None:
+    death = judge(kind("incompatible arguments:\n    1. rope()\n\n" + "x" * 9000))
+    assert "incompatible arguments: 1. rope() xxx" in death.message
+    assert ("\n" not in death.message, len(death.message)) == (True, 500)
 
 
 def test_a_sigterm_before_the_load_still_interrupts_it_B9() -> None:

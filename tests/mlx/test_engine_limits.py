@@ -1,0 +1,72 @@
+"""What a load makes of `context_length` and `memory`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.worker.engine import BadLaunchError, EngineFacts
+from mlxsup.worker.mlx_engine import MlxEngine
+from support.mlx_rows import make_spec
+from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def undeclared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_tiny_model(tmp_path_factory.mktemp("undeclared"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["max_position_embeddings"]
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def facts_of(path: Path, **changes: Any) -> EngineFacts:
+    engine = MlxEngine(make_spec(path, **changes))
+    try:
+        return engine.load(lambda phase, progress: None)
+    finally:
+        engine.close()
+
+
+def test_a_declared_length_is_lowered_and_never_raised(tiny: Path) -> None:
+    assert facts_of(tiny, context_length=100).context_length == 100
+    more = facts_of(tiny, context_length=9000)
+    assert more.context_length == CONTEXT_LENGTH
+    assert any("9000" in text and str(CONTEXT_LENGTH) in text for text in more.warnings)
+
+
+def test_a_length_that_is_not_declared_is_what_is_asked_for(undeclared: Path) -> None:
+    asked = facts_of(undeclared, context_length=9000)
+    assert (asked.context_length, asked.warnings) == (9000, ())
+    silent = facts_of(undeclared)
+    assert silent.context_length == 4096
+    assert any("set context_length" in text for text in silent.warnings)
+
+
+def test_a_limit_below_the_weights_ends_the_load_before_they_are_read(tiny: Path) -> None:
+    seen: list[LoadPhase] = []
+    engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000))
+    try:
+        with pytest.raises(BadLaunchError, match=r"and memory allows 1.0MiB"):
+            engine.load(lambda phase, progress: seen.append(phase))
+    finally:
+        engine.close()
+    assert LoadPhase.MATERIALISE not in seen
+
+
+def test_a_limit_that_the_weights_nearly_fill_is_warned_of(tiny: Path) -> None:
+    weights = (tiny / "model.safetensors").stat().st_size
+    (warning,) = facts_of(tiny, memory_limit_bytes=int(weights * 1.1)).warnings
+    assert "set memory to at least" in warning
+    assert facts_of(tiny, memory_limit_bytes=weights * 100).warnings == ()

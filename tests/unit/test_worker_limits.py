@@ -1,0 +1,138 @@
+"""The limits of a model that its configuration and the files decide: context and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.supervisor.config_values import parse_size
+from mlxsup.worker.context_length import CONTEXT_LENGTH_NAMES, find_context_length
+from mlxsup.worker.engine import BadLaunchError
+from mlxsup.worker.memory_need import check_weights, memory_warnings, size_text
+
+GIB = 2**30
+MODEL = Path("/models/m")
+
+# ---------------------------------------------------------------- context
+
+
+@pytest.mark.parametrize("name", CONTEXT_LENGTH_NAMES)
+def test_every_name_of_the_length_is_known(name: str) -> None:
+    found = find_context_length({name: 8192}, 0)
+    assert (found.tokens, found.warnings) == (8192, ())
+
+
+@pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config"])
+def test_a_text_model_inside_another_one_declares_it(part: str) -> None:
+    assert find_context_length({part: {"max_position_embeddings": 8192}}, 0).tokens == 8192
+    both = {"n_ctx": 100, part: {"max_position_embeddings": 8192}}
+    assert find_context_length(both, 0).tokens == 100, "what stands outside counts first"
+
+
+@pytest.mark.parametrize("asked", [1, 8191, 8192])
+def test_less_may_be_asked_for(asked: int) -> None:
+    found = find_context_length({"max_position_embeddings": 8192}, asked)
+    assert (found.tokens, found.warnings) == (asked, ())
+
+
+def test_more_than_is_declared_is_not_given_and_both_are_named() -> None:
+    found = find_context_length({"max_position_embeddings": 8192}, 32768)
+    assert (found.tokens, found.warnings) == (
+        8192,
+        ("context_length = 32768 is more than the 8192 tokens of config.json "
+         "(max_position_embeddings): 8192 are used",),
+    )  # fmt: skip
+
+
+def test_what_is_asked_for_counts_where_nothing_is_declared() -> None:
+    found = find_context_length({"model_type": "mamba"}, 32768)
+    assert (found.tokens, found.warnings) == (32768, ())
+
+
+def test_the_length_of_a_model_that_declares_none_is_said() -> None:
+    found = find_context_length({"model_type": "mamba"}, 0)
+    assert (found.tokens, found.warnings) == (
+        4096,
+        ("config.json declares no context length: 4096 tokens are used; "
+         "set context_length to allow more",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (-1, "-1"),
+        (True, "true"),
+        ("4096", '"4096"'),
+        ([4096], "[4096]"),
+        (0.5, "0.5"),
+        (2**31, "2147483648"),
+        (int(1e30), "1000000000000000019…"),
+        (float("inf"), "Infinity"),
+        (float("nan"), "NaN"),
+        ("x" * 100, '"xxxxxxxxxxxxxxxxxx…'),
+    ],
+)
+def test_what_is_no_length_is_shown_and_not_used(value: Any, shown: str) -> None:
+    found = find_context_length({"max_position_embeddings": value}, 0)
+    assert (found.tokens, found.warnings) == (
+        4096,
+        (f"max_position_embeddings of config.json is no context length ({shown}): 4096 tokens are "
+         "used; set context_length to allow more",),
+    )  # fmt: skip
+    asked = find_context_length({"max_position_embeddings": value}, 32768)
+    assert (asked.tokens, asked.warnings) == (32768, ())
+    other = find_context_length({"max_position_embeddings": value, "n_ctx": 512}, 0)
+    assert (other.tokens, other.warnings) == (512, ())
+
+
+def test_nothing_and_whole_numbers_with_a_point() -> None:
+    assert find_context_length({"max_position_embeddings": 8192.0}, 0).tokens == 8192
+    assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]
+    assert "declares no" in find_context_length({"text_config": "x"}, 0).warnings[0]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_weights_above_the_limit_are_refused_with_both_numbers_and_the_key() -> None:
+    with pytest.raises(BadLaunchError) as caught:
+        check_weights(MODEL, 3 * GIB, 2 * GIB)
+    assert str(caught.value) == (
+        'the weights of /models/m take 3.00GiB and memory allows 2.00GiB: set memory to at least '
+        '"3.75GiB"'
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [None, 3 * GIB, 4 * GIB])
+def test_weights_within_the_limit_are_loaded(limit: int | None) -> None:
+    check_weights(MODEL, 3 * GIB, limit)
+
+
+def test_a_limit_that_is_nearly_used_up_is_warned_of() -> None:
+    assert memory_warnings(3 * GIB, None) == ()
+    assert memory_warnings(4 * GIB, 5 * GIB) == ()
+    assert memory_warnings(4 * GIB + 1, 5 * GIB) == (
+        "4.01GiB of the 5.00GiB that memory allows are in use before the first request, which "
+        'makes answers slow: set memory to at least "5.01GiB"',
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(1, "0.1MiB"), (2**20, "1.0MiB"), (10 * 2**20 + 1, "10.1MiB"), (GIB, "1.00GiB"),
+     (int(1.499 * GIB), "1.50GiB")],
+)  # fmt: skip
+def test_sizes_can_be_put_into_the_configuration(size: int, text: str) -> None:
+    assert size_text(size) == text
+    assert parse_size(text) >= size
+
+
+@pytest.mark.parametrize("size", [7, 123_456_789, 987_654_321, 5_555_555_555, 81_234_567_890])
+def test_the_limit_that_is_named_is_enough(size: int) -> None:
+    (warning,) = memory_warnings(size, size)
+    named = parse_size(warning.split('"')[1])
+    check_weights(MODEL, size, named)
+    assert memory_warnings(size, named) == ()

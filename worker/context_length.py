@@ -1,0 +1,96 @@
+"""How many tokens a model takes: what its config.json declares, and what is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CONTEXT_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_seq_length",
+    "n_positions",
+    "seq_length",
+    "sequence_len",
+    "n_ctx",
+    "max_context_length",
+    "model_max_length",
+    "block_size",
+)
+"""What architectures call it in config.json, the usual name first. Those with a state instead of a
+cache mostly declare none."""
+
+NESTED_NAMES = ("text_config", "llm_config", "language_config")
+"""Where the text model of a larger one is described."""
+
+UNKNOWN_CONTEXT_LENGTH = 4096
+"""For a model that does not say how much it was made for."""
+
+MAX_CONTEXT_LENGTH = 2**31 - 1
+"""A larger number says that nobody knew one."""
+
+MAX_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLength:
+    """What a model takes.
+
+    Attributes:
+        tokens: of prompt and answer together, at most.
+        warnings: what a user should know of it, a sentence each.
+    """
+
+    tokens: int
+    warnings: tuple[str, ...] = ()
+
+
+def find_context_length(config: Mapping[str, Any], asked: int) -> ContextLength:
+    """Less than what is declared may be asked for; anything, where nothing is declared.
+
+    Args:
+        config: what config.json holds.
+        asked: tokens, from the model's entry; 0: the model's own length.
+    """
+    unusable = ""
+    for name, value in _declarations(config):
+        declared = _length(value)
+        if declared is None:
+            unusable = unusable or f"{name} of config.json is no context length ({_shown(value)})"
+        elif asked <= declared:
+            return ContextLength(tokens=asked or declared)
+        else:
+            warning = (
+                f"context_length = {asked} is more than the {declared} tokens of config.json "
+                f"({name}): {declared} are used"
+            )
+            return ContextLength(tokens=declared, warnings=(warning,))
+    if asked:
+        return ContextLength(tokens=asked)
+    why = unusable or "config.json declares no context length"
+    warning = f"{why}: {UNKNOWN_CONTEXT_LENGTH} tokens are used; set context_length to allow more"
+    return ContextLength(tokens=UNKNOWN_CONTEXT_LENGTH, warnings=(warning,))
+
+
+def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for part in (config, *(config.get(name) for name in NESTED_NAMES)):
+        if isinstance(part, Mapping):
+            for name in CONTEXT_LENGTH_NAMES:
+                if part.get(name) is not None:
+                    yield name, part[name]
+
+
+def _length(value: Any) -> int | None:
+    """A number of tokens; None for what is none. JSON writers may give an integer a point."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_length = type(value) is int and 0 < value <= MAX_CONTEXT_LENGTH
+    return value if is_length else None
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
