@@ -28,6 +28,7 @@ ROLES = ("assistant", "user", "system", "developer", "tool")
 NO_RECIPIENTS = ("", "user", "assistant", "all")
 
 MAX_WORD = 200
+MAX_HEADER = 512
 _MARKER = re.compile(r"(<\|(?:start|end|return|call|channel|constrain)\|>)")
 _HALF_MARKER = re.compile(r"<(?:\|\w{0,9}\|?)?$")
 _CONTENT_TYPE = re.compile(r"[\w/+.-]{1,40}")
@@ -83,6 +84,8 @@ def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
 
 def _words(header: str) -> tuple[str, str] | None:
     """Channel and recipient of a header, the last word perhaps cut off; None if it is none."""
+    if len(header) > MAX_HEADER:
+        return None
     channel = recipient = ""
     marker = ""
     for part in _MARKER.split(_HALF_MARKER.sub("", header)):

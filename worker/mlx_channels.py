@@ -11,6 +11,12 @@ from .channels import NORMAL, REASONING, TOOL, ChannelRules
 from .tool_calls import CallIds
 from .tool_formats import ToolFormat
 
+OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"))
+"""Markers around the reasoning that mlx-lm does not know: Command A's and Magistral's."""
+
+OWN_STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+"""Markers around an answer's content, Command A's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
@@ -33,27 +39,30 @@ class ChatFormat:
 def chat_format(tokenizer: TokenizerWrapper) -> ChatFormat:
     """The markers of a model, put together as mlx-lm's own server does (0.32.2), and ours."""
     vocabulary = tokenizer.get_vocab()
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
     if all(marker in vocabulary for marker in ("<|channel|>", "<|message|>", "<|start|>")):
-
-        def ids(text: str) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(text, add_special_tokens=False))
-
         return ChatFormat(
             rules=harmony.harmony_rules(),
             content_after=(ids("<|channel|>final"), ids("<|message|>")),
             is_harmony=True,
         )
-    rules = _rules(tokenizer)
-    if not tokenizer.has_thinking:
-        return ChatFormat(rules=rules)
+    reasoning = None
+    if tokenizer.has_thinking:
+        reasoning = (tokenizer.think_start, tokenizer.think_end)
+    else:
+        known = (pair for pair in OWN_REASONING if all(marker in vocabulary for marker in pair))
+        reasoning = next(known, None)
     return ChatFormat(
-        rules=rules,
-        reasoning=(tokenizer.think_start, tokenizer.think_end),
-        content_after=(tuple(tokenizer.think_end_tokens),),
+        rules=_rules(tokenizer, reasoning),
+        reasoning=reasoning,
+        content_after=(ids(reasoning[1]),) if reasoning else (),
     )
 
 
-def _rules(tokenizer: TokenizerWrapper) -> ChannelRules:
+def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> ChannelRules:
     transitions: dict[str, list[tuple[str, str]]] = {}
 
     def add(state: str, marker: str | None, target: str) -> None:
@@ -62,20 +71,22 @@ def _rules(tokenizer: TokenizerWrapper) -> ChannelRules:
 
     own = tokenizer.response_transitions
     calls = _tool_format(tokenizer)
-    if tokenizer.has_thinking:
-        add(NORMAL, tokenizer.think_start, REASONING)
-        add(REASONING, tokenizer.think_end, NORMAL)
+    if reasoning is not None:
+        add(NORMAL, reasoning[0], REASONING)
+        add(REASONING, reasoning[1], NORMAL)
     if calls is not None:
         # A format of its own that leads to calls says by itself where they begin.
         is_told = TOOL in {target for edges in own.values() for _, target in edges}
         for marker in calls.begins:
             if not is_told:
                 add(NORMAL, marker, TOOL)
-            if tokenizer.has_thinking:
+            if reasoning is not None:
                 add(REASONING, marker, TOOL)
         for marker in calls.ends:
             add(TOOL, marker, NORMAL)
-    for marker in tokenizer.structural_markers:
+    vocabulary = tokenizer.get_vocab()
+    own_structure = [marker for marker in OWN_STRUCTURE if marker in vocabulary]
+    for marker in (*tokenizer.structural_markers, *own_structure):
         add(NORMAL, marker, NORMAL)
     for state, edges in own.items():
         for marker, target in edges:

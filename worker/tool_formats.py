@@ -101,22 +101,22 @@ class _PythonValues(ast.NodeTransformer):
         return ast.Constant(self._WORDS[node.id]) if node.id in self._WORDS else node
 
 
-_DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>(?P<before>.*?)<｜tool▁sep｜>(?P<rest>.*?)<｜tool▁call▁end｜>", re.DOTALL
-)
-_DEEPSEEK_OLD = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
+_DEEPSEEK_FENCE = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
 
 
 def parse_deepseek_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
     """V3 and R1 write `function<sep>NAME`, and the arguments in a fence of JSON; V3.1 writes
     `NAME<sep>{…}`."""
     calls = []
-    for found in _DEEPSEEK.finditer(text):
-        name, arguments = found["before"].strip(), found["rest"]
-        if old := _DEEPSEEK_OLD.fullmatch(found["rest"]):
-            name, arguments = old["name"].strip(), old["arguments"]
-        calls.append({"name": name, "arguments": json.loads(arguments)})
-    if not calls or _DEEPSEEK.sub("", text).strip():
+    between, *parts = text.split("<｜tool▁call▁begin｜>")
+    for part in parts:
+        call, _, rest = part.partition("<｜tool▁call▁end｜>")
+        name, _, arguments = call.partition("<｜tool▁sep｜>")
+        if fenced := _DEEPSEEK_FENCE.fullmatch(arguments):
+            name, arguments = fenced["name"], fenced["arguments"]
+        calls.append({"name": name.strip(), "arguments": json.loads(arguments)})
+        between += rest
+    if not calls or between.strip():
         raise ValueError("no calls alone")
     return calls
 

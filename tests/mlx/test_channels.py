@@ -14,6 +14,7 @@ from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.channels import ChannelParser, ChannelRules
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_text import MlxText, load_text
+from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
 from mlxsup.worker.tool_calls import ToolCallReader
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec
@@ -173,6 +174,47 @@ def test_tokens_become_channels_and_calls(text: MlxText) -> None:
     assert by_channel[Channel.CONTENT] == "ok "
     assert json.loads(by_channel[Channel.TOOL_CALL])["function"]["name"] == "weather"
     assert answer.has_calls
+
+
+def test_markers_that_mlx_lm_does_not_know(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    add_tokens(folder, ["[THINK]", "[/THINK]", "<|START_RESPONSE|>"], is_special=True)
+    text = load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
+    parser = ChannelParser(text.channel_rules, "", ToolCallReader(None, 0))
+    got = parser.add("[THINK]hm[/THINK]<|START_RESPONSE|>yes")
+    assert [(piece.channel.value, piece.text) for piece in got] == [
+        ("reasoning", "hm"),
+        ("content", "yes"),
+    ]
+    assert text.encode(RequestBody(prompt="a [THINK]")).opening == "[THINK]"
+
+
+@pytest.mark.parametrize(
+    ("is_marked", "form", "expected"),
+    [
+        (False, None, [NO_CALLS_KNOWN]),
+        (True, None, []),
+        (True, {"type": "regex", "regex": "[0-9]{3}"}, [NO_ROOM_FOR_CALLS]),
+        (True, {"type": "text"}, []),
+    ],
+)
+def test_calls_that_cannot_be_are_told_once(
+    tmp_path: Path, is_marked: bool, form: Any, expected: list[str]
+) -> None:
+    folder = make_tiny_model(tmp_path)
+    if is_marked:
+        mark(folder)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    got = driver.answer(prompt="call", tools=TOOLS, max_tokens=4, seed=1, response_format=form)
+    assert [delta.warning for delta in got.deltas if delta.warning] == expected
+    rest = driver.answer(got.resume_after(2))
+    assert not [delta.warning for delta in rest.deltas if delta.warning]
+    assert rest.tokens == got.tokens[2:]
+    plain = driver.answer(prompt="call", max_tokens=4)
+    assert not [delta.warning for delta in plain.deltas if delta.warning]
+    driver.close()
+    engine.close()
 
 
 def test_a_plain_model_has_no_rules(tmp_path: Path) -> None:

@@ -152,6 +152,15 @@ def test_what_is_no_header_stays_none(words: list[str]) -> None:
     assert verdicts == sorted(verdicts)
 
 
+def test_a_header_without_end_is_none() -> None:
+    assert text_length(parse([" "] * 1000)) == 1000
+    assert text_length(parse([" to=" + "x" * 1000])) == 1004
+
+
+def text_length(pieces: list[Piece]) -> int:
+    return sum(len(piece.text) for piece in pieces)
+
+
 LETTERS = st.text(alphabet="ab <|{}\n🦊", max_size=30)
 
 

@@ -136,6 +136,22 @@ def test_what_is_no_call_stays_text_with_a_warning(kind: ToolFormat, broken: str
     assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
 
 
+@pytest.mark.parametrize("kind", [kind for kind, _, _ in WRITTEN])
+@pytest.mark.parametrize("part", ["{", "[", "(", "1+", "-", "a.", "{'a':", '[{"name":', "f(x="])
+def test_a_hundred_thousand_letters_of_nonsense_stay_text(kind: ToolFormat, part: str) -> None:
+    nonsense = part * (100_000 // len(part))
+    whole = kind.begins[0] + nonsense + (kind.ends[0] if kind.ends else "")
+    got = parse(kind, [whole[at : at + 4] for at in range(0, len(whole), 4)])
+    assert text_of(got) == whole
+    assert not calls_of(got)
+
+
+@pytest.mark.parametrize("end", ["", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"])
+def test_many_beginnings_are_read_in_one_go(end: str) -> None:
+    whole = "<｜tool▁calls▁begin｜>" + ("<｜tool▁call▁begin｜>" + end) * 20_000
+    assert text_of(parse(tool_formats.DEEPSEEK, [whole])) == whole
+
+
 @pytest.mark.parametrize(
     "text",
     [
