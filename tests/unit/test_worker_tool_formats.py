@@ -183,6 +183,19 @@ def test_bare_json_is_a_call_only_if_calls_are_asked_for(more: dict[str, Any]) -
     assert (text_of(got), calls_of(got)) == (text, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "weather", "parameters": {}}; {"name": "unknown", "parameters": {}}',
+        '{"type": "function", "name": "unknown", "parameters": {}}',
+    ],
+)
+def test_bare_calls_of_unknown_tools_are_text(text: str) -> None:
+    got = parse(tool_formats.LLAMA, list(text))
+    assert (text_of(got), calls_of(got)) == (text, [])
+    assert [piece.warning for piece in got if piece.warning] == [UNREADABLE_CALL]
+
+
 def test_half_a_bare_call_is_text_with_a_warning() -> None:
     got = parse(tool_formats.LLAMA, ['{"name": "weather", "param'])
     assert [(piece.text, piece.warning) for piece in got] == [
@@ -305,6 +318,15 @@ def test_calls_and_results_without_ids_go_by_their_order() -> None:
     assert [rain["tool_call_id"], noon["tool_call_id"]] == [c["id"] for c in said["tool_calls"]]
     assert (rain["name"], noon["name"]) == ("weather", "time")
     assert odd == {"role": "tool", "content": "one too many"}
+
+
+def test_a_result_without_an_id_answers_the_first_open_call() -> None:
+    messages = [
+        {"role": "assistant", "tool_calls": [call("a"), call("b", "time")]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+        {"role": "tool", "content": "noon"},
+    ]
+    assert [m["tool_call_id"] for m in plain_messages(messages)[1:]] == ["a", "b"]
 
 
 @pytest.mark.parametrize("calls", ["x", [5], [{"function": 5}], [{"function": {"arguments": "{"}}]])
