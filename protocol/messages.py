@@ -354,14 +354,15 @@ class Acceptance:
 
     Attributes:
         prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
-        channel: the part of the answer that its first token belongs to.
+        opening: the end of the prompt that opened the answer, which says what part its first token
+            belongs to; empty: content.
         parameters: the effective ones, by name.
         seed: what sampling uses.
         fingerprint: of the engine that accepted it.
     """
 
     prompt_tokens: bytes
-    channel: Channel
+    opening: str
     parameters: dict[str, Any]
     seed: int
     fingerprint: str

@@ -9,7 +9,7 @@ fail() {
 }
 
 stamp=.venv/.mlxsup-installed
-if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; then
+if [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! tools/setup.sh -nt "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; then
     exit 0
 fi
 
@@ -40,4 +40,10 @@ if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --edita
     cat .venv/pip.log >&2
     fail "pip could not install what is needed; is the package registry reachable?"
 fi
+# Real chat templates, for the tests; the package's own dependencies are not needed.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade \
+    --target .venv/share/chat-templates trl==1.16.0 2>.venv/pip.log || {
+    cat .venv/pip.log >&2
+    fail "pip could not download the chat templates that the tests need"
+}
 touch "$stamp"

@@ -21,22 +21,25 @@ class AnswerText:
     Args:
         codec: the model's text side.
         stops: the request's stop strings.
-        channel: that of the first token.
+        opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
+        has_form: whether the answer keeps to a form.
     """
 
     def __init__(
         self,
         codec: TextCodec,
         stops: Sequence[str],
-        channel: Channel = Channel.CONTENT,
+        opening: str = "",
         calls: ToolCallReader | None = None,
+        *,
+        has_form: bool = False,
     ) -> None:
         self._codec = codec
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops)
         self._channels = ChannelParser(
-            codec.channel_rules, channel, calls or ToolCallReader(None, 0)
+            codec.channel_rules, opening, calls or ToolCallReader(None, 0), has_form=has_form
         )
 
     @property

@@ -6,19 +6,39 @@ wherever the pieces of text are cut, and are never shown. No MLX here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.states import Channel
 
+from .bare_calls import BareCallWatch
 from .stops import find_first, undecided
-from .tool_calls import ToolCallParser, ToolCallReader
+from .tool_calls import CallIds, ToolCallParser, ToolCallReader
 
 NORMAL = "normal"
 REASONING = "reasoning"
 TOOL = "tool"
+HEADER = "header"
 
 _CHANNELS = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING, TOOL: Channel.TOOL_CALL}
+
+UNREADABLE_CALL = "the model began a tool call that cannot be read; it stands in the text"
+BROKEN_HEADER = "the model broke the format of its answers; what it wrote stands in the text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The text in front of a part that says what the part is; never shown.
+
+    Attributes:
+        end: the marker behind it.
+        read: takes the header so far, from the marker that began it, and whether the answer keeps
+            to a form; returns the state that the header leads to, or None as soon as the text
+            cannot be a header. What is none stays none, whatever follows.
+    """
+
+    end: str
+    read: Callable[[str, bool], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +48,22 @@ class ChannelRules:
     Attributes:
         transitions: of each state, the texts that end it and the state that each leads to;
             `normal`, `reasoning` and `tool` are shown, the text of any other state is not.
-        initial: the state at the start where that is not the channel's; a header, for instance.
-        parse_tool_call: makes a call of the text between the markers; raises what it likes.
+        initial: the state in front of the opening if it is not `normal`.
+        header: how to read the text of the state `header`; None: markers alone end that state.
+        parse_tool_call: makes a call of the text between the markers; raises what it likes. Of a
+            call that a header announces it gets the header, too.
+        call_ids: what the ids of calls look like.
+        has_bare_calls: whether a whole answer of JSON is a call if it names a tool.
+        needs_tools: whether the markers of calls are ordinary text in a request without tools.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     initial: str | None = None
+    header: Header | None = None
     parse_tool_call: ToolCallParser | None = None
+    call_ids: CallIds = CallIds.OURS
+    has_bare_calls: bool = False
+    needs_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +80,47 @@ class ChannelParser:
 
     Args:
         rules: the model's.
-        channel: that of the first token.
+        opening: the end of the prompt that opened the answer, for example `<think>`; it is read as
+            if the model had written it, and not shown.
         calls: reads tool calls.
+        has_form: whether the answer keeps to a form: then its content is nothing but that.
     """
 
-    def __init__(self, rules: ChannelRules, channel: Channel, calls: ToolCallReader) -> None:
+    def __init__(
+        self, rules: ChannelRules, opening: str, calls: ToolCallReader, *, has_form: bool = False
+    ) -> None:
         self._rules = rules
         self._calls = calls
-        by_channel = {shown: state for state, shown in _CHANNELS.items()}
+        self._has_form = has_form
+        has_calls = bool(calls.names) or not rules.needs_tools
         # Of each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
             for state, edges in rules.transitions.items()
-            if (targets := dict(edges))
+            if (targets := {text: to for text, to in edges if has_calls or to != TOOL})
         }
-        self._state = rules.initial or by_channel[channel]
+        if rules.header is not None:
+            end = rules.header.end
+            self._edges[HEADER] = ([end], {end: HEADER}, {end[0]})
+        self._state = rules.initial or NORMAL
         self._held = ""
+        self._is_broken = False  # said once
+        self._header = ""
+        self._header_from = 0  # what is in front of it was a marker, or the prompt's
+        self._call_head = ""  # belongs to the call, and is not shown if that cannot be read
         self._call_marker = ""
         self._call_text: list[str] = []
+        self._bare: BareCallWatch | None = None
+        if opening:
+            self.add(opening)
+            self._header_from = len(self._header)
+        if rules.has_bare_calls and calls.names and not has_form:
+            self._bare = BareCallWatch(calls.names)
+
+    @property
+    def is_in_content(self) -> bool:
+        """Whether text that comes now is content, and no header either."""
+        return self._state == NORMAL
 
     @property
     def channel(self) -> Channel:
@@ -84,38 +136,76 @@ class ChannelParser:
 
     def add(self, text: str) -> list[Piece]:
         """What became certain with this text."""
-        if not self._held:
-            beginnings = self._edges[self._state][2] if self._state in self._edges else ()
-            if not any(character in text for character in beginnings):
-                return self._show(text)
         pieces: list[Piece] = []
-        pending = self._held + text
-        while self._state in self._edges:
-            markers, targets, _ = self._edges[self._state]
-            found = find_first(pending, markers)
-            if found is None:
-                break
-            start, marker = found
-            pieces += self._show(pending[:start])
-            pieces += self._move(marker, targets[marker])
-            pending = pending[start + len(marker) :]
-        markers = self._edges[self._state][0] if self._state in self._edges else []
-        certain = len(pending) - undecided(pending, markers)
-        self._held = pending[certain:]
-        return pieces + self._show(pending[:certain])
+        pending, self._held = self._held + text, ""
+        while pending:
+            if self._state == HEADER and self._rules.header is not None:
+                pending, shown = self._read_header(pending)
+            else:
+                pending, shown = self._read_part(pending)
+            pieces += shown
+        return pieces
 
     def finish(self) -> list[Piece]:
         """What was still held back, when the answer is over; a call without its end is read."""
         held, self._held = self._held, ""
         pieces = self._show(held)
-        return pieces + self._end_call("") if self._state == TOOL else pieces
+        if self._state == TOOL:
+            pieces += self._end_call("")
+        return pieces + self._end_bare()
+
+    def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
+        """Up to the next marker: what is left to read, and what is shown."""
+        if self._state not in self._edges:
+            return "", self._show(pending)
+        markers, targets, beginnings = self._edges[self._state]
+        if not any(character in pending for character in beginnings):
+            return "", self._show(pending)
+        found = find_first(pending, markers)
+        if found is None:
+            certain = len(pending) - undecided(pending, markers)
+            self._held = pending[certain:]
+            return "", self._show(pending[:certain])
+        start, marker = found
+        pieces = self._show(pending[:start])
+        return pending[start + len(marker) :], pieces + self._move(marker, targets[marker])
+
+    def _read_header(self, pending: str) -> tuple[str, list[Piece]]:
+        """The same for a header; text that is none is read once more, as content."""
+        assert self._rules.header is not None
+        end = self._rules.header.end
+        at = pending.find(end)
+        if at >= 0:
+            certain, rest = at, pending[at + len(end) :]
+        else:
+            certain, rest = len(pending) - undecided(pending, [end]), ""
+        header = self._header + pending[:certain]
+        state = self._rules.header.read(header, self._has_form)
+        if state is None:
+            stray = header[self._header_from :] + pending[certain:]
+            self._state = NORMAL
+            warning = None if self._is_broken else BROKEN_HEADER
+            self._is_broken = True
+            return stray, [Piece(channel=Channel.CONTENT, text="", warning=warning)]
+        self._header = header
+        if at < 0:
+            self._held = pending[certain:]
+            return "", []
+        self._state = state
+        self._call_head, self._call_marker, self._call_text = header + end, "", []
+        return rest, []
 
     def _move(self, marker: str, state: str) -> list[Piece]:
         pieces: list[Piece] = []
         if self._state == TOOL:
-            pieces = self._end_call(marker)
+            # Behind a header no marker is ever shown.
+            pieces = self._end_call("" if self._call_head else marker)
+        elif state != self._state:
+            pieces = self._end_bare()
         if state == TOOL:
-            self._call_marker, self._call_text = marker, []
+            self._call_head, self._call_marker, self._call_text = "", marker, []
+        elif state == HEADER:
+            self._header, self._header_from = marker, len(marker)
         self._state = state
         return pieces
 
@@ -126,13 +216,33 @@ class ChannelParser:
         if channel is Channel.TOOL_CALL:
             self._call_text.append(text)
             return []
-        return [Piece(channel=channel, text=text)]
+        if channel is Channel.CONTENT and self._bare is not None:
+            text = self._bare.add(text)
+            if not self._bare.is_undecided:
+                self._bare = None
+        return [Piece(channel=channel, text=text)] if text else []
 
     def _end_call(self, marker: str) -> list[Piece]:
         text, self._call_text = "".join(self._call_text), []
-        lines = self._calls.read(text, self._rules.parse_tool_call)
-        if lines is None:
-            whole = self._call_marker + text + marker
-            warning = "the model began a tool call that cannot be read; it stands in the text"
-            return [Piece(channel=Channel.CONTENT, text=whole, warning=warning)] if whole else []
-        return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        lines = self._calls.read(
+            self._call_head + text, self._rules.parse_tool_call, self._rules.call_ids
+        )
+        if lines is not None:
+            return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        whole = self._call_marker + text + marker
+        if not whole and not self._call_head:
+            return []
+        return [Piece(channel=Channel.CONTENT, text=whole, warning=UNREADABLE_CALL)]
+
+    def _end_bare(self) -> list[Piece]:
+        """Content that might have been a call is decided: it is one, or stays text."""
+        bare, self._bare = self._bare, None
+        if bare is None or not bare.text:
+            return []
+        if not bare.is_call_like:
+            return [Piece(channel=Channel.CONTENT, text=bare.text)]
+        parse = self._rules.parse_tool_call
+        lines = self._calls.read(bare.text, parse, self._rules.call_ids, are_known=True)
+        if lines is not None:
+            return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        return [Piece(channel=Channel.CONTENT, text=bare.text, warning=UNREADABLE_CALL)]

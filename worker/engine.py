@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Batching, Channel, FinishReason, LoadPhase
+from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from .channels import ChannelRules
 from .grammar import Grammar
@@ -84,7 +84,8 @@ class Prompt:
 
     Attributes:
         tokens: at least one id.
-        channel: the part of the answer that the first generated token belongs to.
+        opening: the end of the prompt that opened the answer, from which follows the part that the
+            first generated token belongs to: `<think>`, for example, or a header without its end.
         grammar: what the answer keeps to; None: any text.
         checkpoints: how many of the first tokens another prompt is likely to share (the system
             prompt, the messages without what opens the answer), ascending, each below the number
@@ -92,7 +93,7 @@ class Prompt:
     """
 
     tokens: list[int]
-    channel: Channel = Channel.CONTENT
+    opening: str = ""
     grammar: Grammar | None = None
     checkpoints: tuple[int, ...] = ()
 
@@ -228,8 +229,8 @@ class TextCodec(Protocol):
                 ids outside the vocabulary, a prompt of no tokens).
         """
 
-    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
-        """What an answer that begins in this channel keeps to; runs on a helper thread.
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+        """What an answer that the prompt has opened so keeps to; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`; no answer can be so.

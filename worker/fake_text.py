@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.states import Channel
 
 from .channels import NORMAL, REASONING, TOOL, ChannelRules
 from .engine import Prompt
@@ -228,7 +227,7 @@ class FakeTextCodec:
         except FakeOptionError as error:
             raise RemoteError(ErrorCode.INVALID_REQUEST, str(error)) from None
         is_thinking = text.endswith("<think>")
-        return Prompt(tokens=tokens, channel=Channel.REASONING if is_thinking else Channel.CONTENT)
+        return Prompt(tokens=tokens, opening="<think>" if is_thinking else "")
 
     @property
     def channel_rules(self) -> ChannelRules:
@@ -242,7 +241,7 @@ class FakeTextCodec:
             parse_tool_call=lambda text, tools: json.loads(text),
         )
 
-    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
         """See `TextCodec.grammar`; its answers keep to none."""
         return None
 

@@ -32,16 +32,20 @@ class Grammar:
     Args:
         matcher: of llguidance, at its beginning.
         end_tokens: ids that it allows where the answer may end.
-        begins_after: ids after which the grammar holds, the end of the reasoning; empty: at once.
+        begins_after: rows of ids; the grammar holds once each was there, one after the other. The
+            end of the reasoning, for example; empty: at once.
     """
 
     def __init__(
-        self, matcher: Any, end_tokens: Sequence[int], begins_after: Sequence[int] = ()
+        self,
+        matcher: Any,
+        end_tokens: Sequence[int],
+        begins_after: Sequence[Sequence[int]] = (),
     ) -> None:
         self._matcher = matcher
         self._end_tokens = frozenset(end_tokens)
         self._end_bits = sum(1 << token for token in self._end_tokens)
-        self._begins_after = list(begins_after)
+        self._begins_after = [list(ids) for ids in begins_after]
         self._latest: list[int] = []
         self._can_only_end = False
 
@@ -49,6 +53,11 @@ class Grammar:
     def is_over(self) -> bool:
         """Whether the answer is complete: nothing more can follow."""
         return not self._begins_after and (self._can_only_end or bool(self._matcher.is_stopped()))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the part of the answer that keeps to it has begun."""
+        return not self._begins_after
 
     @property
     def error(self) -> str:
@@ -77,9 +86,11 @@ class Grammar:
             if not self.is_over:
                 self._matcher.consume_token(token)
             return
-        self._latest = [*self._latest, token][-len(self._begins_after) :]
-        if self._latest == self._begins_after:
-            self._begins_after = []
+        wanted = self._begins_after[0]
+        self._latest = [*self._latest, token][-len(wanted) :]
+        if self._latest == wanted:
+            del self._begins_after[0]
+            self._latest = []
 
     def mask(self) -> bytes | None:
         """The tokens that may follow, one bit each, the lowest first; None for any."""
@@ -104,7 +115,9 @@ class GrammarCompiler:
         self._matchers: OrderedDict[str, Any] = OrderedDict()
 
     def compile(
-        self, response_format: dict[str, Any] | None, begins_after: Sequence[int] = ()
+        self,
+        response_format: dict[str, Any] | None,
+        begins_after: Sequence[Sequence[int]] = (),
     ) -> Grammar | None:
         """The grammar of one answer; None where any text will do.
 

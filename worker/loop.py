@@ -34,7 +34,7 @@ from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
 from .link import LinkBrokenError
 from .logs import line
-from .rows import RunningRow, acceptance, check_resume, plan_row
+from .rows import RunningRow, acceptance, check_resume, plan_row, tools_warnings
 from .text import Refused, Tokenised
 from .tool_calls import ToolCallReader
 
@@ -249,8 +249,19 @@ class StepLoop:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
         calls = ToolCallReader(ready.body.tools, row.seed)
-        answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
-        running = RunningRow(key=ready.key, answer=answer, grammar=row.grammar)
+        answer = AnswerText(
+            self._engine.text,
+            ready.body.stop or (),
+            ready.prompt.opening,
+            calls,
+            has_form=row.grammar is not None,
+        )
+        running = RunningRow(
+            key=ready.key,
+            answer=answer,
+            grammar=row.grammar,
+            warnings=() if delivered else tools_warnings(ready.body, self._engine.text),
+        )
         end = running.replay(row, report=self._publish_rows)
         if end is None:
             self._waiting[ready.key] = (row, running)

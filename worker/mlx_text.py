@@ -11,18 +11,23 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.states import Channel
 
-from .channels import ChannelRules
+from .channels import ChannelParser, ChannelRules
 from .chat_checkpoints import find_checkpoints
+from .chat_messages import plain_messages, with_text_arguments
 from .detokenizer import ByteDetokenizer, WindowDetokenizer
 from .engine import BadModelError, Detokenizer, Prompt
 from .grammar import Grammar, GrammarCompiler
 from .grammar_tokenizer import make_grammar_tokenizer
-from .mlx_channels import channel_rules, plain_message
+from .harmony import ENDS, opening_of
+from .mlx_channels import chat_format
 from .mlx_tokenizer import load_tokenizer, tokenizer_error
+from .tool_calls import ToolCallReader
 
 BYTE_LEVEL = "ByteLevel"
+
+MAX_OPENING = 512
+"""Of the end of a prompt that opens the answer so many characters are looked at."""
 
 
 class MlxText:
@@ -52,7 +57,7 @@ class MlxText:
         elif (strips := _sentencepiece_strips(decoder)) is not None:
             self._token_bytes = _sentencepiece_tokens(tokenizer)
             self._strips_first_space = strips
-        self._channel_rules = channel_rules(tokenizer)
+        self._format = chat_format(tokenizer)
         self._grammars = GrammarCompiler(self._grammar_tokenizer)
         self._decoding_tokenizer: Any = tokenizer
         if self._token_bytes is None:
@@ -63,7 +68,11 @@ class MlxText:
     @property
     def stop_tokens(self) -> list[int]:
         """The ids that end an answer, from tokenizer and configuration."""
-        return sorted(int(token) for token in self._tokenizer.eos_token_ids)
+        ends = {int(token) for token in self._tokenizer.eos_token_ids}
+        if self._format.is_harmony:
+            # Of some conversions the configuration names only the first of them.
+            ends.update(map(int, self._tokenizer.convert_tokens_to_ids(list(ENDS))))
+        return sorted(ends)
 
     @property
     def spared_tokens(self) -> list[int]:
@@ -74,7 +83,7 @@ class MlxText:
     @property
     def channel_rules(self) -> ChannelRules:
         """How the model marks the parts of its answers."""
-        return self._channel_rules
+        return self._format.rules
 
     def twin(self) -> MlxText:
         """The same for another thread: tokenizers change their own settings while they encode."""
@@ -98,11 +107,11 @@ class MlxText:
     def _encode(self, body: RequestBody) -> Prompt:
         checkpoints: tuple[int, ...] = ()
         if body.prompt_tokens is not None:
-            tokens = list(body.prompt_tokens)
+            tokens, opening = list(body.prompt_tokens), None
         elif body.messages is not None:
-            tokens, checkpoints = self._encode_messages(body)
+            tokens, opening, checkpoints = self._encode_messages(body)
         else:
-            tokens = self._encode_text(body.prompt or "")
+            tokens, opening = self._encode_text(body.prompt or ""), None
         if not tokens:
             raise invalid("prompt", "text of at least one token", shown="text of none")
         if max(tokens) >= self.vocabulary_size:
@@ -111,18 +120,18 @@ class MlxText:
                 f"ids below this model's vocabulary of {self.vocabulary_size}",
                 max(tokens),
             )
-        channel = self._channel_after(tokens)
-        return Prompt(tokens=tokens, channel=channel, checkpoints=checkpoints)
+        return Prompt(
+            tokens=tokens, opening=self._raw_opening(tokens, opening), checkpoints=checkpoints
+        )
 
-    def grammar(self, body: RequestBody, channel: Channel) -> Grammar | None:
-        """What an answer keeps to; where it begins with reasoning, from the end of that on.
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+        """What the content of an answer keeps to, from where it begins.
 
         Raises:
             RemoteError: `invalid_request`; no answer can be so.
         """
-        begins_after: tuple[int, ...] = ()
-        if channel is Channel.REASONING:
-            begins_after = tuple(self._tokenizer.think_end_tokens or ())
+        parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
+        begins_after = () if parser.is_in_content else self._format.content_after
         return self._grammars.compile(body.response_format, begins_after)
 
     def _grammar_tokenizer(self) -> Any:
@@ -170,40 +179,37 @@ class MlxText:
         adds_special_tokens = bos is None or not text.startswith(bos)
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens))
 
-    def _channel_after(self, tokens: list[int]) -> Channel:
-        """Templates may open the reasoning themselves, so that it begins with the first token."""
-        tokenizer = self._tokenizer
-        if not tokenizer.has_thinking:
-            return Channel.CONTENT
-        opened = tokenizer.rfind_think_start(tokens)
-        is_open = opened >= 0 and opened > tokenizer.rfind_think_end(tokens)
-        return Channel.REASONING if is_open else Channel.CONTENT
+    def _raw_opening(self, tokens: list[int], opening: str | None) -> str:
+        """Without messages the caller opens a part, at the very end of the prompt, or nobody does:
+        a marker further up is part of the text."""
+        if opening is not None:
+            return opening
+        if not self._format.is_harmony and self._format.reasoning is None:
+            return ""
+        tail = str(self._tokenizer.decode(tokens[-MAX_OPENING // 4 :]))
+        if self._format.is_harmony:
+            return opening_of(tail)
+        begin = (self._format.reasoning or ("",))[0]
+        return begin if tail.rstrip().endswith(begin) else ""
 
-    def _encode_messages(self, body: RequestBody) -> tuple[list[int], tuple[int, ...]]:
-        """The ids, and how many of them other prompts are likely to share."""
+    def _encode_messages(self, body: RequestBody) -> tuple[list[int], str | None, tuple[int, ...]]:
+        """The ids; what the template adds behind the messages to open the answer, None if that
+        cannot be told; and how many of the ids other prompts are likely to share.
+
+        Only what the template adds opens a part: markers in the messages are their authors' text.
+        """
         if not self._tokenizer.has_chat_template:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "this model has no chat template: send prompt instead of messages",
                 detail={"parameter": "messages"},
             )
-        plain = [plain_message(message) for message in body.messages or ()]
+        plain = plain_messages(body.messages or (), self._format.rules.call_ids)
         extra = dict(body.chat_template_kwargs or {})
         if body.tools:
             extra["tools"] = body.tools
-
-        def render(messages: list[dict[str, Any]]) -> str:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False, **extra
-                )
-            )
-
-        def encode(text: str) -> list[int]:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
-
         try:
-            rendered = render(plain)
+            plain, rendered, closed = self._render_either(plain, extra)
         except Exception as error:
             # A template is the model's program run on the request's data: whatever it raises is
             # that request's own error (G6).
@@ -212,12 +218,46 @@ class MlxText:
                 f"the model's chat template refuses these messages: {str(error)[:200]}",
                 detail={"parameter": "messages"},
             ) from error
-        tokens = encode(rendered)
+        tokens = self._encode_rendered(rendered)
+        opening = rendered[len(closed) :][-MAX_OPENING:] if rendered.startswith(closed) else None
         if not self.wants_checkpoints:
-            return tokens, ()
-        specials = list(self._tokenizer.get_added_vocab())
-        return tokens, find_checkpoints(
-            plain, rendered, tokens, render=render, encode=encode, special_tokens=specials
+            return tokens, opening, ()
+        checkpoints = find_checkpoints(
+            plain,
+            rendered,
+            tokens,
+            render=lambda messages: self._render(messages, extra, opens=True),
+            encode=self._encode_rendered,
+            special_tokens=list(self._tokenizer.get_added_vocab()),
+        )
+        return tokens, opening, checkpoints
+
+    def _encode_rendered(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render_either(
+        self, plain: list[dict[str, Any]], extra: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], str, str]:
+        """The messages, with what opens the answer and without; with the arguments of calls as
+        maps, or as text if the template takes them only so.
+
+        Returns:
+            The messages as they were rendered, and both texts.
+        """
+        try:
+            rendered = self._render(plain, extra, opens=True)
+        except TypeError:
+            if not any("tool_calls" in message for message in plain):
+                raise
+            plain = with_text_arguments(plain)
+            rendered = self._render(plain, extra, opens=True)
+        return plain, rendered, self._render(plain, extra, opens=False)
+
+    def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any], *, opens: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=opens, tokenize=False, **extra
+            )
         )
 
 

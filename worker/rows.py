@@ -16,12 +16,18 @@ from mlxsup.protocol.states import FinishReason
 
 from .answer import AnswerText
 from .channels import Piece
-from .engine import EngineFacts, Prompt, Row, RowToken
+from .engine import EngineFacts, Prompt, Row, RowToken, TextCodec
 from .grammar import Grammar
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4
 REPLAY_REPORT_TOKENS = 1024
+
+NO_CALLS_KNOWN = (
+    "no format of tool calls is known for this model: a call that it makes stands in the text"
+)
+NO_ROOM_FOR_CALLS = "the answer keeps to its response_format, so it can hold no tool call"
+NO_FORM = "the answer ended before the part that response_format applies to"
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
@@ -90,11 +96,23 @@ def plan_row(
     )
 
 
+def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
+    """What a caller who offers tools should know from the beginning."""
+    rules = codec.channel_rules
+    if not body.tools:
+        return ()
+    if rules.parse_tool_call is None:
+        return (NO_CALLS_KNOWN,)
+    has_form = body.response_format is not None and body.response_format["type"] != "text"
+    # Headers tell a call from the content, to which alone the form applies.
+    return (NO_ROOM_FOR_CALLS,) if has_form and rules.header is None else ()
+
+
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
     """What is told to the supervisor of a request that will run."""
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
-        channel=prompt.channel,
+        opening=prompt.opening,
         parameters=body.parameters()
         | {name: getattr(row, name) for name in ("max_tokens", *SAMPLING)},
         seed=row.seed,
@@ -110,6 +128,7 @@ class RunningRow:
         key: whose.
         answer: the text so far.
         grammar: what the answer keeps to.
+        warnings: what is said with the first token.
         inserted_at: monotonic seconds; 0 until then.
         cached_tokens: of the prompt, that needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
@@ -118,6 +137,7 @@ class RunningRow:
     key: RequestKey
     answer: AnswerText
     grammar: Grammar | None = None
+    warnings: Sequence[str] = ()
     inserted_at: float = 0.0
     cached_tokens: int = 0
     has_token: bool = False
@@ -144,7 +164,7 @@ class RunningRow:
         if self.answer.is_stopped:
             return self._deltas([], finish=self._stop())
         if row.grammar is not None and row.grammar.is_over:
-            return self._deltas(self.answer.finish(), finish=self._stop())
+            return self._deltas(self._rest(is_stop=True), finish=self._stop())
         if len(row.delivered) < row.max_tokens:
             return None
         return self._deltas(self.answer.finish(), finish=FinishReason.LENGTH)
@@ -158,14 +178,19 @@ class RunningRow:
         """
         pieces: list[Piece] = []
         tokens, finish, logprobs = b"", result.finish, None
+        if not self.has_token:
+            pieces += [
+                Piece(channel=self.answer.channel, text="", warning=warning)
+                for warning in self.warnings
+            ]
         if result.token is not None:
-            pieces = self.answer.add(result.token)
+            pieces += self.answer.add(result.token)
             tokens = pack_tokens([result.token])
             if result.logprobs is not None:
                 logprobs = [self.answer.describe(result.token, result.logprobs)]
         if finish is not None or self.answer.is_stopped:
-            pieces += self.answer.finish()
             is_stop = finish is FinishReason.STOP or self.answer.is_stopped
+            pieces += self._rest(is_stop=is_stop)
             finish = self._stop() if is_stop else finish
         deltas = self._deltas(pieces, finish=finish)
         deltas[0].tokens, deltas[0].logprobs = tokens, logprobs
@@ -174,6 +199,13 @@ class RunningRow:
             deltas[0].prefill_s = now - self.inserted_at
             deltas[0].cached_tokens = self.cached_tokens
         return deltas
+
+    def _rest(self, *, is_stop: bool) -> list[Piece]:
+        """What was held back, and what to say of an answer that has ended by itself."""
+        pieces = self.answer.finish()
+        if is_stop and self.grammar and not (self.grammar.has_begun or self.answer.has_calls):
+            pieces.append(Piece(channel=self.answer.channel, text="", warning=NO_FORM))
+        return pieces
 
     def _stop(self) -> FinishReason:
         return FinishReason.TOOL_CALLS if self.answer.has_calls else FinishReason.STOP

@@ -220,7 +220,7 @@ class _Lane:
             else:
                 body, prompt = _from_acceptance(job.resume)
             if body.response_format is not None:
-                grammar = self._own_codec().grammar(body, prompt.channel)
+                grammar = self._own_codec().grammar(body, prompt.opening)
                 prompt = replace(prompt, grammar=grammar)
         except RemoteError as error:
             return Refused(key=job.key, error=error)
@@ -254,4 +254,4 @@ def _from_acceptance(resume: Resume) -> tuple[RequestBody, Prompt]:
     acceptance = resume.acceptance
     tokens = unpack_tokens(acceptance.prompt_tokens)
     body = RequestBody.accepted(tokens, acceptance.parameters, acceptance.seed)
-    return body, Prompt(tokens=tokens, channel=acceptance.channel)
+    return body, Prompt(tokens=tokens, opening=acceptance.opening)

@@ -4,16 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 ToolCallParser = Callable[[str, Any], Any]
 """Takes the text of a call and the request's tools; returns a call, or a list of them, each with
-`name` and `arguments`. mlx-lm has one for each family of models."""
+`name` and `arguments`, and `id` if the format has one."""
+
+_ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_MAX_ID = 128
+
+
+class CallIds(Enum):
+    """What ids of calls look like; the templates of some families take no others."""
+
+    OURS = re.compile(r"[!-~]{1,128}")
+    """`call_` and 24 hexadecimal digits; an id that the model gave is kept."""
+    NINE = re.compile(r"[a-zA-Z0-9]{9}")
+    """Nine letters and digits, as Mistral's templates demand."""
+    NUMBERED = re.compile(r"functions\.[^\s:]{1,100}:\d{1,9}")
+    """`functions.NAME:NUMBER`, which Kimi reads the name of a result from."""
+
+    def fits(self, call_id: object) -> bool:
+        """Whether a template of this family takes it."""
+        return isinstance(call_id, str) and self.value.fullmatch(call_id) is not None
+
+    def make(self, name: str, number: int, key: str) -> str:
+        """An id for a call that has none.
+
+        Args:
+            name: of the function.
+            number: of the call, from 0.
+            key: the same key and number make the same id.
+        """
+        if self is CallIds.NUMBERED:
+            return f"functions.{name}:{number}"
+        digest = hashlib.blake2b(f"{key}:{number}".encode(), digest_size=12)
+        if self is CallIds.OURS:
+            return f"call_{digest.hexdigest()}"
+        value, letters = int.from_bytes(digest.digest()), []
+        for _ in range(9):
+            value, letter = divmod(value, len(_ALPHANUMERIC))
+            letters.append(_ALPHANUMERIC[letter])
+        return "".join(letters)
 
 
 class ToolCallReader:
     """Reads the calls of one answer.
+
+    Attributes:
+        names: of the functions that the request offers.
 
     Args:
         tools: of the request; they tell some formats which argument is a number.
@@ -22,43 +64,74 @@ class ToolCallReader:
     """
 
     def __init__(self, tools: list[dict[str, Any]] | None, seed: int) -> None:
+        self.names = frozenset(str(tool["function"]["name"]) for tool in tools or ())
         self._tools = tools
         self._seed = seed
-        self._count = 0
+        self._ids: list[str] = []
 
     @property
     def count(self) -> int:
         """Calls read so far."""
-        return self._count
+        return len(self._ids)
 
-    def read(self, text: str, parse: ToolCallParser | None) -> list[str] | None:
-        """Each call as a line of JSON in OpenAI's form; None if the text is no call."""
+    def read(
+        self,
+        text: str,
+        parse: ToolCallParser | None,
+        ids: CallIds = CallIds.OURS,
+        *,
+        are_known: bool = False,
+    ) -> list[str] | None:
+        """Each call as a line of JSON in OpenAI's form; None if the text is no call.
+
+        Args:
+            text: of one call or of several.
+            parse: the model's format.
+            ids: what the ids look like.
+            are_known: whether only calls of the request's own tools are calls.
+        """
         if parse is None:
             return None
+        lines: list[str] = []
+        made: list[str] = []
         try:
             parsed = parse(text, self._tools)
-            calls = parsed if isinstance(parsed, list) else [parsed]
-            lines = [self._line(call, self._count + place) for place, call in enumerate(calls)]
+            for call in parsed if isinstance(parsed, list) else [parsed]:
+                if are_known and call["name"] not in self.names:
+                    return None
+                made.append(self._id(call, ids, made))
+                lines.append(_line(call, made[-1]))
         except Exception:  # noqa: BLE001
             # A parser meets whatever a model has written: it is text then, never an error.
             return None
-        self._count += len(lines)
+        self._ids += made
         return lines or None
 
-    def _line(self, call: dict[str, Any], number: int) -> str:
-        name, arguments = call["name"], call.get("arguments", {})
-        if not isinstance(name, str) or not name:
-            raise ValueError("a call has a name")
-        if not isinstance(arguments, str):
-            if not isinstance(arguments, dict):
-                raise ValueError("a call's arguments are a map")
-            arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        digest = hashlib.blake2b(f"{self._seed}:{number}".encode(), digest_size=12).hexdigest()
-        whole = {
-            "id": f"call_{digest}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        line = json.dumps(whole, ensure_ascii=False) + "\n"
-        line.encode()  # lone surrogates do not travel
-        return line
+    def _id(self, call: dict[str, Any], ids: CallIds, made: list[str]) -> str:
+        """The model's own if it fits and is new, else one of ours."""
+        taken = {*self._ids, *made}
+        own = call.get("id")
+        if ids.fits(own) and own not in taken:
+            return str(own)
+        number = len(taken)
+        while (ours := ids.make(call["name"], number, str(self._seed))) in taken:
+            number += 1
+        return ours
+
+
+def _line(call: dict[str, Any], call_id: str) -> str:
+    name, arguments = call["name"], call.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call has a name")
+    if not isinstance(arguments, str):
+        if not isinstance(arguments, dict):
+            raise ValueError("a call's arguments are a map")
+        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    whole = {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    line = json.dumps(whole, ensure_ascii=False) + "\n"
+    line.encode()  # lone surrogates do not travel
+    return line

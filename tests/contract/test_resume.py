@@ -8,7 +8,7 @@ import pytest
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch, Resume
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import FinishReason
 from support.loop_driver import LoopDriver, check_every_resume
 
 LENGTH = 48
@@ -88,7 +88,7 @@ def test_a_changed_model_is_told_with_the_tokens_sent_F10(worker: LoopDriver) ->
     assert made is not None
     other = Acceptance(
         prompt_tokens=made.prompt_tokens,
-        channel=made.channel,
+        opening=made.opening,
         parameters=made.parameters,
         seed=made.seed,
         fingerprint="another",
@@ -124,7 +124,7 @@ def test_a_resumed_request_can_be_cancelled_D3(worker: LoopDriver) -> None:
 def test_a_resume_travels_F10() -> None:
     acceptance = Acceptance(
         prompt_tokens=pack_tokens([1, 2]),
-        channel=Channel.REASONING,
+        opening="<think>",
         parameters={"stop": ["a"], "temperature": 0.5},
         seed=5,
         fingerprint="f",

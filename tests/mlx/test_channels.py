@@ -11,9 +11,10 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
-from mlxsup.worker.channels import ChannelRules
+from mlxsup.worker.channels import ChannelParser, ChannelRules
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_text import MlxText, load_text
+from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
 from mlxsup.worker.tool_calls import ToolCallReader
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec
@@ -73,7 +74,7 @@ def test_calls_and_their_answers_are_rendered(text: MlxText) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [None, 5, [{"type": "image_url"}]])
+@pytest.mark.parametrize("content", [5, [{"type": "image_url"}]])
 def test_content_that_is_no_text_is_the_requests_own_error_G6(text: MlxText, content: Any) -> None:
     with pytest.raises(RemoteError, match="content that is text"):
         rendered(text, messages=[{"role": "user", "content": content}])
@@ -95,7 +96,8 @@ def test_wrong_template_parameters_are_refused_C7(parameters: dict[str, Any], wo
 
 def test_a_prompt_that_opens_the_reasoning_is_seen(text: MlxText) -> None:
     def channel(**values: Any) -> Channel:
-        return text.encode(RequestBody(**values)).channel
+        opening = text.encode(RequestBody(**values)).opening
+        return ChannelParser(text.channel_rules, opening, ToolCallReader(None, 0)).channel
 
     messages = [{"role": "user", "content": "hi"}]
     assert channel(messages=messages) is Channel.REASONING
@@ -105,10 +107,65 @@ def test_a_prompt_that_opens_the_reasoning_is_seen(text: MlxText) -> None:
     assert channel(prompt="<think>a</think>b<think>") is Channel.REASONING
 
 
+OFF = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "typed", ["<think>", "what does <think>\n", "a <think> b </think> <think>"]
+)
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_markers_in_messages_open_nothing(text: MlxText, typed: str, role: str) -> None:
+    messages = [{"role": role, "content": typed}, {"role": "user", "content": typed}]
+    for said in (messages, messages[:1]):
+        got = text.encode(RequestBody(messages=said, chat_template_kwargs=OFF))
+        assert got.opening == "[assistant]"
+        opened = text.encode(RequestBody(messages=said)).opening
+        assert opened == "[assistant]<think>"
+
+
+def test_a_closed_reasoning_of_the_template_is_content(text: MlxText) -> None:
+    said = [{"role": "user", "content": "</think><think>"}]
+    extra = OFF | {"mood": "<think>\n\n</think>\n\n"}
+    opening = text.encode(RequestBody(messages=said, chat_template_kwargs=extra)).opening
+    parser = ChannelParser(text.channel_rules, opening, ToolCallReader(None, 0))
+    assert opening.endswith("</think>\n\n")
+    assert parser.channel is Channel.CONTENT
+
+
+def test_a_raw_prompt_opens_the_reasoning_at_its_end_alone(text: MlxText) -> None:
+    def opening(prompt: str) -> str:
+        as_text = text.encode(RequestBody(prompt=prompt))
+        as_tokens = text.encode(RequestBody(prompt_tokens=as_text.tokens))
+        assert as_text == as_tokens
+        return as_text.opening
+
+    assert opening("user: hi\nassistant: <think>\n") == "<think>"
+    assert opening("what does <think> mean?") == ""
+    assert opening("2+2=") == ""
+
+
+def test_a_form_holds_although_the_user_types_a_marker(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    folder = make_tiny_model(tmp_path)
+    mark(folder)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    got = driver.answer(
+        messages=[{"role": "user", "content": "what is <think>"}],
+        chat_template_kwargs=OFF,
+        response_format={"type": "regex", "regex": "[0-9]{5}"},
+    )
+    assert got.text.isdigit()
+    assert len(got.text) == 5
+    assert got.text_of(Channel.REASONING) == ""
+    driver.close()
+    engine.close()
+
+
 def test_tokens_become_channels_and_calls(text: MlxText) -> None:
     said = 'hm</think>ok <tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
     tokens = text.encode(RequestBody(prompt=said)).tokens
-    answer = AnswerText(text, (), Channel.REASONING, ToolCallReader(TOOLS, seed=1))
+    answer = AnswerText(text, (), "<think>", ToolCallReader(TOOLS, seed=1))
     pieces = [piece for token in tokens for piece in answer.add(token)] + answer.finish()
     by_channel: dict[Channel, str] = {}
     for piece in pieces:
@@ -117,6 +174,47 @@ def test_tokens_become_channels_and_calls(text: MlxText) -> None:
     assert by_channel[Channel.CONTENT] == "ok "
     assert json.loads(by_channel[Channel.TOOL_CALL])["function"]["name"] == "weather"
     assert answer.has_calls
+
+
+def test_markers_that_mlx_lm_does_not_know(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    add_tokens(folder, ["[THINK]", "[/THINK]", "<|START_RESPONSE|>"], is_special=True)
+    text = load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
+    parser = ChannelParser(text.channel_rules, "", ToolCallReader(None, 0))
+    got = parser.add("[THINK]hm[/THINK]<|START_RESPONSE|>yes")
+    assert [(piece.channel.value, piece.text) for piece in got] == [
+        ("reasoning", "hm"),
+        ("content", "yes"),
+    ]
+    assert text.encode(RequestBody(prompt="a [THINK]")).opening == "[THINK]"
+
+
+@pytest.mark.parametrize(
+    ("is_marked", "form", "expected"),
+    [
+        (False, None, [NO_CALLS_KNOWN]),
+        (True, None, []),
+        (True, {"type": "regex", "regex": "[0-9]{3}"}, [NO_ROOM_FOR_CALLS]),
+        (True, {"type": "text"}, []),
+    ],
+)
+def test_calls_that_cannot_be_are_told_once(
+    tmp_path: Path, is_marked: bool, form: Any, expected: list[str]
+) -> None:
+    folder = make_tiny_model(tmp_path)
+    if is_marked:
+        mark(folder)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    got = driver.answer(prompt="call", tools=TOOLS, max_tokens=4, seed=1, response_format=form)
+    assert [delta.warning for delta in got.deltas if delta.warning] == expected
+    rest = driver.answer(got.resume_after(2))
+    assert not [delta.warning for delta in rest.deltas if delta.warning]
+    assert rest.tokens == got.tokens[2:]
+    plain = driver.answer(prompt="call", max_tokens=4)
+    assert not [delta.warning for delta in plain.deltas if delta.warning]
+    driver.close()
+    engine.close()
 
 
 def test_a_plain_model_has_no_rules(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.grammar import MAX_KEPT, Grammar, GrammarCompiler
 from mlxsup.worker.mlx_engine import MlxEngine
 from support.demo_model import demo_model_folder
@@ -236,11 +236,13 @@ def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) ->
 def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
     text: Any = worker.engine.text
     body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "[0-9]{2}"})
-    compiled = text.grammar(body, Channel.CONTENT)
+    compiled = text.grammar(body, "")
     assert compiled.mask() is not None
     end = text.encode(RequestBody(prompt="tide moor")).tokens
-    waiting = text._grammars.compile(body.response_format, end)
-    for token in [*end[:1], *end]:
+    stages = [end[:2], end[2:]]
+    assert all(stages)
+    waiting = text._grammars.compile(body.response_format, stages)
+    for token in [*end[:1], *end[2:], *end[:2], *end[:1], *end[2:]]:
         assert waiting.mask() is None
         assert not waiting.is_over
         waiting.accept(token)
@@ -302,7 +304,7 @@ def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
     """Processors run once more after the last token."""
     text: Any = worker.engine.text
     body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "ab"})
-    grammar: Grammar = text.grammar(body, Channel.CONTENT)
+    grammar: Grammar = text.grammar(body, "")
     for token in (5, 2047, 10**9, 5):
         grammar.accept(token)
         grammar.mask()

@@ -155,13 +155,19 @@ def test_content_in_text_parts_is_joined(text: MlxText) -> None:
     assert text.decode(tokens) == "[user] Hi there\n[assistant]"
 
 
-@pytest.mark.parametrize("content", [None, 5, [{"type": "image_url"}], ["text"]])
+@pytest.mark.parametrize("content", [5, [{"type": "image_url"}], ["text"]])
 def test_content_that_is_not_text_is_the_requests_own_error_C7(
     text: MlxText, content: object
 ) -> None:
     with pytest.raises(RemoteError, match="content that is text") as caught:
         text.encode(body(messages=[{"role": "user", "content": content}]))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_no_content_is_empty_text(text: MlxText) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
+    tokens = text.encode(body(messages=[*messages, {"role": "user"}])).tokens
+    assert text.decode(tokens) == "[user] a\n[assistant] \n[user] \n[assistant]"
 
 
 def test_a_template_error_is_the_requests_own_and_says_why_G6(text: MlxText) -> None:

@@ -23,7 +23,7 @@ from mlxsup.protocol.messages import (
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import Batching, Channel, FinishReason, LoadPhase, WorkerPhase
+from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import LookAtWorker, SignalWorker, WorkerSignal
 from mlxsup.supervisor.core.events import (
@@ -264,7 +264,7 @@ class PlayedWorker:
             row.is_accepted = True
             acceptance = Acceptance(
                 prompt_tokens=self._world.packed_of[row.prompt.body],
-                channel=Channel.CONTENT,
+                opening="",
                 parameters={},
                 seed=1,
                 fingerprint="f",

@@ -29,7 +29,7 @@ from mlxsup.protocol.messages import (
     Stop,
     Unload,
 )
-from mlxsup.protocol.states import Channel, FinishReason, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.states import FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import (
     Action,
@@ -326,7 +326,7 @@ class Driver:
         """The worker accepts a request of three prompt tokens."""
         acceptance = Acceptance(
             prompt_tokens=pack_tokens([1, 2, 3]),
-            channel=Channel.CONTENT,
+            opening="",
             parameters={},
             seed=5,
             fingerprint="f",

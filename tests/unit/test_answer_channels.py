@@ -66,7 +66,7 @@ def test_a_call_cut_off_by_the_budget_is_text_with_a_warning(fake: LoopDriver) -
 def test_an_opened_reasoning_begins_with_the_first_token(fake: LoopDriver) -> None:
     got = fake.answer(prompt="[[say so</think>yes]]<think>")
     assert got.acceptance is not None
-    assert got.acceptance.channel is Channel.REASONING
+    assert got.acceptance.opening == "<think>"
     assert (got.text_of(Channel.REASONING), got.text) == ("so", "yes")
     check_every_resume(fake, got)
 

@@ -21,7 +21,6 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import (
     HAS_PROCESS,
-    Channel,
     FinishReason,
     LoadPhase,
     State,
@@ -333,9 +332,7 @@ def test_a_worker_that_counts_its_steps_wrongly_is_killed(step: int) -> None:
 
 def messages(key: RequestKey) -> list[Message]:
     """Every message of a worker, also in forms that make no sense; two of most."""
-    acceptance = Acceptance(
-        prompt_tokens=b"\1", channel=Channel.CONTENT, parameters={}, seed=-1, fingerprint=""
-    )
+    acceptance = Acceptance(prompt_tokens=b"\1", opening="", parameters={}, seed=-1, fingerprint="")
     hello = {"model": ModelName("m"), "token": "t", "pid": 1}
     odd = Heartbeat(
         step=-5,

@@ -6,7 +6,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.messages import Acceptance, Accepted, Deltas, Dispatch, Done, Notice, Rejected
-from mlxsup.protocol.states import Channel, FinishReason, State
+from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import SignalWorker
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, Driver, entry, in_state
@@ -118,7 +118,7 @@ def test_a_second_acceptance_does_not_replace_the_first() -> None:
     come_back(driver)
     other = Acceptance(
         prompt_tokens=pack_tokens([7] * 50),
-        channel=Channel.CONTENT,
+        opening="",
         parameters={},
         seed=99,
         fingerprint="other",

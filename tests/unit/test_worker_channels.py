@@ -36,11 +36,11 @@ def rules(**changes: Any) -> ChannelRules:
 
 def parse(
     pieces: list[str],
-    channel: Channel = Channel.CONTENT,
+    opening: str = "",
     model: ChannelRules | None = None,
 ) -> list[Piece]:
     """All pieces, with neighbours of one channel joined."""
-    parser = ChannelParser(model or rules(), channel, ToolCallReader(None, seed=5))
+    parser = ChannelParser(model or rules(), opening, ToolCallReader(None, seed=5))
     found = [piece for text in pieces for piece in parser.add(text)] + parser.finish()
     joined: list[Piece] = []
     for piece in found:
@@ -71,7 +71,7 @@ def test_reasoning_and_content_are_told_apart() -> None:
 
 
 def test_a_template_may_have_opened_the_reasoning() -> None:
-    got = parse(["so</think>yes"], Channel.REASONING)
+    got = parse(["so</think>yes"], "assistant\n<think>\n")
     assert shown(got) == [("reasoning", "so"), ("content", "yes")]
 
 

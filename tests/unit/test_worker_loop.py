@@ -438,7 +438,7 @@ def test_a_long_replay_says_that_it_advances_P7(bench: Bench) -> None:
     prompt = Prompt(tokens=[5])
     body = RequestBody(prompt="p", max_tokens=4000)
     acceptance = Acceptance(
-        prompt_tokens=pack_tokens([5]), channel=prompt.channel, parameters={}, seed=1,
+        prompt_tokens=pack_tokens([5]), opening=prompt.opening, parameters={}, seed=1,
         fingerprint="f",
     )  # fmt: skip
     resume = Resume(acceptance=acceptance, delivered=pack_tokens([100] * 3000))

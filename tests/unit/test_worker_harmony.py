@@ -1,0 +1,176 @@
+"""The harmony format: headers decide what each part of an answer is, and are never shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlxsup.protocol.states import Channel
+from mlxsup.worker.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece
+from mlxsup.worker.harmony import CHANNELS, harmony_rules, opening_of, read_header
+from mlxsup.worker.tool_calls import ToolCallReader
+
+OPENING = "<|start|>assistant"
+CALL = '{"city": "Köln"}'
+
+
+def parse(pieces: list[str], opening: str = OPENING, *, has_form: bool = False) -> list[Piece]:
+    parser = ChannelParser(
+        harmony_rules(), opening, ToolCallReader(None, seed=5), has_form=has_form
+    )
+    return [piece for text in pieces for piece in parser.add(text)] + parser.finish()
+
+
+def shown(pieces: list[Piece]) -> list[tuple[str, str]]:
+    joined: list[tuple[str, str]] = []
+    for channel, text in [(piece.channel.value, piece.text) for piece in pieces if piece.text]:
+        if joined and joined[-1][0] == channel:
+            joined[-1] = (channel, joined[-1][1] + text)
+        else:
+            joined.append((channel, text))
+    return joined
+
+
+def test_reasoning_preamble_call_and_answer_are_apart() -> None:
+    got = parse(
+        [
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+            "<|message|>I look. <|end|><|start|>assistant<|channel|>commentary "
+            f"to=functions.weather <|constrain|>json<|message|>{CALL}<|call|>"
+            "<|start|>assistant<|channel|>final"
+            "<|message|>Rain.<|return|>"
+        ]
+    )
+    kinds = [kind for kind, _ in shown(got)]
+    assert kinds == ["reasoning", "content", "tool_call", "content"]
+    assert shown(got)[0][1] == "hm"
+    assert shown(got)[1][1] == "I look. "
+    call = json.loads(shown(got)[2][1])["function"]
+    assert call == {"name": "weather", "arguments": CALL}
+    assert shown(got)[3][1] == "Rain."
+    assert not [piece for piece in got if piece.warning]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        " to=functions.f<|channel|>commentary json<|message|>",
+        " to=functions.f<|channel|>commentary<|message|>",
+        "<|channel|>commentary to=functions.f<|message|>",
+        "<|channel|>commentary to=functions.f code<|message|>",
+        "<|channel|>analysis to=functions.f <|constrain|>json<|message|>",
+        " to=f<|channel|>commentary <|constrain|>json<|message|>",
+    ],
+)
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", ""])
+def test_a_recipient_makes_a_call_wherever_it_stands(header: str, end: str) -> None:
+    got = parse([header + CALL + end])
+    assert [piece.channel for piece in got] == [Channel.TOOL_CALL]
+    assert json.loads(got[0].text)["function"] == {"name": "f", "arguments": CALL}
+
+
+def test_a_call_that_is_no_json_stays_text_without_its_header() -> None:
+    got = parse(["<|channel|>commentary to=functions.f <|constrain|>json<|message|>{no<|call|>"])
+    assert shown(got) == [("content", "{no")]
+    assert [piece.warning for piece in got] == [UNREADABLE_CALL]
+
+
+def test_with_a_form_the_content_is_the_final_part_alone() -> None:
+    text = "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    assert shown(parse([text])) == [("content", "ab")]
+    assert shown(parse([text], has_form=True)) == [("reasoning", "a"), ("content", "b")]
+
+
+@pytest.mark.parametrize(
+    "cut", ["", "<|chan", "<|channel|>", "<|channel|>fin", "<|channel|>final<|mess", " to=func"]
+)
+def test_a_header_without_its_end_is_not_shown(cut: str) -> None:
+    assert parse([cut]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello", "Hello"),
+        ("Hello there, all of you", "Hello there, all of you"),
+        ("Sure<|channel|>final<|message|>yes", "Sureyes"),
+        ("<|channel|>final<|message|>a<|end|>stray", "astray"),
+        ("<|channel|>thought<|message|>a", "thoughta"),
+    ],
+)
+def test_text_that_is_no_header_is_shown_with_a_warning(text: str, content: str) -> None:
+    got = parse([text])
+    assert shown(got) == [("content", content)]
+    assert [piece.warning for piece in got if piece.warning] == [BROKEN_HEADER]
+
+
+def test_a_raw_prompt_may_open_a_part_at_its_end() -> None:
+    final = "<|start|>assistant<|channel|>final<|message|>"
+    assert opening_of("x<|end|>" + final) == final
+    assert opening_of("x<|end|><|start|>assistant") == "<|start|>assistant"
+    assert opening_of(final + "so far") == ""
+    assert opening_of("<|channel|>analysis<|message|>") == ""
+    assert opening_of("2+2=") == ""
+    assert shown(parse(["4"], "")) == [("content", "4")]
+    assert shown(parse(["4"], final)) == [("content", "4")]
+    analysis = "<|start|>assistant<|channel|>analysis<|message|>"
+    assert shown(parse(["4"], analysis)) == [("reasoning", "4")]
+
+
+WORDS = st.sampled_from(
+    ["<|start|>", "<|end|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>",
+     "<|return|>", *CHANNELS, "assistant", " to=functions.f", " ", "json", "user", "x", "<", "<|",
+     "|>", '{"a": 1}', "🦊", "t", "a", "Hello "]
+)  # fmt: skip
+
+
+@given(st.lists(WORDS, max_size=16), st.lists(st.integers(1, 7), min_size=1, max_size=60))
+def test_the_cut_makes_no_difference_and_no_marker_is_shown(
+    words: list[str], sizes: list[int]
+) -> None:
+    text = "".join(words)
+    pieces, at = [], 0
+    while at < len(text):
+        pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
+        at += len(pieces[-1])
+    whole = parse([text])
+    cut = parse(pieces)
+    assert shown(cut) == shown(whole)
+    assert [piece.warning for piece in cut if piece.warning] == [
+        piece.warning for piece in whole if piece.warning
+    ]
+    visible = "".join(piece.text for piece in whole if piece.channel is not Channel.TOOL_CALL)
+    assert not any(f"<|{name}|>" in visible for name in ("start", "end", "channel", "message"))
+
+
+@given(st.lists(WORDS, max_size=10))
+def test_what_is_no_header_stays_none(words: list[str]) -> None:
+    text = "".join(words)
+    verdicts = [read_header(text[:at], False) is None for at in range(len(text) + 1)]
+    assert verdicts == sorted(verdicts)
+
+
+def test_a_header_without_end_is_none() -> None:
+    assert text_length(parse([" "] * 1000)) == 1000
+    assert text_length(parse([" to=" + "x" * 1000])) == 1004
+
+
+def text_length(pieces: list[Piece]) -> int:
+    return sum(len(piece.text) for piece in pieces)
+
+
+LETTERS = st.text(alphabet="ab <|{}\n🦊", max_size=30)
+
+
+@given(LETTERS, LETTERS)
+def test_every_other_letter_is_shown_once(reasoning: str, content: str) -> None:
+    got = parse(
+        list(
+            f"<|channel|>analysis<|message|>{reasoning}<|end|><|start|>assistant<|channel|>final"
+            f"<|message|>{content}<|return|>"
+        )
+    )
+    assert "".join(p.text for p in got if p.channel is Channel.REASONING) == reasoning
+    assert "".join(p.text for p in got if p.channel is Channel.CONTENT) == content

@@ -1,0 +1,121 @@
+"""Messages as chat templates take them: text, maps, and the ids and names that belong together.
+
+No MLX here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mlxsup.protocol.body import invalid
+
+from .tool_calls import CallIds
+
+_OpenCall = tuple[Any, dict[str, Any]]
+"""The id that a client gave to a call, and the call as the template gets it."""
+
+
+def plain_messages(
+    messages: Sequence[dict[str, Any]], ids: CallIds = CallIds.OURS
+) -> list[dict[str, Any]]:
+    """Messages with content that is text, calls with ids and arguments that are maps, and results
+    with the id and the name of what they answer.
+
+    An id of another family's form is replaced, in the call and in its result, by one that the
+    model's template takes.
+
+    Raises:
+        RemoteError: `invalid_request`; a content is something else.
+    """
+    plain = [_with_text(message) for message in messages]
+    open_calls: list[_OpenCall] = []
+    number = 0
+    for place, message in enumerate(plain):
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and all(map(_is_call, calls)):
+            named = [_with_id(call, ids, number + nth) for nth, call in enumerate(calls)]
+            open_calls = list(zip([call.get("id") for call in calls], named, strict=True))
+            number += len(calls)
+            plain[place] = message | {"tool_calls": named}
+        elif message["role"] == "tool":
+            plain[place] = _answered(message, open_calls)
+    return plain
+
+
+def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with arguments as JSON: some templates put them into text as they are."""
+    result = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message = message | {"tool_calls": [_with_text_arguments(call) for call in calls]}
+        result.append(message)
+    return result
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(content):
+            content = "".join(texts)
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise invalid("messages", "content that is text", content)
+    plain = message | {"content": content}
+    calls = plain.get("tool_calls")
+    if calls is None or calls == []:
+        # Templates ask whether the key is there.
+        plain.pop("tool_calls", None)
+    elif isinstance(calls, list):
+        plain["tool_calls"] = [_with_plain_arguments(call) for call in calls]
+    return plain
+
+
+def _with_plain_arguments(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(arguments)} as function}:
+            try:
+                value = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                return call
+            return call | {"function": function | {"arguments": value}}
+    return call
+
+
+def _with_text_arguments(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": arguments} as function} if not isinstance(arguments, str):
+            text = json.dumps(arguments, ensure_ascii=False)
+            return call | {"function": function | {"arguments": text}}
+    return call
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("function"), dict)
+
+
+def _with_id(call: dict[str, Any], ids: CallIds, number: int) -> dict[str, Any]:
+    """The call with an id that the template takes: the same given id always becomes the same."""
+    typed, given = {"type": "function"} | call, call.get("id")
+    if ids.fits(given):
+        return typed
+    name = str(call["function"].get("name", ""))
+    if isinstance(given, str) and given and ids is not CallIds.NUMBERED:
+        return typed | {"id": ids.make(name, 0, given)}
+    return typed | {"id": ids.make(name, number, "call")}
+
+
+def _answered(message: dict[str, Any], calls: list[_OpenCall]) -> dict[str, Any]:
+    """A result with the id and the name of its call: the one it names, else the next in line."""
+    given = message.get("tool_call_id")
+    found = next((open_call for open_call in calls if given in (None, open_call[0])), None)
+    if found is None:
+        return message
+    calls.remove(found)
+    call = found[1]
+    return {"name": call["function"].get("name")} | message | {"tool_call_id": call["id"]}
