@@ -168,17 +168,26 @@ class MlxEngine:
             batching_reason=finding.reason,
             warnings=self._facts.warnings + finding.warnings,
         )
-        is_plain = finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW
-        logger.log(
-            logging.INFO if is_plain else logging.WARNING,
-            line(
-                "rows are run",
-                model=self._spec.model,
-                way=finding.way,
-                reason=finding.reason or "they do not change each other",
-                seconds=round(time.perf_counter() - started, 2),
-            ),
-        )
+        seconds = round(time.perf_counter() - started, 2)
+        if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
+            logger.info(
+                line(
+                    "rows run as configured",
+                    model=self._spec.model,
+                    way=finding.way,
+                    seconds=seconds,
+                )
+            )
+        else:
+            logger.warning(
+                line(
+                    "rows may not share all passes",
+                    model=self._spec.model,
+                    way=finding.way,
+                    reason=finding.reason,
+                    seconds=seconds,
+                )
+            )
 
     def _find_way(self, report: ReportProgress) -> Finding:
         from .mlx_way import WayFinder
