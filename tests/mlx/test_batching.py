@@ -20,7 +20,7 @@ WAYS = {
     "mamba": Batching.SERIAL_PREFILL,
     "nemotron_h": Batching.SERIAL_PREFILL,
     "baichuan_m1": Batching.SERIAL_PREFILL,
-    "recurrent_gemma": Batching.SERIAL_PREFILL,
+    "recurrent_gemma": Batching.ONE_ROW,
     "lfm2": Batching.SERIAL_PREFILL,
     "afm7": Batching.ONE_ROW,
     "gpt_bigcode": Batching.ONE_ROW,

@@ -217,10 +217,13 @@ def test_one_row_at_most_needs_no_probe(model: Any) -> None:
     assert find(Broken(model, fail), max_concurrency=1) == Finding(way=ONE_ROW, reason=ONLY_ROW)
 
 
-def test_types_whose_faults_need_long_prompts_are_known_by_name(model: Any) -> None:
-    assert find(model, model_type="minimax_m3_vl").way is ONE_ROW
-    assert "(plamo3)" in find(model, model_type="plamo3").reason
-    assert find(model, model_type="plamo3").warnings
+@pytest.mark.parametrize("model_type", ["minimax_m3_vl", "recurrent_gemma"])
+def test_types_whose_faults_other_prompts_show_are_known_by_name(
+    model: Any, model_type: str
+) -> None:
+    finding = find(model, model_type=model_type)
+    assert finding.way is ONE_ROW
+    assert f"({model_type})" in finding.reason
 
 
 def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
