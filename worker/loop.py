@@ -248,8 +248,14 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        calls = ToolCallReader(ready.body.tools, row.seed)
-        answer = AnswerText(self._engine.text, ready.body.stop or (), ready.prompt.channel, calls)
+        calls = ToolCallReader(ready.body.offered_tools, row.seed)
+        answer = AnswerText(
+            self._engine.text,
+            ready.body.stop or (),
+            ready.prompt.channel,
+            calls,
+            min_tokens=row.min_tokens,
+        )
         running = RunningRow(key=ready.key, answer=answer, grammar=row.grammar)
         end = running.replay(row, report=self._publish_rows)
         if end is None:

@@ -62,11 +62,11 @@ class MlxBatch:
         self._stream = stream
         self._pacer = pacer
         self._prefixes = prefixes
-        self._stops = StopSequences([(token,) for token in stop_tokens])
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, Grammar] = {}
+        self._stop_tokens = list(stop_tokens)
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
         self.logits_width: int | None = None
@@ -86,6 +86,7 @@ class MlxBatch:
         with mx.stream(self._stream):
             found = self._prefixes.find(tokens)
             cached = found.count
+            ending = self._ending_of(row)
             uid = self._passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
@@ -94,8 +95,8 @@ class MlxBatch:
                     checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=row.max_tokens - len(row.delivered),
                     sampler=make_sampler(row, self._spared),
-                    processors=make_processors(row),
-                    stops=StopSequences() if row.key == WARMUP_KEY else self._stops,
+                    processors=make_processors(row, ending),
+                    stops=StopSequences([(token,) for token in ending]),
                 )
             )
         self._uids[row.key] = uid
@@ -106,6 +107,13 @@ class MlxBatch:
         if row.grammar is not None:
             self._grammars[uid] = row.grammar
         return cached
+
+    def _ending_of(self, row: Row) -> list[int]:
+        """The ids that end this row's answer."""
+        if row.key == WARMUP_KEY:
+            return []
+        own = [] if row.ignore_eos else self._stop_tokens
+        return [*own, *row.stop_token_ids]
 
     def remove(self, key: RequestKey) -> None:
         """Takes a row out at once; unknown keys are ignored (D6)."""

@@ -189,8 +189,8 @@ class MlxText:
             )
         plain = [plain_message(message) for message in body.messages or ()]
         extra = dict(body.chat_template_kwargs or {})
-        if body.tools:
-            extra["tools"] = body.tools
+        if body.offered_tools:
+            extra["tools"] = body.offered_tools
 
         def render(messages: list[dict[str, Any]]) -> str:
             return str(
