@@ -174,6 +174,7 @@ class MlxBatch:
         has_prompts = len(self._turns) > 0
         started = time.perf_counter()
         try:
+            self._tell_grammars()
             reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
             took_s = time.perf_counter() - started
             self._keep(self._passes.take_checkpoints())
@@ -194,6 +195,13 @@ class MlxBatch:
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=took_s)
         return result
+
+    def _tell_grammars(self) -> None:
+        """Gives each grammar the token of its row that the step will return: the mask for the
+        token after it depends on it. One read for all of them."""
+        if self._grammars:
+            for uid, token in self._passes.drawn(self._grammars.keys()).items():
+                self._grammars[uid].accept(token)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         self._turns.got_token(response.uid)

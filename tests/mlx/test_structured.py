@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -459,3 +460,47 @@ def test_100_of_100_on_the_demo_model(name: str) -> None:
     finally:
         driver.close()
         engine.close()
+
+
+class Reads:
+    """Counts how often the thread waits for a computed array."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("item", "tolist"):
+            monkeypatch.setattr(mx.array, name, self._counted(getattr(mx.array, name)))
+
+    def _counted(self, read: Any) -> Any:
+        def counted(array: mx.array) -> Any:
+            self.count += 1
+            return read(array)
+
+        return counted
+
+
+def test_the_grammars_of_a_step_read_their_tokens_at_once(
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reads of a step are as many with one such row as with eight."""
+    counts = []
+    for rows in (1, 8):
+        keys = [
+            worker.dispatch(
+                prompt=f"data {n}",
+                max_tokens=24,
+                temperature=1.0,
+                seed=n,
+                response_format={"type": "regex", "regex": "[a-z]{40}"},
+            )
+            for n in range(rows)
+        ]
+        while not all(len(worker.answers[key].tokens) >= 2 for key in keys):
+            worker.turn()
+        with monkeypatch.context() as patched:
+            reads = Reads(patched)
+            for _ in range(4):
+                worker.turn()
+            counts.append(reads.count)
+        for answer in worker.finish(*keys):
+            assert re.fullmatch("[a-z]{1,40}", answer.text)
+    assert counts[0] == counts[1]
