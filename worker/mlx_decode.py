@@ -5,7 +5,7 @@ Everything here belongs to the thread that made the stream, and runs within it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -35,6 +35,10 @@ class Decode(Protocol):
 
     def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
         """Takes rows out."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that `next` will return for those of these rows that have begun; one wait
+        for all of them."""
 
     def next(self) -> list[Any]:
         """One token for each row that has begun."""
@@ -84,6 +88,13 @@ class BatchDecode:
         removed = self.generator.remove(own, return_prompt_caches=wants_caches)
         ours = {number: self._uids.pop(number) for number in own}
         return {ours[number]: (cache, tokens) for number, (cache, tokens) in removed.items()}
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        own = [self._own_uids[uid] for uid in uids if uid in self._own_uids]
+        return {
+            self._uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
+        }
 
     def next(self) -> list[Any]:
         """See `Decode.next`."""
@@ -137,6 +148,14 @@ class LoneDecode:
                 removed[uid] = (cache, held)
         return removed if wants_caches else {}
 
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        begun = [uid for uid in uids if uid in self.rows]
+        if not begun:
+            return {}
+        tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
+        return dict(zip(begun, tokens, strict=True))
+
     def next(self) -> list[Any]:
         """See `Decode.next`."""
         responses = [response for lone in self.rows.values() for response in lone.next()]
@@ -169,3 +188,16 @@ class LoneDecode:
         """See `Decode.close`."""
         self.rows.clear()
         self.new.clear()
+
+
+def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
+    """The tokens that `next()` will return for those of these rows that decode, in one read.
+
+    mlx-lm draws them a step before it returns them, and keeps them in the batch of the rows that
+    decode.
+    """
+    batch = generator._generation_batch
+    if not any(uid in uids for uid in batch.uids):
+        return {}
+    drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
+    return {uid: token for uid, token in drawn if uid in uids}

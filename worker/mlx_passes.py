@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
-from .mlx_decode import BatchDecode, Decode, LoneDecode
+from .mlx_decode import BatchDecode, Decode, LoneDecode, drawn_tokens
 from .mlx_sampling import Processor, Sampler, greedy
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
@@ -64,6 +64,10 @@ class Passes(Protocol):
 
     def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
         """Takes rows out, wherever they stand, and gives their caches where they are wanted."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that the next step will return for those of these rows that decode; one wait
+        for all of them."""
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """One token for each row that decodes; reads so many tokens of these prompts, by uid.
@@ -144,6 +148,10 @@ class TogetherPasses:
                 self._checkpoints.pop(uid, None)
             return {uid: (cache, tokens) for uid, (cache, tokens) in removed.items()}
 
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return drawn_tokens(self.generator, uids)
+
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; mlx-lm reads as many tokens of every prompt, here the most asked."""
         if sizes:
@@ -213,6 +221,10 @@ class SerialPasses:
         if wants_caches:
             removed |= {uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items()}
         return removed
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return self.decode.drawn(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; a prompt whose end was read joins those that decode."""
