@@ -272,8 +272,11 @@ class Engine(Protocol):
             How many of its tokens need no prefill, because they are known from earlier rows.
         """
 
-    def remove(self, key: RequestKey) -> None:
-        """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in prefill or decode; unknown keys are ignored.
+
+        Rows that leave together cost one change of the batch, and not one each.
+        """
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""

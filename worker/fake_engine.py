@@ -224,10 +224,12 @@ class FakeEngine:
         self._stall_when_due(self._rows[row.key], "insert")
         return cached
 
-    def remove(self, key: RequestKey) -> None:
+    def remove(self, *keys: RequestKey) -> None:
         """See `Engine.remove`."""
-        row = self._rows.pop(key, None)
-        if row is not None:
+        for key in keys:
+            row = self._rows.pop(key, None)
+            if row is None:
+                continue
             self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
             while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]

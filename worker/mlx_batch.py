@@ -115,17 +115,24 @@ class MlxBatch:
         own = [] if row.ignore_eos else self._stop_tokens
         return [*own, *row.stop_token_ids]
 
-    def remove(self, key: RequestKey) -> None:
-        """Takes a row out at once; unknown keys are ignored (D6)."""
-        uid = self._uids.pop(key, None)
-        if uid is None:
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
+        uids: list[int] = []
+        kept: set[int] = set()
+        for key in keys:
+            uid = self._uids.pop(key, None)
+            if uid is None:
+                continue
+            uids.append(uid)
+            del self._keys[uid]
+            self._wanted_logprobs.pop(uid, None)
+            self._grammars.pop(uid, None)
+            has_computed = self._turns.drop(uid)
+            if has_computed and key != WARMUP_KEY:
+                kept.add(uid)
+        if not uids:
             return
-        del self._keys[uid]
-        self._wanted_logprobs.pop(uid, None)
-        self._grammars.pop(uid, None)
-        has_computed = self._turns.drop(uid)
-        removed = self._passes.remove([uid], wants_caches=has_computed and key != WARMUP_KEY)
-        self._keep(removed.values())
+        self._keep(self._passes.remove(uids, kept=kept).values())
 
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
         """Keeps what rows have read for other rows that begin alike."""
@@ -189,6 +196,8 @@ class MlxBatch:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
+        # Those that a grammar has ended; the others have left by themselves.
+        self.remove(*(token.key for token in result.tokens if token.finish is not None))
         if has_prompts:
             for uid, done, total in self._turns.take(reads, decode_rows=decoding, took_s=took_s):
                 result.prefill.append(RowPrefill(key=self._keys[uid], done=done, total=total))
@@ -216,8 +225,6 @@ class MlxBatch:
             is_text = not grammar.is_end(response.token)
         if response.finish_reason is not None:
             self._forget_ended(response)
-        elif finish is not None:
-            self.remove(key)
         if not is_text:
             return RowToken(key=key, token=None, finish=finish)
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
@@ -233,8 +240,7 @@ class MlxBatch:
 
     def close(self) -> None:
         """Removes every row; the process's limits are set back after it (E2, E3)."""
-        for key in list(self._uids):
-            self.remove(key)
+        self.remove(*self._uids)
         self._prefixes.clear()
         mx.synchronize(self._stream)
         self._passes.close()

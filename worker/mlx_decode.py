@@ -33,8 +33,8 @@ class Decode(Protocol):
             held: the tokens in the cache.
         """
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
-        """Takes rows out."""
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out in one change; gives the caches of some of them."""
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """The tokens that `next` will return for those of these rows that have begun; one wait
@@ -82,12 +82,16 @@ class BatchDecode:
         self._own_uids[uid] = own
         self._uids[own] = uid
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
         own = [self._own_uids.pop(uid) for uid in uids if uid in self._own_uids]
-        removed = self.generator.remove(own, return_prompt_caches=wants_caches)
+        if not own:
+            return {}
         ours = {number: self._uids.pop(number) for number in own}
-        return {ours[number]: (cache, tokens) for number, (cache, tokens) in removed.items()}
+        removed = take_out(
+            self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
+        )
+        return {ours[number]: held for number, held in removed.items()}
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Decode.drawn`."""
@@ -136,7 +140,7 @@ class LoneDecode:
         """See `Decode.insert`."""
         self.new[uid] = (row, cache, held)
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
         removed: KeptCaches = {}
         for uid in uids:
@@ -146,7 +150,7 @@ class LoneDecode:
             elif uid in self.new:
                 _, cache, held = self.new.pop(uid)
                 removed[uid] = (cache, held)
-        return removed if wants_caches else {}
+        return {uid: held for uid, held in removed.items() if uid in kept}
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Decode.drawn`."""
@@ -188,6 +192,16 @@ class LoneDecode:
         """See `Decode.close`."""
         self.rows.clear()
         self.new.clear()
+
+
+def take_out(
+    generator: BatchGenerator, uids: Sequence[int], *, kept: Collection[int]
+) -> KeptCaches:
+    """Removes rows in one change, each of which costs a read for every layer; gives the caches of
+    some of them."""
+    caches = generator.extract_cache(kept) if kept else {}
+    generator.remove(list(uids))
+    return {uid: (cache, tokens) for uid, (cache, tokens) in caches.items()}
 
 
 def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
