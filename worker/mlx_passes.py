@@ -216,9 +216,7 @@ class SerialPasses:
         with mx.stream(self._stream):
             removed = self.decode.remove([uid for uid in uids if uid not in waiting], kept=kept)
             return removed | {
-                uid: (prompt.cache, prompt.held)
-                for uid, prompt in waiting.items()
-                if uid in kept
+                uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
             }
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
