@@ -24,9 +24,21 @@ if TYPE_CHECKING:
 @model_argument
 @click.argument("prompt")
 @click.option("--max-tokens", metavar="N", type=int, help="Tokens to generate at most.")
+@click.option("--min-tokens", metavar="N", type=int, help="Nothing ends the answer before.")
 @click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
 @click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
 @click.option("--stop", metavar="TEXT", multiple=True, help="Ends the answer; may be repeated.")
+@click.option(
+    "--stop-token-id",
+    "stop_token_ids",
+    metavar="ID",
+    type=int,
+    multiple=True,
+    help="A token that ends the answer; may be repeated.",
+)
+@click.option(
+    "--ignore-eos", is_flag=True, default=None, help="The model's end-of-text ends no answer."
+)
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
 @click.option(
     "--timeout", "timeout_s", metavar="S", type=duration, help="When it must have ended: 90s, 5m."
@@ -37,6 +49,7 @@ def generate(
     model: str,
     prompt: str,
     stop: tuple[str, ...],
+    stop_token_ids: tuple[int, ...],
     is_verbose: bool,
     target: Target,
     output: Output,
@@ -52,6 +65,7 @@ def generate(
             model,
             prompt=text,
             stop=list(stop) or None,
+            stop_token_ids=list(stop_token_ids) or None,
             on_notice=notice_teller(line),
             **parameters,
         )

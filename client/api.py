@@ -42,6 +42,7 @@ class ClientBase(ABC, Generic[StreamType]):
         prompt_tokens: list[int] | None = None,
         messages: list[dict[str, Any]] | None = None,
         max_tokens: int | None = None,
+        min_tokens: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -54,10 +55,13 @@ class ClientBase(ABC, Generic[StreamType]):
         penalty_window: int | None = None,
         logit_bias: dict[int, float] | dict[str, float] | None = None,
         stop: list[str] | None = None,
+        stop_token_ids: list[int] | None = None,
+        ignore_eos: bool | None = None,
         seed: int | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         response_format: dict[str, Any] | None = None,
         timeout_s: float | None = None,
@@ -75,6 +79,7 @@ class ClientBase(ABC, Generic[StreamType]):
             prompt_tokens: token ids, taken as they are.
             messages: a chat, rendered with the model's template.
             max_tokens: tokens to generate at most; None for what still fits into the context.
+            min_tokens: nothing ends the answer before it has so many tokens.
             temperature: 0 picks the likeliest token; larger spreads further. None, here and below:
                 what the model's entry says, else no effect.
             top_k: sample from so many of the likeliest tokens; 0 for all.
@@ -89,10 +94,13 @@ class ClientBase(ABC, Generic[StreamType]):
                 for all.
             logit_bias: added to the logits, by token id.
             stop: texts that end the answer; they are not part of it.
+            stop_token_ids: tokens that end the answer; they are not part of it.
+            ignore_eos: whether the model's own end-of-text tokens end no answer.
             seed: makes sampling repeatable.
             logprobs: whether to tell how likely each token was.
             top_logprobs: of how many of the likeliest tokens at each place besides.
             tools: what the model may call, in OpenAI's form.
+            tool_choice: `auto`, or `none` to answer as if there were no tools.
             chat_template_kwargs: what else the template is given, such as `enable_thinking`.
             response_format: a JSON schema, any JSON object, or a regular expression that the
                 answer keeps to.
@@ -113,6 +121,7 @@ class ClientBase(ABC, Generic[StreamType]):
             "prompt_tokens": prompt_tokens,
             "messages": messages,
             "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
@@ -125,10 +134,13 @@ class ClientBase(ABC, Generic[StreamType]):
             "penalty_window": penalty_window,
             "logit_bias": logit_bias,
             "stop": stop,
+            "stop_token_ids": stop_token_ids,
+            "ignore_eos": ignore_eos,
             "seed": seed,
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
             "tools": tools,
+            "tool_choice": tool_choice,
             "chat_template_kwargs": chat_template_kwargs,
             "response_format": response_format,
         }

@@ -27,6 +27,7 @@ class GenerateParameters(TypedDict, total=False):
     prompt_tokens: list[int] | None
     messages: list[dict[str, Any]] | None
     max_tokens: int | None
+    min_tokens: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -39,10 +40,13 @@ class GenerateParameters(TypedDict, total=False):
     penalty_window: int | None
     logit_bias: dict[int, float] | dict[str, float] | None
     stop: list[str] | None
+    stop_token_ids: list[int] | None
+    ignore_eos: bool | None
     seed: int | None
     logprobs: bool | None
     top_logprobs: int | None
     tools: list[dict[str, Any]] | None
+    tool_choice: str | None
     chat_template_kwargs: dict[str, Any] | None
     response_format: dict[str, Any] | None
     timeout_s: float | None

@@ -10,7 +10,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import ErrorCode, RemoteError
-from .parameters import LOGIT_BIAS, MAX_LOGIT_BIASES, NUMBERS
+from .parameters import (
+    LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+    NOT_SUPPORTED,
+    NUMBERS,
+    TOOL_CHOICES,
+)
 
 INPUTS = ("prompt", "prompt_tokens", "messages")
 
@@ -53,8 +60,10 @@ class RequestBody:
     Attributes:
         prompt: text that is tokenised as it stands.
         prompt_tokens: token ids, taken as they are.
-        messages: a chat, rendered with the model's template; each has `role` and `content`.
+        messages: a chat, rendered with the model's template; each has `role` and `content`, which
+            may be None.
         max_tokens: tokens to generate at most; None for what still fits into the context.
+        min_tokens: nothing ends the answer before it has so many tokens.
         temperature: 0 picks the likeliest token; larger spreads further.
         top_k: sample from so many of the likeliest tokens; 0 for all.
         top_p: sample from the smallest set of tokens whose probabilities reach this sum.
@@ -68,10 +77,13 @@ class RequestBody:
             all.
         logit_bias: added to the logits, by token id (a number, or its decimal digits as text).
         stop: texts that end the answer; they are not part of it.
+        stop_token_ids: tokens that end the answer; they are not part of it.
+        ignore_eos: whether the model's own end-of-text tokens end no answer.
         seed: makes sampling repeatable; drawn at admission where absent.
         logprobs: whether to tell how likely each token was.
         top_logprobs: of how many of the likeliest tokens at each place besides.
         tools: what the model may call, in OpenAI's form; given to the template.
+        tool_choice: `auto`, or `none` to answer as if there were no tools.
         chat_template_kwargs: what else the template is given, by name.
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
@@ -82,6 +94,7 @@ class RequestBody:
     prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -94,10 +107,13 @@ class RequestBody:
     penalty_window: int | None = None
     logit_bias: dict[Any, float] | None = None
     stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
 
@@ -139,11 +155,16 @@ class RequestBody:
             value = getattr(self, name)
             if value is not None and not number.is_right(value):
                 raise invalid(name, number.expected, value)
-        if self.logprobs is not None and not isinstance(self.logprobs, bool):
-            raise invalid("logprobs", "true or false", self.logprobs)
+        for name in ("ignore_eos", "logprobs"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise invalid(name, "true or false", value)
+        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
+            raise invalid("min_tokens", "at most max_tokens", self.min_tokens)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
         self._check_stop()
+        self._check_stop_token_ids()
         self._check_logit_bias()
         self._check_template()
         if self.response_format is not None and not _is_format(self.response_format):
@@ -166,6 +187,19 @@ class RequestBody:
         for text in stop:
             _check_encodable("stop", text)
 
+    def _check_stop_token_ids(self) -> None:
+        tokens = self.stop_token_ids
+        if tokens is None:
+            return
+        expected = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise invalid("stop_token_ids", expected, tokens)
+        if len(tokens) > MAX_STOP_TOKEN_IDS:
+            raise invalid("stop_token_ids", expected, shown=f"a list of {len(tokens)}")
+        for token in tokens:
+            if not 0 <= token < 2**32:
+                raise invalid("stop_token_ids", "ids from 0 to 4294967295", token)
+
     def _check_logit_bias(self) -> None:
         bias = self.logit_bias
         if bias is None:
@@ -182,6 +216,13 @@ class RequestBody:
         tools, extra = self.tools, self.chat_template_kwargs
         if tools is not None and not (isinstance(tools, list) and all(map(_is_tool, tools))):
             raise invalid("tools", 'a list of {"type": "function", "function": {"name": …}}', tools)
+        if self.tool_choice is not None and self.tool_choice not in TOOL_CHOICES:
+            raise invalid(
+                "tool_choice",
+                '"auto" or "none" (for an answer that must be a call, ask with response_format for'
+                " its arguments)",
+                shown="this choice",
+            )
         if extra is None:
             return
         if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
@@ -196,6 +237,11 @@ class RequestBody:
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty where absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is told of."""
+        return None if self.tool_choice == "none" else self.tools
 
     def parameters(self) -> dict[str, Any]:
         """How to answer, by name: all but the seed and what made the prompt, and what is None."""
@@ -229,6 +275,12 @@ class RequestBody:
             raise invalid("body", "a map", value)
         known = {f.name for f in fields(cls)}
         for name in value:
+            if name in NOT_SUPPORTED:
+                raise RemoteError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{name} is not supported: {NOT_SUPPORTED[name]}",
+                    detail={"parameter": name},
+                )
             if name not in known:
                 raise RemoteError(
                     ErrorCode.INVALID_REQUEST,

@@ -59,6 +59,7 @@ def _integer(low: int, high: int, default: int | None) -> NumberParameter:
 NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
     {
         "max_tokens": _integer(1, LARGEST, None),
+        "min_tokens": _integer(0, LARGEST, 0),
         "temperature": NumberParameter(low=0.0, high=10.0, default=0.0),
         "top_p": NumberParameter(low=0.0, high=1.0, default=1.0, is_low_open=True),
         "top_k": _integer(0, LARGEST, 0),
@@ -90,6 +91,20 @@ SAMPLING = (
 
 LOGIT_BIAS = NumberParameter(low=-100.0, high=100.0, default=None)
 MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 64
+
+TOOL_CHOICES = ("auto", "none")
+
+NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
+    {
+        "n": "send the request n times, each time with another seed; one batch answers them",
+        "skip_special_tokens": (
+            "the text leaves out what ends an answer and the markers of its parts, and shows every"
+            " other token; leave out more by the ids in token_ids"
+        ),
+    }
+)
+"""Parameters that users of other servers look for, each with what to do instead."""
 
 
 def sampling_defaults() -> dict[str, Any]:

@@ -24,6 +24,7 @@ class AnswerText:
         opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
         has_form: whether the answer keeps to a form.
+        min_tokens: a stop string that is complete before so many tokens is text.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class AnswerText:
         calls: ToolCallReader | None = None,
         *,
         has_form: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._codec = codec
+        self._min_tokens = min_tokens
+        self._count = 0
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops)
         self._channels = ChannelParser(
@@ -59,14 +63,18 @@ class AnswerText:
 
     def add(self, token: int) -> list[Piece]:
         """The text that became certain with this token."""
-        return self._channels.add(self._matcher.add(self._detokenizer.add(token)))
+        self._count += 1
+        return self._channels.add(self._match(self._detokenizer.add(token)))
 
     def finish(self) -> list[Piece]:
         """What was still held back, when no more token comes."""
         text = ""
         if not self.is_stopped:
-            text = self._matcher.add(self._detokenizer.finish()) + self._matcher.finish()
+            text = self._match(self._detokenizer.finish()) + self._matcher.finish()
         return self._channels.add(text) + self._channels.finish()
+
+    def _match(self, text: str) -> str:
+        return self._matcher.add(text, may_stop=self._count >= self._min_tokens)
 
     def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
         """Logprobs as clients see them, with texts."""

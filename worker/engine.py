@@ -109,12 +109,16 @@ class Row:
         key: whose.
         tokens: the prompt's ids.
         max_tokens: at least 1; prompt and answer fit into the context.
+        min_tokens: no token that ends the answer is drawn before it has so many, those that were
+            delivered included; at most `max_tokens`.
         temperature: 0 for greedy.
         top_p: above 0, up to 1.
         seed: token n is drawn with a key derived from (seed, n).
         delivered: ids of the answer that an earlier life of the worker gave already; the engine
             goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
         logit_bias: by token id, each below the vocabulary's size.
+        stop_token_ids: end the answer as end-of-text tokens do; each below the vocabulary's size.
+        ignore_eos: whether the model's own end-of-text tokens are tokens like any other.
         top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
             nothing of the token itself.
         grammar: what the answer keeps to, after what was delivered; None: any text.
@@ -137,6 +141,9 @@ class Row:
     frequency_penalty: float = 0.0
     penalty_window: int = 20
     logit_bias: dict[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
     top_logprobs: int | None = None
     grammar: Grammar | None = None
     checkpoints: tuple[int, ...] = ()
@@ -161,7 +168,8 @@ class RowToken:
 
     Attributes:
         key: whose.
-        token: the id; None for a row that ended without one more (an end-of-text token).
+        token: the id; None for a row that ended without one more (an end-of-text token, or one of
+            the row's `stop_token_ids`).
         finish: `stop` or `length` on the last one; the row has then left the batch.
         logprobs: where the row asked for them and there is a token.
     """
@@ -265,8 +273,11 @@ class Engine(Protocol):
             How many of its tokens need no prefill, because they are known from earlier rows.
         """
 
-    def remove(self, key: RequestKey) -> None:
-        """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in prefill or decode; unknown keys are ignored.
+
+        Rows that leave together cost one change of the batch, and not one each.
+        """
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""

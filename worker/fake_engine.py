@@ -2,8 +2,9 @@
 
 `engine = "fake"` in a model's entry tries mlxsup without a model; the tests rest on it. Token n of
 an answer is a pure function of the prompt's tokens, of n, and of the seed where temperature is
-above 0 (`fake_text.answer_token`). An answer ends with `length` at max_tokens unless a directive
-or the option `answer_tokens` ends it earlier.
+above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn before
+`min_tokens`, becomes the next id that is none. An answer ends with `length` at max_tokens unless a
+directive or the option `answer_tokens`, which stand for a model's end of text, end it earlier.
 
 Options (a map in the launch spec): see `fake_options.FakeOptions`.
 
@@ -223,10 +224,12 @@ class FakeEngine:
         self._stall_when_due(self._rows[row.key], "insert")
         return cached
 
-    def remove(self, key: RequestKey) -> None:
+    def remove(self, *keys: RequestKey) -> None:
         """See `Engine.remove`."""
-        row = self._rows.pop(key, None)
-        if row is not None:
+        for key in keys:
+            row = self._rows.pop(key, None)
+            if row is None:
+                continue
             self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
             while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
@@ -278,18 +281,27 @@ class FakeEngine:
     def _decode(self, row: _FakeRow) -> RowToken:
         self._fail_when_due(row, row.generated + 1)
         key, index = row.row.key, row.generated
-        if index >= self._answer_length(row):
+        may_end = index >= row.row.min_tokens
+        if may_end and not row.row.ignore_eos and index >= self._answer_length(row):
             return RowToken(key=key, token=None, finish=FinishReason.STOP)
+        token = self._draw(row, index)
+        if token in row.row.stop_token_ids:
+            if may_end:
+                return RowToken(key=key, token=None, finish=FinishReason.STOP)
+            while token in row.row.stop_token_ids:
+                token = (token + 1) % VOCABULARY_SIZE
         row.generated += 1
         finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
-        if row.directives.big:
-            token = BIG_TOKEN_BASE + row.directives.big
-        elif row.said:
-            token = row.said[index]
-        else:
-            token = answer_token(row.digest, index, row.seed)
         logprobs = _logprobs(token, row.row.top_logprobs)
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
+
+    @staticmethod
+    def _draw(row: _FakeRow, index: int) -> int:
+        if row.directives.big:
+            return BIG_TOKEN_BASE + row.directives.big
+        if index < len(row.said):
+            return row.said[index]
+        return answer_token(row.digest, index, row.seed)
 
     def _answer_length(self, row: _FakeRow) -> float:
         if row.said:

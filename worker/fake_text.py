@@ -270,5 +270,7 @@ class FakeTextCodec:
 
 
 def _render(body: RequestBody) -> str:
-    lines = [f"{message['role']}: {message.get('content', '')}" for message in body.messages or ()]
+    lines = [
+        f"{message['role']}: {message.get('content') or ''}" for message in body.messages or ()
+    ]
     return "\n".join([*lines, "assistant:"])

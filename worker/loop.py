@@ -180,14 +180,19 @@ class StepLoop:
     def drain(self) -> None:
         """Reads what the supervisor has sent; cancels take effect at once."""
         self._publish_rows()
+        leaving: list[RequestKey] = []
         while (message := self._link.receive()) is not None:
             match message:
                 case Dispatch():
                     self._begin(message)
                 case CancelRow(key=key):
+                    if key in self._running:
+                        leaving.append(key)
                     self._cancel(key)
                 case Exit():
                     self._is_exit_asked = True
+        if leaving:
+            self._engine.remove(*leaving)
 
     def _begin(self, message: Dispatch) -> None:
         key, resume = message.key, message.resume
@@ -203,14 +208,14 @@ class StepLoop:
         self._text.submit(key, message.body, resume)
 
     def _cancel(self, key: RequestKey) -> None:
-        """Takes a request out wherever it is (D2, D3); its slot is free at once (D11)."""
+        """Takes a request out wherever it is (D2, D3); its slot is free at once (D11), and its
+        row leaves the engine with those of the other cancels that have come."""
         if key in self._preparing:
             self._preparing.discard(key)
             self._text.forget(key)
         elif key in self._waiting:
             del self._waiting[key]
         elif key in self._running:
-            self._engine.remove(key)
             del self._running[key]
         else:
             return  # its end is already on the way (D6)
@@ -248,13 +253,14 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        calls = ToolCallReader(ready.body.tools, row.seed)
+        calls = ToolCallReader(ready.body.offered_tools, row.seed)
         answer = AnswerText(
             self._engine.text,
             ready.body.stop or (),
             ready.prompt.opening,
             calls,
             has_form=row.grammar is not None,
+            min_tokens=row.min_tokens,
         )
         running = RunningRow(
             key=ready.key,
@@ -300,6 +306,7 @@ class StepLoop:
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
         rows, self._ended = self._ended, []
+        leaving: list[RequestKey] = []
         refused: list[tuple[RequestKey, RemoteError]] = []
         now = self._clock()
         for token in result.tokens:
@@ -307,18 +314,20 @@ class StepLoop:
             if running is None:
                 # A row that has left must not linger as a phantom that fills a slot (D8).
                 logger.warning(line("a token of a row that has left", key=token.key))
-                self._engine.remove(token.key)
+                leaving.append(token.key)
                 continue
             deltas = running.advance(token, now)
             if deltas[-1].finish is not None:
                 del self._running[token.key]
                 if token.finish is None:
-                    self._engine.remove(token.key)
+                    leaving.append(token.key)
                 refusal = running.grammar.refusal if running.grammar is not None else None
                 if refusal is not None:
                     deltas[-1].finish = None
                     refused.append((token.key, refusal))
             rows += deltas
+        if leaving:
+            self._engine.remove(*leaving)
         prefill = [
             PrefillProgress(key=row.key, done=row.done, total=row.total)
             for row in result.prefill

@@ -62,11 +62,11 @@ class MlxBatch:
         self._stream = stream
         self._pacer = pacer
         self._prefixes = prefixes
-        self._stops = StopSequences([(token,) for token in stop_tokens])
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, Grammar] = {}
+        self._stop_tokens = list(stop_tokens)
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
         self.logits_width: int | None = None
@@ -86,6 +86,7 @@ class MlxBatch:
         with mx.stream(self._stream):
             found = self._prefixes.find(tokens)
             cached = found.count
+            ending = self._ending_of(row)
             uid = self._passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
@@ -94,8 +95,8 @@ class MlxBatch:
                     checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=row.max_tokens - len(row.delivered),
                     sampler=make_sampler(row, self._spared),
-                    processors=make_processors(row),
-                    stops=StopSequences() if row.key == WARMUP_KEY else self._stops,
+                    processors=make_processors(row, ending),
+                    stops=StopSequences([(token,) for token in ending]),
                 )
             )
         self._uids[row.key] = uid
@@ -107,17 +108,31 @@ class MlxBatch:
             self._grammars[uid] = row.grammar
         return cached
 
-    def remove(self, key: RequestKey) -> None:
-        """Takes a row out at once; unknown keys are ignored (D6)."""
-        uid = self._uids.pop(key, None)
-        if uid is None:
+    def _ending_of(self, row: Row) -> list[int]:
+        """The ids that end this row's answer."""
+        if row.key == WARMUP_KEY:
+            return []
+        own = [] if row.ignore_eos else self._stop_tokens
+        return [*own, *row.stop_token_ids]
+
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
+        uids: list[int] = []
+        kept: set[int] = set()
+        for key in keys:
+            uid = self._uids.pop(key, None)
+            if uid is None:
+                continue
+            uids.append(uid)
+            del self._keys[uid]
+            self._wanted_logprobs.pop(uid, None)
+            self._grammars.pop(uid, None)
+            has_computed = self._turns.drop(uid)
+            if has_computed and key != WARMUP_KEY:
+                kept.add(uid)
+        if not uids:
             return
-        del self._keys[uid]
-        self._wanted_logprobs.pop(uid, None)
-        self._grammars.pop(uid, None)
-        has_computed = self._turns.drop(uid)
-        removed = self._passes.remove([uid], wants_caches=has_computed and key != WARMUP_KEY)
-        self._keep(removed.values())
+        self._keep(self._passes.remove(uids, kept=kept).values())
 
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
         """Keeps what rows have read for other rows that begin alike."""
@@ -166,6 +181,7 @@ class MlxBatch:
         has_prompts = len(self._turns) > 0
         started = time.perf_counter()
         try:
+            self._tell_grammars()
             reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
             took_s = time.perf_counter() - started
             self._keep(self._passes.take_checkpoints())
@@ -180,12 +196,21 @@ class MlxBatch:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
+        # Those that a grammar has ended; the others have left by themselves.
+        self.remove(*(token.key for token in result.tokens if token.finish is not None))
         if has_prompts:
             for uid, done, total in self._turns.take(reads, decode_rows=decoding, took_s=took_s):
                 result.prefill.append(RowPrefill(key=self._keys[uid], done=done, total=total))
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=took_s)
         return result
+
+    def _tell_grammars(self) -> None:
+        """Gives each grammar the token of its row that the step will return: the mask for the
+        token after it depends on it. One read for all of them."""
+        if self._grammars:
+            for uid, token in self._passes.drawn(self._grammars.keys()).items():
+                self._grammars[uid].accept(token)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         self._turns.got_token(response.uid)
@@ -200,8 +225,6 @@ class MlxBatch:
             is_text = not grammar.is_end(response.token)
         if response.finish_reason is not None:
             self._forget_ended(response)
-        elif finish is not None:
-            self.remove(key)
         if not is_text:
             return RowToken(key=key, token=None, finish=finish)
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
@@ -217,8 +240,7 @@ class MlxBatch:
 
     def close(self) -> None:
         """Removes every row; the process's limits are set back after it (E2, E3)."""
-        for key in list(self._uids):
-            self.remove(key)
+        self.remove(*self._uids)
         self._prefixes.clear()
         mx.synchronize(self._stream)
         self._passes.close()

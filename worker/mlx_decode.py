@@ -5,7 +5,7 @@ Everything here belongs to the thread that made the stream, and runs within it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -33,8 +33,12 @@ class Decode(Protocol):
             held: the tokens in the cache.
         """
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
-        """Takes rows out."""
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out in one change; gives the caches of some of them."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that `next` will return for those of these rows that have begun; one wait
+        for all of them."""
 
     def next(self) -> list[Any]:
         """One token for each row that has begun."""
@@ -78,12 +82,23 @@ class BatchDecode:
         self._own_uids[uid] = own
         self._uids[own] = uid
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
         own = [self._own_uids.pop(uid) for uid in uids if uid in self._own_uids]
-        removed = self.generator.remove(own, return_prompt_caches=wants_caches)
+        if not own:
+            return {}
         ours = {number: self._uids.pop(number) for number in own}
-        return {ours[number]: (cache, tokens) for number, (cache, tokens) in removed.items()}
+        removed = take_out(
+            self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
+        )
+        return {ours[number]: held for number, held in removed.items()}
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        own = [self._own_uids[uid] for uid in uids if uid in self._own_uids]
+        return {
+            self._uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
+        }
 
     def next(self) -> list[Any]:
         """See `Decode.next`."""
@@ -125,7 +140,7 @@ class LoneDecode:
         """See `Decode.insert`."""
         self.new[uid] = (row, cache, held)
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
         removed: KeptCaches = {}
         for uid in uids:
@@ -135,7 +150,15 @@ class LoneDecode:
             elif uid in self.new:
                 _, cache, held = self.new.pop(uid)
                 removed[uid] = (cache, held)
-        return removed if wants_caches else {}
+        return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        begun = [uid for uid in uids if uid in self.rows]
+        if not begun:
+            return {}
+        tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
+        return dict(zip(begun, tokens, strict=True))
 
     def next(self) -> list[Any]:
         """See `Decode.next`."""
@@ -169,3 +192,26 @@ class LoneDecode:
         """See `Decode.close`."""
         self.rows.clear()
         self.new.clear()
+
+
+def take_out(
+    generator: BatchGenerator, uids: Sequence[int], *, kept: Collection[int]
+) -> KeptCaches:
+    """Removes rows in one change, each of which costs a read for every layer; gives the caches of
+    some of them."""
+    caches = generator.extract_cache(kept) if kept else {}
+    generator.remove(list(uids))
+    return {uid: (cache, tokens) for uid, (cache, tokens) in caches.items()}
+
+
+def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
+    """The tokens that `next()` will return for those of these rows that decode, in one read.
+
+    mlx-lm draws them a step before it returns them, and keeps them in the batch of the rows that
+    decode.
+    """
+    batch = generator._generation_batch
+    if not any(uid in uids for uid in batch.uids):
+        return {}
+    drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
+    return {uid: token for uid, token in drawn if uid in uids}

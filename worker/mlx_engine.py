@@ -332,9 +332,9 @@ class MlxEngine:
         """Adds a row and says how many of its tokens need no prefill."""
         return self._ready().insert(row)
 
-    def remove(self, key: RequestKey) -> None:
-        """Takes a row out at once, in prefill or decode; unknown keys are ignored."""
-        self._ready().remove(key)
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in prefill or decode; unknown keys are ignored."""
+        self._ready().remove(*keys)
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""

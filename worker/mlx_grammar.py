@@ -5,8 +5,6 @@ llguidance has a kernel of its own for Metal; plain array operations work everyw
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 
@@ -16,8 +14,8 @@ from .grammar import Grammar
 class GrammarProcessor:
     """Forbids the tokens that the grammar does not allow next.
 
-    It has to read each token before the next can be drawn, which costs the batch its overlap of
-    two steps: only batches with such a row pay for it.
+    The batch has to give the grammar each token before the next can be drawn, which costs it its
+    overlap of two steps: only batches with such a row pay for it.
 
     Args:
         grammar: after what was delivered in an earlier life.
@@ -25,14 +23,9 @@ class GrammarProcessor:
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._has_begun = False
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Called once for each token, and once more after the last (then it changes nothing)."""
-        if self._has_begun:
-            latest: Any = tokens[-1].item()
-            self._grammar.accept(int(latest))
-        self._has_begun = True
         mask = self._grammar.mask()
         if mask is None:
             return logits

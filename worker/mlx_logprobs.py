@@ -34,11 +34,17 @@ class LogprobReader:
             for response in responses:
                 count = wanted.get(response.uid)
                 if count is not None:
-                    logprobs = response.logprobs.astype(mx.float32)
+                    logprobs = _normalised(response.logprobs)
                     ids = _likeliest(logprobs, count)
                     arrays.append((response.uid, logprobs[response.token], ids, logprobs[ids]))
             mx.eval([array for _, *row in arrays for array in row])
         return {uid: _to_plain(*row) for uid, *row in arrays}
+
+
+def _normalised(logprobs: mx.array) -> mx.array:
+    """Differences of large logits are off by the rounding of their logarithmic sum, all alike."""
+    logprobs = logprobs.astype(mx.float32)
+    return logprobs - mx.logsumexp(logprobs)
 
 
 def _likeliest(logprobs: mx.array, count: int) -> mx.array:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
-from .mlx_decode import BatchDecode, Decode, LoneDecode
+from .mlx_decode import BatchDecode, Decode, LoneDecode, drawn_tokens, take_out
 from .mlx_sampling import Processor, Sampler, greedy
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
@@ -62,8 +62,12 @@ class Passes(Protocol):
     def insert(self, row: NewRow) -> int:
         """Adds a row, and gives its uid."""
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
-        """Takes rows out, wherever they stand, and gives their caches where they are wanted."""
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out, wherever they stand, in one change; gives the caches of some of them."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that the next step will return for those of these rows that decode; one wait
+        for all of them."""
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """One token for each row that decodes; reads so many tokens of these prompts, by uid.
@@ -136,13 +140,16 @@ class TogetherPasses:
             self._checkpoints[uid] = tuple(place - len(row.known) for place in row.checkpoints)
         return uid
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Passes.remove`."""
         with mx.stream(self._stream):
-            removed = self.generator.remove(list(uids), return_prompt_caches=wants_caches)
             for uid in uids:
                 self._checkpoints.pop(uid, None)
-            return {uid: (cache, tokens) for uid, (cache, tokens) in removed.items()}
+            return take_out(self.generator, uids, kept=kept)
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return drawn_tokens(self.generator, uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; mlx-lm reads as many tokens of every prompt, here the most asked."""
@@ -203,16 +210,18 @@ class SerialPasses:
             self.waiting[uid] = WaitingPrompt(row, cache)
         return uid
 
-    def remove(self, uids: Sequence[int], *, wants_caches: bool) -> KeptCaches:
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Passes.remove`."""
         waiting = {uid: self.waiting.pop(uid) for uid in uids if uid in self.waiting}
         with mx.stream(self._stream):
-            removed = self.decode.remove(
-                [uid for uid in uids if uid not in waiting], wants_caches=wants_caches
-            )
-        if wants_caches:
-            removed |= {uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items()}
-        return removed
+            removed = self.decode.remove([uid for uid in uids if uid not in waiting], kept=kept)
+            return removed | {
+                uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
+            }
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return self.decode.drawn(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; a prompt whose end was read joins those that decode."""

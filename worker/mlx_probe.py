@@ -135,7 +135,7 @@ class Run:
     def remove(self, place: int) -> None:
         """Takes a row out, as a cancelled one."""
         uids = [uid for uid, other in self._places.items() if other == place]
-        self._passes.remove(uids, wants_caches=False)
+        self._passes.remove(uids, kept=())
         self._forget(*uids)
 
     def run_until(self, place: int, count: int) -> None:
@@ -160,7 +160,7 @@ class Run:
 
     def clear(self) -> None:
         """Leaves no row."""
-        self._passes.remove(list(self._places), wants_caches=False)
+        self._passes.remove(list(self._places), kept=())
         self._forget(*list(self._places))
 
 

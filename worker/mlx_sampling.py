@@ -41,11 +41,40 @@ def make_sampler(row: Row, spared: Sequence[int] = ()) -> Sampler:
 
     Args:
         row: its parameters, and how many of its tokens were drawn in an earlier life.
-        spared: ids that XTC never leaves out: an answer must be able to end.
+        spared: ids that XTC never leaves out, beside the row's own stop tokens: an answer must be
+            able to end.
     """
     if row.temperature < COLDEST:
         return greedy
-    return SeededSampler(row, spared)
+    return SeededSampler(row, [*spared, *row.stop_token_ids])
+
+
+class NoEndYet:
+    """Forbids the tokens that end an answer until it has `min_tokens`.
+
+    Where nothing else is left (a grammar that can only end) they stay allowed: some token has to
+    be drawn. The batch calls it exactly once for each token, in order, and reads none.
+
+    Args:
+        ending: ids, at least one.
+        min_tokens: of the answer.
+        drawn: how many of them were drawn in an earlier life.
+    """
+
+    def __init__(self, ending: Sequence[int], *, min_tokens: int, drawn: int) -> None:
+        self._ending = list(ending)
+        self._min_tokens = min_tokens
+        self._drawn = drawn
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """The logits (1, vocabulary) without those tokens."""
+        number = self._drawn
+        self._drawn += 1
+        if number >= self._min_tokens:
+            return logits
+        others = logits + 0
+        others[:, within(self._ending, logits)] = -mx.inf
+        return mx.where(mx.max(others, axis=-1, keepdims=True) > -mx.inf, others, logits)
 
 
 class SeededSampler:
@@ -57,7 +86,7 @@ class SeededSampler:
 
     def __init__(self, row: Row, spared: Sequence[int]) -> None:
         self._row = row
-        self._spared = mx.array(list(spared), dtype=mx.int32) if spared else None
+        self._spared = list(spared)
         self._drawn = len(row.delivered)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
@@ -80,9 +109,14 @@ class SeededSampler:
         shares = mx.softmax(logits, axis=-1)
         likely = mx.where(shares > self._row.xtc_threshold, shares, mx.inf)
         is_out = shares > mx.min(likely, axis=-1, keepdims=True)
-        if self._spared is not None:
-            is_out[:, self._spared] = False
+        is_out[:, within(self._spared, logits)] = False
         return mx.where(is_out, -mx.inf, logits)
+
+
+def within(tokens: Sequence[int], logits: mx.array) -> mx.array:
+    """Those ids that the logits have a place for: a tokenizer may know more than the model."""
+    width = logits.shape[-1]
+    return mx.array([token for token in tokens if 0 <= token < width], dtype=mx.int32)
 
 
 def derive_key(seed: int, number: int) -> int:
@@ -124,11 +158,15 @@ def _keep_min_p(logits: mx.array, min_p: float) -> mx.array:
     return mx.where(logits < least, -mx.inf, logits)
 
 
-def make_processors(row: Row) -> list[Processor]:
+def make_processors(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
     """What changes one row's logits before they become probabilities; empty for most rows.
 
     Each sees the prompt's tokens and the answer's, so a row that goes on with an answer needs
     nothing but those.
+
+    Args:
+        row: its parameters, and how many of its tokens were drawn in an earlier life.
+        ending: the ids that end its answer.
     """
     window = row.penalty_window or ALL_TOKENS
     processors: list[Processor] = []
@@ -142,6 +180,9 @@ def make_processors(row: Row) -> list[Processor]:
         processors.append(make_frequency_penalty(row.frequency_penalty, window))
     if row.grammar is not None:
         processors.append(GrammarProcessor(row.grammar))
+    if ending and row.min_tokens > len(row.delivered):
+        # Behind the grammar, which is not asked again: it may leave nothing but an end.
+        processors.append(NoEndYet(ending, min_tokens=row.min_tokens, drawn=len(row.delivered)))
     return [_keep_type(processor) for processor in processors]
 
 

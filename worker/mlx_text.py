@@ -206,8 +206,8 @@ class MlxText:
             )
         plain = plain_messages(body.messages or (), self._format.rules.call_ids)
         extra = dict(body.chat_template_kwargs or {})
-        if body.tools:
-            extra["tools"] = body.tools
+        if body.offered_tools:
+            extra["tools"] = body.offered_tools
         try:
             plain, rendered, closed = self._render_either(plain, extra)
         except Exception as error:

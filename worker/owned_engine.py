@@ -61,10 +61,10 @@ class OwnedEngine:
         self._check()
         return self._engine.insert(row)
 
-    def remove(self, key: RequestKey) -> None:
+    def remove(self, *keys: RequestKey) -> None:
         """See `Engine.remove`."""
         self._check()
-        self._engine.remove(key)
+        self._engine.remove(*keys)
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""

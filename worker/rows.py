@@ -76,16 +76,29 @@ def plan_row(
             f"at most {limit - length} fit",
             detail=detail | {"max_tokens": max_tokens},
         )
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise RemoteError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"{length} prompt tokens and min_tokens {min_tokens} exceed the context of {limit}; "
+            f"at most {limit - length} fit",
+            detail=detail | {"min_tokens": min_tokens},
+        )
     bias = body.bias_by_token()
-    if bias and max(bias) >= facts.vocabulary_size:
-        expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
-        raise invalid("logit_bias", expected, max(bias))
+    stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
+    for name, ids in (("logit_bias", bias), ("stop_token_ids", stop_token_ids)):
+        if max(ids, default=0) >= facts.vocabulary_size:
+            expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
+            raise invalid(name, expected, max(ids))
     effective = sampling_defaults() | dict(sampling or {})
     asked = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     return Row(
         key=key,
         tokens=prompt.tokens,
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=body.ignore_eos or False,
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         delivered=list(delivered),
         logit_bias=bias,

@@ -19,6 +19,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._exempt = 0  # so many of the held characters end no stop string
         self._is_stopped = False
 
     @property
@@ -26,20 +27,28 @@ class StopMatcher:
         """Whether a stop string was found; what comes after it is not looked at."""
         return self._is_stopped
 
-    def add(self, text: str) -> str:
-        """The text that became certain with this piece; may be empty."""
+    def add(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that became certain with this piece; may be empty.
+
+        Args:
+            text: the piece.
+            may_stop: whether a stop string that is complete within this piece counts; one that
+                only begins in it counts by the piece that completes it.
+        """
         if self._is_stopped or not text:
             return ""
         if not self._stops:
             return text
         pending = self._held + text
-        found = find_first(pending, self._stops)
+        exempt = self._exempt if may_stop else len(pending)
+        found = find_first(pending, self._stops, ends_after=exempt)
         if found is not None:
             self._is_stopped = True
             self._held = ""
             return pending[: found[0]]
         certain = len(pending) - undecided(pending, self._stops)
         self._held = pending[certain:]
+        self._exempt = max(0, exempt - certain)
         return pending[:certain]
 
     def finish(self) -> str:
@@ -48,23 +57,27 @@ class StopMatcher:
         return held
 
 
-def find_first(pending: str, texts: Sequence[str]) -> tuple[int, str] | None:
+def find_first(
+    pending: str, texts: Sequence[str], *, ends_after: int = 0
+) -> tuple[int, str] | None:
     """The one of some texts that is complete first, and where it starts; of several that end
-    together the longest."""
+    together the longest. Only those that end behind so many characters count."""
     found = [
-        (start + len(text), start, text) for text in texts if (start := pending.find(text)) >= 0
+        (start + len(text), start, text)
+        for text in texts
+        if (start := pending.find(text, max(0, ends_after - len(text) + 1))) >= 0
     ]
     return min(found)[1:] if found else None
 
 
 def undecided(pending: str, texts: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of one of the texts."""
+    """How many characters at the end may be the beginning of one of the texts, not all of it."""
     window = max(0, len(pending) - max(map(len, texts), default=0) + 1)
     longest = 0
     for text in texts:
         start = pending.find(text[0], window)
         while start >= 0:
-            if text.startswith(pending[start:]):
+            if len(pending) - start < len(text) and text.startswith(pending[start:]):
                 longest = max(longest, len(pending) - start)
                 break
             start = pending.find(text[0], start + 1)

@@ -40,20 +40,28 @@ def mlx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.tiny_model import as_bfloat16, make_tiny_model
+
+    return as_bfloat16(make_tiny_model(tmp_path_factory.mktemp("tiny") / "bf16"))
+
+
 @pytest.fixture(
     scope="module",
-    params=["fake", *(pytest.param(way, marks=pytest.mark.mlx) for way in Batching)],
+    params=["fake", *(pytest.param(way, marks=pytest.mark.mlx) for way in (*Batching, "bf16"))],
 )
 def make(request: pytest.FixtureRequest) -> Callable[[], Engine]:
     """Makes an engine that is not loaded yet."""
     if request.param == "fake":
         return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
-    folder = request.getfixturevalue("mlx_folder")
+    folder = request.getfixturevalue("bf16_folder" if request.param == "bf16" else "mlx_folder")
+    way = Batching.TOGETHER if request.param == "bf16" else request.param
 
     from mlxsup.worker.mlx_engine import MlxEngine
     from support.mlx_rows import known_as
 
-    spec = replace(spec_for("mlx", folder), known_batching=known_as(folder, request.param))
+    spec = replace(spec_for("mlx", folder), known_batching=known_as(folder, way))
 
     def make_mlx() -> Engine:
         return MlxEngine(spec)

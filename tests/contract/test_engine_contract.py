@@ -184,6 +184,25 @@ def test_remove_twice_and_of_unknown_keys_is_harmless_D6(loaded: Loaded) -> None
     assert len(finished[3]) == 1
 
 
+@pytest.mark.bits
+def test_several_rows_leave_at_once_wherever_they_stand_D3_D8(loaded: Loaded) -> None:
+    """One decodes, one is in prefill, one has not begun, one is not there at all."""
+    alone = loaded.run(loaded.row(2, max_tokens=20))[2]
+    loaded.insert(loaded.row(1, max_tokens=20), loaded.row(2, max_tokens=20))
+    loaded.step_until_token_of(1)
+    loaded.insert(loaded.row(3, LONG))
+    loaded.step()
+    loaded.insert(loaded.row(4))
+    loaded.engine.remove(*map(RequestKey, (4, 1, 99, 3, 1)))
+    assert loaded.engine.row_count() == 1
+    rest = loaded.run_on()
+    assert set(rest) == {2}
+    assert alone[-len(rest[2]) :] == rest[2]
+    loaded.engine.remove()
+    again = loaded.run(*(loaded.row(k, max_tokens=2) for k in (1, 3, 4, 5)))
+    assert {key: len(tokens) for key, tokens in again.items()} == dict.fromkeys((1, 3, 4, 5), 2)
+
+
 def test_a_full_batch_has_its_slots_free_after_removal_D11(loaded: Loaded) -> None:
     loaded.insert(*(loaded.row(k, max_tokens=50) for k in (1, 2, 3, 4)))
     loaded.step_until_token_of(1)

@@ -31,7 +31,7 @@ ALL_AT_ONCE: dict[str, Any] = {
 BORDERS = [
     {name: value}
     for name, number in NUMBERS.items()
-    if name not in ("max_tokens", "top_logprobs")
+    if name not in ("max_tokens", "min_tokens", "top_logprobs")
     for value in (1e-300 if number.is_low_open else number.low, number.high)
 ]
 
@@ -61,11 +61,14 @@ RANDOM = st.fixed_dictionaries(
     optional={
         name: values_of(number)
         for name, number in NUMBERS.items()
-        if name not in ("max_tokens", "temperature", "top_logprobs")
+        if name not in ("max_tokens", "min_tokens", "temperature", "top_logprobs")
     }
     | {
         "logit_bias": st.dictionaries(st.integers(0, 255), st.floats(-100, 100), max_size=8),
         "logprobs": st.booleans(),
+        "min_tokens": st.integers(0, 8),
+        "stop_token_ids": st.lists(st.integers(0, 255), max_size=64),
+        "ignore_eos": st.booleans(),
     },
 )
 
@@ -129,3 +132,147 @@ def test_what_a_request_alone_gets_wrong_is_its_own_error_C7(worker: LoopDriver)
     assert len(answers[0].tokens) == 3
     assert answers[1].error is not None
     assert answers[1].error["detail"]["parameter"] == "logit_bias"
+
+
+PROMPT = "a fox 🦊 and an owl"
+
+
+def first_new_token(tokens: list[int], after: int) -> int:
+    """The place, from `after` on, of a token that was not there before."""
+    return next(place for place in range(after, len(tokens)) if tokens[place] not in tokens[:place])
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(
+    worker: LoopDriver, temperature: float
+) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "temperature": temperature, "seed": 3}
+    free = worker.answer(max_tokens=40, **asked)
+    place = first_new_token(free.tokens, 4)
+    ends = [free.tokens[place]] * 2
+    got = worker.answer(max_tokens=40, stop_token_ids=ends, **asked)
+    assert (got.tokens, got.finish) == (free.tokens[:place], FinishReason.STOP)
+    assert free.text.startswith(got.text.rstrip("\ufffd")), "half a character at the end"
+    check_every_resume(worker, got)
+    assert not worker.engine.has_rows()
+
+
+@pytest.mark.bits
+def test_a_stop_token_may_be_the_first_and_the_last_one(worker: LoopDriver) -> None:
+    free = worker.answer(prompt=PROMPT, max_tokens=40)
+    at_once = worker.answer(prompt=PROMPT, max_tokens=40, stop_token_ids=[free.tokens[0]])
+    assert (at_once.tokens, at_once.text, at_once.finish) == ([], "", FinishReason.STOP)
+    place = first_new_token(free.tokens, 4)
+    asked: dict[str, Any] = {"prompt": PROMPT, "stop_token_ids": [free.tokens[place]]}
+    at_last = worker.answer(max_tokens=place + 1, **asked)
+    assert (at_last.tokens, at_last.finish) == (free.tokens[:place], FinishReason.STOP)
+    before = worker.answer(max_tokens=place, **asked)
+    assert (before.tokens, before.finish) == (free.tokens[:place], FinishReason.LENGTH)
+    without = worker.answer(prompt=PROMPT, max_tokens=40, stop_token_ids=[])
+    assert without.tokens == free.tokens
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_stop_token_comes_before_min_tokens(worker: LoopDriver, temperature: float) -> None:
+    asked: dict[str, Any] = {
+        "prompt": PROMPT,
+        "temperature": temperature,
+        "seed": 3,
+        "max_tokens": 40,
+        "logprobs": True,
+    }
+    free = worker.answer(**asked)
+    ends = sorted(set(free.tokens))[:64]
+    got = worker.answer(min_tokens=9, stop_token_ids=ends, **asked)
+    assert len(got.tokens) >= 9
+    assert not set(got.tokens) & set(ends)
+    check_every_resume(worker, got)
+    rest = worker.answer(got.resume_after(4))
+    assert logprobs_of(rest.deltas) == logprobs_of(got.deltas)[4:]
+
+
+@pytest.mark.bits
+def test_a_stop_string_that_is_complete_before_min_tokens_is_text(worker: LoopDriver) -> None:
+    free = worker.answer(prompt=PROMPT, max_tokens=40)
+    text = free.text
+    early = text[2:5]
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40}
+    assert worker.answer(stop=[early], **asked).text == text[: text.index(early)]
+    late = text[-12:-6]
+    got = worker.answer(stop=[early + "\0", late, early], min_tokens=20, **asked)
+    assert got.tokens == free.tokens[: len(got.tokens)]
+    assert len(got.tokens) >= 20
+    if early not in text[5:]:
+        assert got.text == text[: text.index(late)]
+        assert got.finish is FinishReason.STOP
+    check_every_resume(worker, got)
+
+
+def test_a_stop_string_that_ends_with_token_min_tokens_ends_the_answer(worker: LoopDriver) -> None:
+    free = worker.answer(prompt=PROMPT, max_tokens=12)
+    shown = ["".join(delta.text for delta in free.until(count)) for count in range(13)]
+    number = next(n for n in range(6, 13) if len(shown[n]) > len(shown[n - 1]))
+    stop = shown[number][-4:]
+    if stop in shown[number - 1]:
+        pytest.skip("the text repeats itself")
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "stop": [stop]}
+    ended = worker.answer(min_tokens=number, **asked)
+    assert (len(ended.tokens), ended.finish) == (number, FinishReason.STOP)
+    later = worker.answer(min_tokens=number + 1, **asked)
+    assert later.tokens[:number] == free.tokens[:number]
+    assert len(later.tokens) > number
+
+
+def test_a_row_with_ends_of_its_own_changes_nobody(worker: LoopDriver) -> None:
+    free = [worker.answer(prompt=f"row {n}", max_tokens=16).tokens for n in range(3)]
+    keys = [worker.dispatch(prompt=f"row {n}", max_tokens=16) for n in range(3)]
+    own = worker.dispatch(
+        prompt=PROMPT, max_tokens=16, min_tokens=12, stop_token_ids=[free[0][0]], ignore_eos=True
+    )
+    assert [answer.tokens for answer in worker.finish(*keys)] == free
+    assert len(worker.finish(own)[0].tokens) >= 12
+
+
+def test_a_stop_token_that_the_model_does_not_have_fails_alone_C7(worker: LoopDriver) -> None:
+    good = worker.dispatch(prompt="fine", max_tokens=3)
+    bad = worker.dispatch(prompt="x", stop_token_ids=[1, 4_000_000])
+    answers = worker.finish(good, bad)
+    assert len(answers[0].tokens) == 3
+    assert answers[1].error is not None
+    assert answers[1].error["detail"]["parameter"] == "stop_token_ids"
+
+
+def test_min_tokens_that_do_not_fit_into_the_context_are_refused(worker: LoopDriver) -> None:
+    refused = worker.answer(prompt_tokens=[40] * 4000, min_tokens=97)
+    assert refused.error is not None
+    assert refused.error["code"] == "context_length_exceeded"
+    assert refused.error["detail"]["min_tokens"] == 97
+
+
+def test_a_message_without_content_is_a_message(worker: LoopDriver) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    got = worker.answer(
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "user", "content": "go on"},
+        ],
+        max_tokens=3,
+    )
+    assert got.error is None
+    assert len(got.tokens) == 3
+
+
+def test_tools_that_may_not_be_chosen_are_not_offered(worker: LoopDriver) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    without = worker.answer(**chat)
+    none = worker.answer(tools=tools, tool_choice="none", **chat)
+    auto = worker.answer(tools=tools, tool_choice="auto", **chat)
+    assert none.acceptance is not None
+    assert without.acceptance is not None
+    assert none.acceptance.prompt_tokens == without.acceptance.prompt_tokens
+    assert auto.tokens == worker.answer(tools=tools, **chat).tokens
+    assert worker.answer(none.resume_after(1)).tokens == none.tokens[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -78,3 +79,19 @@ def test_thoughts_are_for_a_terminal_and_not_in_what_a_program_reads(daemon: Dae
         seen = terminal.end()
     assert "\x1b[2mm\x1b[0m\nwell" in seen
     assert ESCAPE.sub("", seen).split("\r")[-1].endswith("hm\nwell\n")
+
+
+def test_what_ends_an_answer_can_be_said(daemon: Daemon) -> None:
+    def tokens(prompt: str, *more: str) -> list[int]:
+        done = run_cli(*generate(daemon, prompt, "--json", *more))
+        assert done.returncode == 0, done.stderr
+        ids: list[int] = json.loads(done.stdout)["token_ids"]
+        return ids
+
+    short = "[[answer 3]] tell"
+    assert len(tokens(short)) == 3
+    assert len(tokens(short, "--min-tokens", "5")) == 5
+    assert len(tokens(short, "--ignore-eos", "--max-tokens", "9")) == 9
+    free = tokens("tell", "--max-tokens", "9")
+    ends = ["--stop-token-id", str(free[4]), "--stop-token-id", "1"]
+    assert tokens("tell", "--max-tokens", "9", *ends) == free[: free.index(free[4])]

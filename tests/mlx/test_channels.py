@@ -59,6 +59,9 @@ def test_tools_and_keyword_arguments_reach_the_template(text: MlxText) -> None:
     assert plain == "[user] hi;[assistant]"
     with_tools = rendered(text, tools=TOOLS, chat_template_kwargs={"mood": "calm"})
     assert with_tools == "[tools] weather;[user] hi;[assistant]<think>calm"
+    for choice, shown in (("auto", "[tools] weather;"), ("none", "")):
+        got = rendered(text, tools=TOOLS, tool_choice=choice)
+        assert got == shown + "[user] hi;[assistant]<think>"
 
 
 def test_calls_and_their_answers_are_rendered(text: MlxText) -> None:

@@ -325,9 +325,9 @@ def test_the_warm_up_row_is_removed_even_when_it_fails_B5(
     def step(self: mlx_batch.MlxBatch) -> StepResult:
         raise ValueError("shapes (1,2) and (3,4) cannot be multiplied")
 
-    def remove(self: mlx_batch.MlxBatch, key: RequestKey) -> None:
-        removed.append(key)
-        real_remove(self, key)
+    def remove(self: mlx_batch.MlxBatch, *keys: RequestKey) -> None:
+        removed.extend(keys)
+        real_remove(self, *keys)
 
     monkeypatch.setattr(mlx_batch.MlxBatch, "step", step)
     monkeypatch.setattr(mlx_batch.MlxBatch, "remove", remove)

@@ -150,6 +150,33 @@ def test_a_sampler_is_called_once_for_each_token_in_order(generator: BatchGenera
     assert len(drawn) == 5
 
 
+def test_the_tokens_of_the_next_step_are_drawn_and_can_be_read(generator: BatchGenerator) -> None:
+    """The processors of a step come after the draw of what it returns, in the order of `uids`."""
+    batch = generator._generation_batch
+    seen: list[int] = []
+
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        latest: Any = tokens[-1].item()
+        seen.append(latest)
+        return logits
+
+    (early,) = generator.insert([[1, 2]], max_tokens=[9], logits_processors=[[processor]])
+    generator.next()
+    generator.next()
+    assert (batch.uids, seen) == ([early], [2]), "first called behind the prompt's last token"
+    (late,) = generator.insert([[3, 4]], max_tokens=[4])
+    for _ in range(12):
+        uids = list(batch.uids)
+        pending = batch._next_tokens.tolist() if uids else []
+        seen.clear()
+        got = {response.uid: response.token for response in generator.next()[1]}
+        assert got == dict(zip(uids, pending, strict=True))
+        if early in got:
+            assert seen == [got[early]]
+    assert not batch.uids
+    assert late != early
+
+
 def test_a_stop_token_is_returned_with_its_reason(generator: BatchGenerator) -> None:
     (uid,) = generator.insert([[1, 2]], max_tokens=[9])
     answer = answers(generator)[uid]

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.grammar import MAX_KEPT, Grammar, GrammarCompiler
 from mlxsup.worker.mlx_engine import MlxEngine
 from support.demo_model import demo_model_folder
 from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import make_spec
+from support.mlx_rows import known_as, make_spec
 from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -461,3 +462,60 @@ def test_100_of_100_on_the_demo_model(name: str) -> None:
     finally:
         driver.close()
         engine.close()
+
+
+class Reads:
+    """Counts how often the thread waits for a computed array."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("item", "tolist"):
+            monkeypatch.setattr(mx.array, name, self._counted(getattr(mx.array, name)))
+
+    def _counted(self, read: Any) -> Any:
+        def counted(array: mx.array) -> Any:
+            self.count += 1
+            return read(array)
+
+        return counted
+
+
+@pytest.fixture(params=list(Batching))
+def any_way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDriver]:
+    folder = make_tiny_model(tmp_path / "m")
+    engine = MlxEngine(make_spec(folder, known_batching=known_as(folder, request.param)))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def test_the_grammars_of_a_step_read_their_tokens_at_once(
+    any_way: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reads for the grammars of a step are as many with one such row as with eight."""
+    worker = any_way
+    counts = []
+    for rows in (1, 8):
+        keys = [
+            worker.dispatch(
+                prompt=f"data {n}",
+                max_tokens=24,
+                temperature=1.0,
+                seed=n,
+                response_format={"type": "regex", "regex": "[a-z]{40}"},
+            )
+            for n in range(rows)
+        ]
+        while not all(len(worker.answers[key].tokens) >= 2 for key in keys):
+            worker.turn()
+        with monkeypatch.context() as patched:
+            reads = Reads(patched)
+            for _ in range(4):
+                worker.turn()
+            counts.append(reads.count)
+        for answer in worker.finish(*keys):
+            assert re.fullmatch("[a-z]{1,40}", answer.text)
+    # mlx-lm's own: the tokens that a pass returns. Each lone row is a pass.
+    own = 4 * 7 if worker.loop._facts.batching is Batching.ONE_ROW else 0
+    assert counts == [8, 8 + own]

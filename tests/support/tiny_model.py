@@ -95,6 +95,40 @@ def write_tokenizer(folder: Path, *, has_chat_template: bool = True) -> None:
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
 
 
+def as_bfloat16(folder: Path) -> Path:
+    """Makes the weights of a model folder bfloat16, and returns the folder."""
+    import mlx.core as mx
+
+    path = str(folder / "model.safetensors")
+    weights: Any = mx.load(path)
+    halves = {name: array.astype(mx.bfloat16) for name, array in weights.items()}
+    mx.eval(halves)
+    mx.save_safetensors(path, halves, {"format": "mlx"})
+    return folder
+
+
+def as_4_bit(folder: Path) -> Path:
+    """Quantises a model folder to 4 bits in groups of 64, and returns the folder."""
+    import mlx.core as mx
+
+    path = str(folder / "model.safetensors")
+    weights: Any = mx.load(path)
+    packed: dict[str, Any] = {}
+    for name, array in weights.items():
+        if array.ndim != 2:
+            packed[name] = array
+            continue
+        parts = mx.quantize(array, group_size=64, bits=4)
+        names = ("weight", "scales", "biases")
+        packed |= {name.replace("weight", part): a for part, a in zip(names, parts, strict=True)}
+    mx.eval(packed)
+    mx.save_safetensors(path, packed, {"format": "mlx"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = {"group_size": 64, "bits": 4}
+    _write_json(folder / "config.json", config)
+    return folder
+
+
 def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:
     """Gives the tokenizer of a tiny model tokens of its own, in the place of its last entries.
 

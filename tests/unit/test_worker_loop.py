@@ -26,6 +26,7 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import Prompt, Row, StepResult, WorkerFaultError
 from mlxsup.worker.fake_engine import FakeEngine
+from mlxsup.worker.fake_text import answer_tokens, decode_tokens, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
@@ -60,9 +61,9 @@ class RecordingEngine(FakeEngine):
     def give_back(self) -> None:
         self.story.append("give back")
 
-    def remove(self, key: RequestKey) -> None:
-        self.story.append(f"remove {key}")
-        super().remove(key)
+    def remove(self, *keys: RequestKey) -> None:
+        self.story.append(" ".join(["remove", *map(str, keys)]))
+        super().remove(*keys)
 
     def step(self) -> StepResult:
         self.story.append("step")
@@ -131,13 +132,14 @@ class ScriptedText:
 
     def prepare(self) -> None:
         for key, _ in self.pending.items():
-            body = RequestBody(prompt="p" * 3, max_tokens=BUDGETS.get(key, 5))
+            body = RequestBody(prompt="p" * 3, max_tokens=BUDGETS.get(key, 5), stop=STOPS.get(key))
             prompt = self.codec.encode(body)
             self.results.append(Tokenised(key=key, body=body, prompt=prompt, tokenize_s=0.0))
         self.pending.clear()
 
 
 BUDGETS: dict[int, int] = {}
+STOPS: dict[int, list[str]] = {}
 
 
 class Bench:
@@ -272,6 +274,36 @@ def test_a_cancelled_row_ends_at_once_and_frees_its_slot_D3_D11(bench: Bench) ->
     assert bench.story.index("remove 2") < bench.story.index("insert 5")
     bench.loop.turn()
     assert 2 not in {row.key for row in bench.steps()[-1].rows}
+
+
+def test_the_cancels_of_a_turn_change_the_batch_once_D3(bench: Bench) -> None:
+    """Each change costs a read for every layer."""
+    bench.start(1, 2, 3, 4, 5)
+    bench.loop.turn()
+    for key in (3, 1, 99, 3, 4, 5):
+        bench.cancel(key)
+    bench.loop.turn()
+    assert [said for said in bench.story if said.startswith("remove")] == ["remove 3 1 4"]
+    assert bench.finishes() == dict.fromkeys((1, 3, 4, 5), FinishReason.CANCELLED)
+    assert bench.engine.row_count() == 1
+    assert bench.loop.open_keys == {2}
+
+
+def test_stop_strings_of_one_step_change_the_batch_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = answer_tokens(encode_text("ppp"), 8)
+    for key in (1, 2, 3):
+        # The fake engine reads one prompt in a step: each answer is a token behind the one before.
+        monkeypatch.setitem(STOPS, key, [decode_tokens(tokens[: 9 - key])])
+        monkeypatch.setitem(BUDGETS, key, 20)
+    bench.start(1, 2, 3, 4)
+    while bench.loop.turn():
+        pass
+    assert [said for said in bench.story if said.startswith("remove")] == ["remove 1 2 3"]
+    assert bench.finishes() == dict.fromkeys((1, 2, 3), FinishReason.STOP) | {
+        4: FinishReason.LENGTH
+    }
 
 
 def test_a_cancel_while_nothing_steps_is_answered_at_once(bench: Bench) -> None:

@@ -9,9 +9,10 @@ STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(st.text(ALPHABET, max_size=5), max_size=12)
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first stop string that is complete cuts, the longest at a tie."""
-    for end in range(len(text) + 1):
+def reference(text: str, stops: list[str], exempt: int = 0) -> tuple[str, bool]:
+    """Character by character: the first stop string that is complete cuts, the longest at a tie.
+    None ends within the first `exempt` characters."""
+    for end in range(exempt + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             return text[: end - max(map(len, complete))], True
@@ -31,13 +32,29 @@ def test_pieces_show_what_the_whole_text_shows(pieces: list[str], stops: list[st
     assert shown + matcher.finish() == whole
 
 
+@settings(max_examples=500)
+@given(pieces=PIECES, stops=STOPS, early=st.integers(0, 12))
+def test_what_is_complete_too_early_is_text(
+    pieces: list[str], stops: list[str], early: int
+) -> None:
+    text = "".join(pieces)
+    whole, is_stopped = reference(text, stops, len("".join(pieces[:early])))
+    matcher = StopMatcher(stops)
+    shown = ""
+    for place, piece in enumerate(pieces):
+        shown += matcher.add(piece, may_stop=place >= early)
+        assert whole.startswith(shown), "a part of a stop string leaked"
+    assert matcher.is_stopped == is_stopped
+    assert shown + matcher.finish() == whole
+
+
 @settings(max_examples=300)
-@given(pieces=PIECES, stops=STOPS)
-def test_nothing_is_held_back_without_need(pieces: list[str], stops: list[str]) -> None:
+@given(pieces=PIECES, stops=STOPS, early=st.integers(0, 12))
+def test_nothing_is_held_back_without_need(pieces: list[str], stops: list[str], early: int) -> None:
     matcher = StopMatcher(stops)
     shown, came = "", ""
-    for piece in pieces:
-        shown += matcher.add(piece)
+    for place, piece in enumerate(pieces):
+        shown += matcher.add(piece, may_stop=place >= early)
         came += piece
         if matcher.is_stopped:
             return

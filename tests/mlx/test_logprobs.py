@@ -1,0 +1,116 @@
+"""Log-probabilities are those of the logits, whatever type the model computes in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_logprobs import LogprobReader
+from support.mlx_rows import loaded_engine, make_row, run_rows
+from support.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+KINDS: dict[str, Any] = {
+    "float32": lambda folder: folder,
+    "bfloat16": as_bfloat16,
+    "4 bits over bfloat16": lambda folder: as_4_bit(as_bfloat16(folder)),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MlxEngine]:
+    folder: Path = make_tiny_model(tmp_path_factory.mktemp("tiny") / "m")
+    with loaded_engine(KINDS[request.param](folder)) as engine:
+        yield engine
+
+
+def prompt(key: int) -> list[int]:
+    return [(7 + 131 * key + 17 * place) % VOCABULARY_SIZE for place in range(5 + 20 * key)]
+
+
+def expected_logprobs(engine: MlxEngine, tokens: list[int], answer: list[int]) -> list[list[float]]:
+    """Of each token of the answer: a float32 log-softmax of the logits of a plain forward pass."""
+    model: Any = engine._model
+    result: list[list[float]] = []
+    with mx.stream(engine._stream):
+        cache = make_prompt_cache(model)
+        # As the engine reads it: the prompt, and its last token by itself.
+        if tokens[:-1]:
+            model(mx.array([tokens[:-1]]), cache=cache)
+        for token in [tokens[-1], *answer[:-1]]:
+            logits = model(mx.array([[token]]), cache=cache)[0, -1].astype(mx.float32)
+            values: Any = (logits - mx.logsumexp(logits)).tolist()
+            result.append(values)
+    return result
+
+
+@pytest.mark.bits
+def test_logprobs_are_a_float32_log_softmax_of_the_logits(engine: MlxEngine) -> None:
+    # The hot ones draw unlikely tokens, whose numbers are large and rounded most.
+    rows = [
+        make_row(key, prompt(key), max_tokens=24, top_logprobs=20, temperature=5.0 * (key % 2))
+        for key in range(4)
+    ]
+    for key, got in run_rows(engine, rows).items():
+        answer = [token.token for token in got if token.token is not None]
+        places = expected_logprobs(engine, prompt(key), answer)
+        for token, expected in zip(got, places, strict=True):
+            assert token.token is not None
+            assert token.logprobs is not None
+            told = [(token.token, token.logprobs.logprob), *token.logprobs.top]
+            for number, logprob in told:
+                assert logprob == pytest.approx(expected[number], abs=1e-3)
+            assert key % 2 or token.logprobs.top[0] == told[0], "greedy takes the likeliest"
+            least = token.logprobs.top[-1][1]
+            assert sum(value > least + 1e-3 for value in expected) < 20
+
+
+def test_no_probabilities_add_up_to_more_than_1(engine: MlxEngine) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"logit_bias": {5: 100.0}},
+        {"logit_bias": {5: 30.0, 6: 29.5}, "repetition_penalty": 1.3},
+    ]
+    rows = [
+        make_row(key, prompt(key), max_tokens=24, top_logprobs=20, **change)
+        for key, change in enumerate(changes)
+    ]
+    for got in run_rows(engine, rows).values():
+        for token in got:
+            assert token.logprobs is not None
+            assert sum(math.exp(value) for _, value in token.logprobs.top) <= 1 + 1e-6
+
+
+@pytest.mark.bits
+def test_company_changes_no_logprob(engine: MlxEngine) -> None:
+    rows = [
+        make_row(key, prompt(key), max_tokens=16, top_logprobs=5, temperature=key % 2, seed=key)
+        for key in range(4)
+    ]
+    alone = {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
+    assert run_rows(engine, rows) == alone
+
+
+def test_a_large_offset_of_the_logits_costs_no_precision() -> None:
+    """A logarithm of a sum of numbers near e**2000 is off by more than what may be left over."""
+
+    class Response:
+        uid, token = 1, 0
+        logprobs = mx.array([2000.0, 1999.0, 1990.0]) - mx.logsumexp(
+            mx.array([2000.0, 1999.0, 1990.0])
+        )
+
+    got = LogprobReader().read([Response()], {1: 3})[1]
+    total = sum(math.exp(float(value) - 2000) for value in (2000, 1999, 1990))
+    assert got.logprob == pytest.approx(-math.log(total), abs=1e-6)
+    assert sum(math.exp(value) for _, value in got.top) == pytest.approx(1.0, abs=1e-6)
