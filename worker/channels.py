@@ -35,10 +35,12 @@ class Header:
         read: takes the header so far, from the marker that began it, and whether the answer keeps
             to a form; returns the state that the header leads to, or None as soon as the text
             cannot be a header. What is none stays none, whatever follows.
+        never_shown: markers of headers that are left out of a call that cannot be read.
     """
 
     end: str
     read: Callable[[str, bool], str | None]
+    never_shown: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,9 @@ class ChannelParser:
         )
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        if self._call_head and self._rules.header is not None:
+            for inner in self._rules.header.never_shown:
+                text = text.replace(inner, "")
         whole = self._call_marker + text + marker
         if not whole and not self._call_head:
             return []

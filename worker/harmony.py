@@ -42,7 +42,7 @@ def harmony_rules() -> ChannelRules:
         edges += [(marker, state) for marker in INSIDE]
     return ChannelRules(
         transitions=transitions | {TOOL: [(marker, HEADER) for marker in BEGINS]},
-        header=Header(end="<|message|>", read=read_header),
+        header=Header(end="<|message|>", read=read_header, never_shown=INSIDE),
         parse_tool_call=parse_call,
     )
 
@@ -100,16 +100,18 @@ def _words(header: str) -> tuple[str, str] | None:
             channel = words.pop(0)
             if not any(known.startswith(channel) for known in CHANNELS):
                 return None
+        if len(words) > 2 or (
+            words and marker not in ("<|start|>", "<|channel|>", "<|constrain|>")
+        ):
+            return None
         for word in words:
-            if marker not in ("<|start|>", "<|channel|>", "<|constrain|>") or len(word) > MAX_WORD:
+            if len(word) > MAX_WORD:
                 return None
             if word.startswith("to="):
                 recipient = word[3:]
             elif (
-                (marker == "<|start|>" and not "to=".startswith(word))
-                or len(words) > 2
-                or not _CONTENT_TYPE.fullmatch(word)
-            ):
+                marker == "<|start|>" and not "to=".startswith(word)
+            ) or not _CONTENT_TYPE.fullmatch(word):
                 return None
     return channel, recipient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece
@@ -127,6 +127,8 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=16), st.lists(st.integers(1, 7), min_size=1, max_size=60))
+@example([" to=functions.f"] * 3, [1])
+@example([" to=functions.f", "<|message|>", "<|message|>"], [1])
 def test_the_cut_makes_no_difference_and_no_marker_is_shown(
     words: list[str], sizes: list[int]
 ) -> None:
