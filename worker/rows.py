@@ -112,7 +112,7 @@ def plan_row(
 def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
     """What a caller who offers tools should know from the beginning."""
     rules = codec.channel_rules
-    if not body.tools:
+    if not body.offered_tools:
         return ()
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)

@@ -20,7 +20,8 @@ from mlxsup.protocol.ids import RequestId, RequestKey
 from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, sampling_defaults
 from mlxsup.worker.engine import EngineFacts, Prompt, Row
-from mlxsup.worker.rows import acceptance, plan_row
+from mlxsup.worker.fake_text import FakeTextCodec
+from mlxsup.worker.rows import acceptance, plan_row, tools_warnings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE_LINE = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| `(\w+)` \|$", re.MULTILINE)
@@ -244,3 +245,11 @@ def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
             assert takes == NUMBERS[name].expected
             if NUMBERS[name].default is not None:
                 assert default == f"{NUMBERS[name].default:g}"
+
+
+def test_no_warning_comes_with_tools_that_are_not_offered() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    form = {"type": "json_object"}
+    codec = FakeTextCodec()
+    assert len(tools_warnings(body(tools=tools, response_format=form), codec)) == 1
+    assert tools_warnings(body(tools=tools, tool_choice="none", response_format=form), codec) == ()
