@@ -35,6 +35,8 @@ class MlxBatch:
 
     Attributes:
         logits_width: of the model's output, known after the first token.
+        gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
+            that of an id that can never be drawn.
 
     Args:
         passes: run the rows; closed with the batch.
@@ -70,6 +72,7 @@ class MlxBatch:
         self._spared = list(spared_tokens)
         self._logprobs = LogprobReader()
         self.logits_width: int | None = None
+        self.gives_numbers = True
 
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
@@ -194,6 +197,8 @@ class MlxBatch:
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
+            with mx.stream(self._stream):
+                self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
         # Those that a grammar has ended; the others have left by themselves.

@@ -51,6 +51,9 @@ WARMUP_PROMPT_TOKENS = 9
 """One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
 WARMUP_TOKENS = 2
 
+NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
+"""What is told of a model whose weights do not fit its configuration, or are broken."""
+
 _CHECKED = 0.02
 _IMPORTED = 0.05
 _WEIGHTS_FOUND = 0.15
@@ -148,26 +151,21 @@ class MlxEngine:
 
     def _choose_way(self, report: ReportProgress) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
-        from .mlx_way import ONLY_ROW
+        from .mlx_way import ONLY_ROW, UNTRIED
 
         assert self._facts is not None
         known = self._spec.known_batching or {}
         if (
             known.get("fingerprint") == self._facts.fingerprint
             and known.get("batching") in list(Batching)
-            and known.get("reason") != ONLY_ROW
+            and known.get("reason") not in UNTRIED
         ):
             way, reason = Batching(known["batching"]), known.get("reason", "")
             self._facts = replace(self._facts, batching=way, batching_reason=reason)
             return
         started = time.perf_counter()
         finding = self._find_way(report)
-        self._facts = replace(
-            self._facts,
-            batching=finding.way,
-            batching_reason=finding.reason,
-            warnings=self._facts.warnings + finding.warnings,
-        )
+        self._facts = replace(self._facts, batching=finding.way, batching_reason=finding.reason)
         seconds = round(time.perf_counter() - started, 2)
         if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
             logger.info(
@@ -293,6 +291,8 @@ class MlxEngine:
         finally:
             batch.remove(WARMUP_KEY)
         self._narrow_vocabulary(batch.logits_width)
+        if not batch.gives_numbers:
+            self._facts = replace(self._facts, warnings=(*self._facts.warnings, NO_NUMBERS))
         report(LoadPhase.WARMUP, 1.0)
 
     def _open_prefix_cache(self) -> None:

@@ -235,8 +235,3 @@ def largest_distance(got: Rows, alone: Rows) -> float:
         each = [distance(*pair) for pair in zip(steps, alone[place], strict=False)]
         largest = max([largest, *(min(pair) for pair in pairwise(each))])
     return largest
-
-
-def has_numbers(alone: Rows) -> bool:
-    """Whether no log-probability is NaN; minus infinity is that of what can never be drawn."""
-    return not any(mx.any(mx.isnan(step)).item() for steps in alone.values() for step in steps)

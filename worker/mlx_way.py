@@ -22,7 +22,6 @@ from .mlx_probe import (
     Rows,
     Scenario,
     Script,
-    has_numbers,
     largest_distance,
     make_script,
     make_sequence,
@@ -35,6 +34,8 @@ PROBE_VERSION = "2"
 """Changes when the same model may be run in another way, and so answer otherwise."""
 
 ONLY_ROW = "max_concurrency is 1"
+TOO_SHORT = "context_length is too short to try another way"
+UNTRIED = (ONLY_ROW, TOO_SHORT)
 """Why a pass has one row although nothing is known of the model; found out anew by each load."""
 
 UNSEEN: dict[str, str] = {
@@ -78,12 +79,10 @@ class Finding:
     Attributes:
         way: that changes no answer.
         reason: why it is not TOGETHER.
-        warnings: what a user should know of this model.
     """
 
     way: Batching
     reason: str = ""
-    warnings: tuple[str, ...] = ()
 
 
 def has_state(cache: list[Any]) -> bool:
@@ -141,21 +140,16 @@ class WayFinder:
         if self._max_concurrency == 1:
             return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW)
         if self._context_length < SEQUENCE_LENGTH:
-            reason = f"a context of {self._context_length} tokens is too short to try another way"
-            return Finding(way=Batching.ONE_ROW, reason=reason)
+            return Finding(way=Batching.ONE_ROW, reason=TOO_SHORT)
         script = self._script(LENGTHS, TOKENS)
         alone = self._run(Batching.ONE_ROW, run_alone, script)
-        warnings: tuple[str, ...] = ()
-        with mx.stream(self._stream):
-            if not has_numbers(alone):
-                warnings = ("its log-probabilities are not numbers (NaN or infinite)",)
         trials, reason = self._trials()
         for way in trials:
             fault = self._fault(way, alone, script)
             if not fault:
-                return Finding(way=way, reason=reason, warnings=warnings)
+                return Finding(way=way, reason=reason)
             reason = fault
-        return Finding(way=Batching.ONE_ROW, reason=reason, warnings=warnings)
+        return Finding(way=Batching.ONE_ROW, reason=reason)
 
     def _trials(self) -> tuple[list[Batching], str]:
         """The ways to try, and why the fastest is not among them."""

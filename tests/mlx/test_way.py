@@ -12,11 +12,11 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.utils import load_model
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.mlx_load import MODEL_FAULTS, raise_if_passing
 from mlxsup.worker.mlx_logits import FloatLogits
 from mlxsup.worker.mlx_probe import distance, largest_distance
-from mlxsup.worker.mlx_way import ONLY_ROW, Finding, WayFinder, has_state
+from mlxsup.worker.mlx_way import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
 from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 from support.tiny_model import make_tiny_model
 
@@ -160,7 +160,6 @@ def test_what_rows_do_to_each_other_is_seen_and_said(
     finding = find(broken, is_exact=model_is_exact)
     assert finding.way is way
     assert reason in finding.reason
-    assert finding.warnings == ()
 
 
 def test_one_step_that_differs_costs_a_model_nothing(model: Any) -> None:
@@ -197,17 +196,18 @@ def test_a_model_with_a_state_reads_its_prompts_one_by_one(model: Any) -> None:
     assert has_state([CacheList(KVCache(), ArraysCache(2))])
 
 
-def test_numbers_that_are_none_are_said_once_and_end_nothing(model: Any) -> None:
-    nothing = Broken(model, lambda number, tokens, cache, logits: logits * float("nan"))
-    finding = find(nothing)
-    assert finding.way is TOGETHER
-    assert [("NaN" in warning) for warning in finding.warnings] == [True]
+def test_ids_that_can_never_be_drawn_are_no_fault(model: Any) -> None:
     never = Broken(
         model, lambda number, tokens, cache, logits: mx.concatenate(
             [logits[..., :-1], mx.full((*logits.shape[:-1], 1), -mx.inf)], axis=-1
         )
     )  # fmt: skip
-    assert find(never) == Finding(way=TOGETHER), "an id that can never be drawn is no fault"
+    assert find(never) == Finding(way=TOGETHER)
+
+
+def test_numbers_that_are_none_end_nothing(model: Any) -> None:
+    nothing = Broken(model, lambda number, tokens, cache, logits: logits * float("nan"))
+    assert find(nothing).way is TOGETHER
 
 
 def test_one_row_at_most_needs_no_probe(model: Any) -> None:
@@ -338,8 +338,13 @@ def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"fingerprint": "another"}, {"batching": "sideways"}, {"reason": ONLY_ROW}],
-    ids=["another model", "an unknown way", "one row by configuration"],
+    [
+        {"fingerprint": "another"},
+        {"batching": "sideways"},
+        {"reason": ONLY_ROW},
+        {"reason": TOO_SHORT},
+    ],
+    ids=["another model", "an unknown way", "one row by configuration", "a short context"],
 )
 def test_what_is_not_known_of_this_model_is_probed(folder: Path, changes: dict[str, str]) -> None:
     with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
@@ -369,3 +374,15 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
                     decoding.discard(int(token.key))
         assert [got[key] for key in range(16)] == alone
         assert run_rows(engine) == {}
+
+
+def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    mx.eval(weights)
+    weights["model.norm.weight"] *= float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    for known in (None, found_in(folder, TOGETHER)):
+        with loaded_engine(folder, known_batching=known) as engine:
+            assert engine._facts is not None
+            assert engine._facts.warnings == (NO_NUMBERS,)
