@@ -32,7 +32,7 @@ COLUMNS = {
 UNLOADABLE = {
     "bitnet": "needs Metal",
     "deepseek_v41": "its cache cannot join a batch",
-    "gear": "transformers refuses its config.json",
+    "gear": "transformers refuses its config.json, whose `layer_types` it does not know",
     "llama4": "its cache cannot join a batch",
     "muse_spark": "needs Metal",
     "phi3small": "refused: every answer would be wrong",
@@ -101,6 +101,11 @@ def render_exceptions(results: Sequence[Result]) -> str:
         way = "refused" if known.remedy is Remedy.REFUSE else "corrected"
         cause = f"`mlx_lm/models/{known.file}:{known.line}`, `{known.symbol}`: {known.what}"
         lines.append(_line([f"`{known.model_type}`", way, cause]))
+    named = {name for fault in LOAD_FAULTS for name in fault.rows}
+    named |= {known.model_type for known in KNOWN_FAULTS}
+    for name, why in UNLOADABLE.items():
+        if name not in named:
+            lines.append(_line([f"`{name}`", "not at all", f"not mlx-lm's: {why}"]))
     return "\n".join(lines)
 
 
