@@ -31,9 +31,7 @@ COLUMNS = {
 
 UNLOADABLE = {
     "bitnet": "needs Metal",
-    "deepseek_v41": "its cache cannot join a batch",
     "gear": "transformers refuses its config.json, whose `layer_types` it does not know",
-    "llama4": "its cache cannot join a batch",
     "muse_spark": "needs Metal",
     "phi3small": "refused: every answer would be wrong",
 }
