@@ -31,7 +31,6 @@ COLUMNS = {
 
 UNLOADABLE = {
     "bitnet": "needs Metal",
-    "gear": "transformers refuses its config.json, whose `layer_types` it does not know",
     "muse_spark": "needs Metal",
     "phi3small": "refused: every answer would be wrong",
 }
@@ -99,11 +98,6 @@ def render_exceptions(results: Sequence[Result]) -> str:
         way = "refused" if known.remedy is Remedy.REFUSE else "corrected"
         cause = f"`mlx_lm/models/{known.file}:{known.line}`, `{known.symbol}`: {known.what}"
         lines.append(_line([f"`{known.model_type}`", way, cause]))
-    named = {name for fault in LOAD_FAULTS for name in fault.rows}
-    named |= {known.model_type for known in KNOWN_FAULTS}
-    for name, why in UNLOADABLE.items():
-        if name not in named:
-            lines.append(_line([f"`{name}`", "not at all", f"not mlx-lm's: {why}"]))
     return "\n".join(lines)
 
 
