@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     RotatingKVCache,
     can_trim_prompt_cache,
@@ -31,7 +32,12 @@ def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
 
 
 def can_cut(cache: Sequence[Any]) -> bool:
-    """Whether a row's cache can be cut back to any of its first tokens."""
+    """Whether a row's cache can be cut back to any of its first tokens.
+
+    A chunked window says that it can, but has dropped what a shorter prefix needs.
+    """
+    if any(isinstance(layer, ChunkedKVCache) for layer in layers_of(cache)):
+        return False
     return bool(can_trim_prompt_cache(list(cache)))
 
 

@@ -242,6 +242,7 @@ def test_a_solo_answer_stays_after_churn_C10(loaded: Loaded) -> None:
     assert tokens == solo
 
 
+@pytest.mark.draws
 @pytest.mark.bits
 def test_a_seed_decides_a_sampled_answer_alone_and_in_a_batch_A6(loaded: Loaded) -> None:
     sampled = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16}

@@ -73,6 +73,7 @@ RANDOM = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.draws
 @pytest.mark.bits
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -94,6 +95,7 @@ def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(
     assert not worker.engine.has_rows()
 
 
+@pytest.mark.draws
 @pytest.mark.bits
 def test_resumed_at_every_token_with_everything_asked_F10(worker: LoopDriver) -> None:
     whole = worker.answer(prompt="a fox 🦊 and an owl", max_tokens=48, **ALL_AT_ONCE)

@@ -19,10 +19,14 @@ CASES: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 1.0, "top_p": 0.95, "seed": 11},
     "no seed given": {"temperature": 0.8},
 }
+DRAWN = [
+    pytest.param(name, marks=[pytest.mark.draws] if parameters else [])
+    for name, parameters in CASES.items()
+]
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DRAWN)
 def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
     worker: LoopDriver, case: str
 ) -> None:
@@ -32,7 +36,7 @@ def test_resumed_at_every_token_equals_the_undisturbed_answer_F10(
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DRAWN)
 def test_half_a_stop_string_goes_on_rightly_F10(worker: LoopDriver, case: str) -> None:
     parameters = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 11} | CASES[case]
     free = worker.answer(**parameters)
@@ -46,6 +50,7 @@ def test_half_a_stop_string_goes_on_rightly_F10(worker: LoopDriver, case: str) -
     check_every_resume(worker, whole)
 
 
+@pytest.mark.draws
 @pytest.mark.bits
 def test_a_resume_beside_other_rows_changes_nobody_F10_C10(worker: LoopDriver) -> None:
     parameters = {"temperature": 1.0, "seed": 3, "max_tokens": LENGTH}

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import RowLogprobs, RowToken
+from mlxsup.worker.mlx_engine import MlxEngine
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.run import try_folder, try_model_type
@@ -99,7 +101,8 @@ def test_every_tiny_model_attends_to_early_tokens(name: str, tmp_path: Path) -> 
 def test_the_scenarios_see_a_model_that_is_wrong_beside_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that adds the width of the batch to its logits: right alone, wrong in company."""
+    """A model whose logits grow with the rows of a pass: the probe at the end of a load notices,
+    and without that the answers are wrong in company alone."""
     from mlx_lm.models import llama
 
     plain = llama.Model.__call__
@@ -110,10 +113,15 @@ def test_the_scenarios_see_a_model_that_is_wrong_beside_others(
     (model_type,) = model_types(["llama"])
     folder = make_model(tmp_path / "llama", model_type)
     monkeypatch.setattr(llama.Model, "__call__", leaking)
+    columns = ["alone", "batched", "late", "chunks"]
 
-    result = try_folder(model_type, folder, ["alone", "batched", "late", "chunks"])
+    noticed = try_folder(model_type, folder, columns)
+    assert (noticed.batching, noticed.is_right) == (Batching.ONE_ROW, True)
 
-    kinds = {column: verdict.kind for column, verdict in result.verdicts.items()}
+    monkeypatch.setattr(MlxEngine, "_choose_way", lambda engine, report: None)
+    unnoticed = try_folder(model_type, folder, columns)
+    kinds = {column: verdict.kind for column, verdict in unnoticed.verdicts.items()}
+    assert unnoticed.batching is Batching.TOGETHER
     assert kinds["alone"] == kinds["chunks"] == Kind.BITS
     assert {kinds["batched"], kinds["late"]} == {Kind.WRONG}
 

@@ -184,7 +184,9 @@ def _by_mlx_lm(model: Any, tokens: list[int]) -> Answer:
     )
     answer: Answer = []
     for token, logprobs in steps:
-        values = np.array(logprobs.astype(mx.float32)).reshape(-1)
+        # As the worker does: mlx-lm's own are off by the rounding of a logarithmic sum.
+        logprobs = logprobs.astype(mx.float32).reshape(-1)
+        values = np.array(logprobs - mx.logsumexp(logprobs))
         top = np.argsort(-values, kind="stable")[:TOP]
         answer.append(
             RowToken(

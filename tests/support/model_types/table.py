@@ -31,9 +31,6 @@ COLUMNS = {
 
 UNLOADABLE = {
     "bitnet": "needs Metal",
-    "deepseek_v41": "its cache cannot join a batch",
-    "gear": "transformers refuses its config.json",
-    "llama4": "its cache cannot join a batch",
     "muse_spark": "needs Metal",
     "phi3small": "refused: every answer would be wrong",
 }
