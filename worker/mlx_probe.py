@@ -34,6 +34,9 @@ CONTROL_LENGTH, CONTROL_TOKENS = 3, 3
 
 SEQUENCE_LENGTH = max(length + count for length, count in zip(LENGTHS, TOKENS, strict=True))
 
+STARTS = (0.5, 0.8, 0.2)
+"""Of sequences of ids, as shares of the vocabulary."""
+
 Rows = dict[int, list[mx.array]]
 """Log-probabilities of each token of each row, by the row's place."""
 
@@ -66,14 +69,18 @@ def make_script(sequence: Sequence[int], lengths: Sequence[int], tokens: Sequenc
     )
 
 
-def make_sequence(vocabulary_size: int) -> list[int]:
-    """Ids spread over the vocabulary, the same in every load."""
-    return list(islice(_spread(vocabulary_size), SEQUENCE_LENGTH))
+def make_sequence(vocabulary_size: int, start: float = STARTS[0]) -> list[int]:
+    """Ids spread over the vocabulary, the same in every load.
+
+    Args:
+        vocabulary_size: the ids are below it.
+        start: from 0 up to 1; other sequences for other values.
+    """
+    return list(islice(_spread(vocabulary_size, start), SEQUENCE_LENGTH))
 
 
-def _spread(vocabulary_size: int) -> Iterator[int]:
+def _spread(vocabulary_size: int, place: float) -> Iterator[int]:
     """Steps by the golden section visit a range evenly and come back late."""
-    place = 0.5
     while True:
         place = (place + 0.6180339887498949) % 1.0
         yield int(place * vocabulary_size)

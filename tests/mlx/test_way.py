@@ -15,7 +15,7 @@ from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
 from mlxsup.worker.mlx_engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.mlx_load import MODEL_FAULTS, raise_if_passing
 from mlxsup.worker.mlx_logits import FloatLogits
-from mlxsup.worker.mlx_probe import distance, largest_distance
+from mlxsup.worker.mlx_probe import distance, largest_distance, make_sequence
 from mlxsup.worker.mlx_way import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
 from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 from support.tiny_model import make_tiny_model
@@ -174,6 +174,18 @@ def test_one_step_that_differs_costs_a_model_nothing(model: Any) -> None:
 
     assert find(Broken(model, flip)).way is TOGETHER
     assert len(flips) == 1
+
+
+def test_ids_that_a_router_sends_elsewhere_cost_only_an_exact_model_its_batch(model: Any) -> None:
+    """Where numbers are rounded, a fault must show in other ids, too."""
+    first = set(make_sequence(2048))
+
+    def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        is_flipped = tokens.shape[0] > 1 and int(tokens[0, 0].item()) in first
+        return mixed(logits) if is_flipped else logits
+
+    assert find(Broken(model, flip), is_exact=False).way is TOGETHER
+    assert find(Broken(model, flip), is_exact=True).way is ONE_ROW
 
 
 def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> None:
