@@ -18,7 +18,8 @@ from .engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
 from .grammar import Grammar
 from .mlx_load import raise_if_innocent, raise_if_memory
 from .mlx_logprobs import LogprobReader
-from .mlx_passes import NewRow, Passes
+from .mlx_new_row import NewRow
+from .mlx_passes import Passes
 from .mlx_prefix_cache import PrefixCache
 from .mlx_sampling import make_processors, make_sampler
 from .prefill import PrefillPacer

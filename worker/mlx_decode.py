@@ -6,15 +6,13 @@ Everything here belongs to the thread that made the stream, and runs within it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
+from .mlx_new_row import KeptCaches, NewRow
 from .mlx_sampling import greedy
-
-if TYPE_CHECKING:
-    from .mlx_passes import KeptCaches, NewRow
 
 CLEAR_EVERY = 512
 """Steps after which memory for reuse is given back, as mlx-lm does: caches grow in new buffers."""

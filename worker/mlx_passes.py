@@ -13,47 +13,19 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
 from .mlx_decode import BatchDecode, Decode, LoneDecode, drawn_tokens, take_out
-from .mlx_sampling import Processor, Sampler, greedy
+from .mlx_new_row import KeptCaches, NewRow
+from .mlx_sampling import greedy
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
-
-KeptCaches = dict[int, tuple[list[Any], list[int]]]
-"""By uid: a row's cache, and the tokens that it holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """What the passes need of a row.
-
-    Attributes:
-        tokens: still to be read; at least one.
-        known: those before them, which `cache` holds.
-        cache: the row's own from now on; None: nothing is known.
-        max_tokens: at least 1.
-        sampler: draws its tokens.
-        processors: change its logits.
-        stops: what ends its answer.
-        checkpoints: when so many tokens are in its cache, a copy is taken; ascending.
-    """
-
-    tokens: list[int]
-    known: list[int]
-    cache: list[Any] | None
-    max_tokens: int
-    sampler: Sampler
-    processors: Sequence[Processor]
-    stops: StopSequences
-    checkpoints: tuple[int, ...] = ()
 
 
 class Passes(Protocol):

@@ -19,7 +19,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import StopSequences
 
-from .mlx_passes import NewRow, Passes
+from .mlx_new_row import NewRow
+from .mlx_passes import Passes
 from .prefill import LARGEST_CHUNK
 
 LENGTHS = (2, 4, 3)
