@@ -284,6 +284,7 @@ def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
         ("cudaStreamSynchronize(stream_) failed: unspecified launch failure", RuntimeError),
         ("cublasLtMatmul(handle) failed with code: 13.", RuntimeError),
         ("[METAL] (5:kIOGPUCommandBufferCallbackErrorInnocentVictim)", GpuFaultElsewhereError),
+        ("[METAL] Command buffer execution failed: Innocent Victim", GpuFaultElsewhereError),
         ("[malloc] Unable to allocate 99 bytes.", MemoryError),
         ("[GatherMM::eval] Currently only supports float32.", None),
         ("[metal_kernel] No Metal back-end.", None),
