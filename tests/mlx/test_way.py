@@ -426,6 +426,14 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
         assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
 
 
+def test_rows_that_end_are_forgotten_where_prompts_are_read_alone(folder: Path) -> None:
+    with loaded_engine(folder, known_batching=found_in(folder, SERIAL)) as engine:
+        run_rows(engine, [make_row(key, [key + 1, 7, 9], max_tokens=3 + key) for key in range(4)])
+        assert engine._batch is not None
+        passes: Any = engine._batch._passes
+        assert (passes.waiting, passes.decode._uids, passes.decode._own_uids) == ({}, {}, {})
+
+
 def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     weights: Any = mx.load(str(folder / "model.safetensors"))
