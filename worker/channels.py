@@ -57,6 +57,8 @@ class ChannelRules:
         call_ids: what the ids of calls look like.
         has_bare_calls: whether a whole answer of JSON is a call if it names a tool.
         needs_tools: whether the markers of calls are ordinary text in a request without tools.
+        needs_ends: whether a call counts only with the marker that ends it, because the parser
+            makes a call of half a call, too.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class ChannelRules:
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
     needs_tools: bool = False
+    needs_ends: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +152,12 @@ class ChannelParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was still held back, when the answer is over; a call without its end is read."""
+        """What was still held back, when the answer is over; a call without its end is read if
+        its format shows by itself whether it is whole."""
         held, self._held = self._held, ""
         pieces = self._show(held)
         if self._state == TOOL:
-            pieces += self._end_call("")
+            pieces += self._end_call("", is_cut=self._rules.needs_ends)
         return pieces + self._end_bare()
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
@@ -224,11 +228,10 @@ class ChannelParser:
                 self._bare = None
         return [Piece(channel=channel, text=text)] if text else []
 
-    def _end_call(self, marker: str) -> list[Piece]:
+    def _end_call(self, marker: str, *, is_cut: bool = False) -> list[Piece]:
         text, self._call_text = "".join(self._call_text), []
-        lines = self._calls.read(
-            self._call_head + text, self._rules.parse_tool_call, self._rules.call_ids
-        )
+        parse = None if is_cut else self._rules.parse_tool_call
+        lines = self._calls.read(self._call_head + text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
         if self._call_head and self._rules.header is not None:

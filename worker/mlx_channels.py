@@ -98,6 +98,7 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         call_ids=calls.call_ids if calls else CallIds.OURS,
         has_bare_calls=calls is not None and calls.has_bare_calls,
         needs_tools=calls is not None and calls.needs_tools,
+        needs_ends=calls is not None and calls.needs_ends,
     )
 
 
@@ -122,4 +123,5 @@ def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
         ends=ends,
         parse=parse,
         call_ids=ids,
+        needs_ends=kind != "json_tools",  # JSON shows by itself whether it is whole
     )

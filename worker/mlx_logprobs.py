@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +67,12 @@ def _to_plain(chosen: mx.array, ids: mx.array, logprobs: mx.array) -> RowLogprob
         for token, logprob in zip(plain_ids, plain_logprobs, strict=True)
     ]
     top.sort(key=lambda pair: (-pair[1], pair[0]))
-    return RowLogprobs(logprob=_finite(chosen_logprob), top=top)
+    # Each was rounded to float32; together they may come out above 1 by as much.
+    excess = max(0.0, math.log(math.fsum(math.exp(logprob) for _, logprob in top) or 1.0))
+    if excess:
+        excess += sys.float_info.epsilon * len(top)
+        top = [(token, logprob - excess) for token, logprob in top]
+    return RowLogprobs(logprob=_finite(chosen_logprob) - excess, top=top)
 
 
 def _finite(logprob: float) -> float:

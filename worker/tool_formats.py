@@ -30,6 +30,7 @@ class ToolFormat:
         call_ids: what ids look like.
         has_bare_calls: see `ChannelRules`.
         needs_tools: see `ChannelRules`.
+        needs_ends: see `ChannelRules`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ToolFormat:
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
     needs_tools: bool = False
+    needs_ends: bool = False
 
 
 def json_values(text: str) -> list[Any]:
@@ -153,10 +155,19 @@ def parse_fenced_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
     return [call for call in calls if call["name"] not in ("directly_answer", "directly-answer")]
 
 
+_GLM_ARGUMENTS = re.compile(
+    r"[^<]+(?:<arg_key>[^<]*</arg_key>(?:\\n|\s)*<arg_value>(?:(?!</arg_value>).)*</arg_value>\s*)+",
+    re.DOTALL,
+)
+
+
 def only_whole_calls(parse: ToolCallParser) -> ToolCallParser:
-    """mlx-lm's parser of GLM makes a call of any text; what it could not read is none."""
+    """mlx-lm's parser of GLM makes a call of any text, and leaves out arguments that it cannot
+    read; such text is no call."""
 
     def parse_strictly(text: str, tools: Any = None) -> Any:
+        if "<arg_" in text and not _GLM_ARGUMENTS.fullmatch(text):
+            raise ValueError("an argument that cannot be read")
         parsed = parse(text, tools)
         for call in parsed if isinstance(parsed, list) else [parsed]:
             if call["name"] == "unknown" or set(call["arguments"]) == {"raw"}:

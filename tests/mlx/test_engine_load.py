@@ -26,7 +26,7 @@ from mlxsup.worker.engine import (
     StepResult,
 )
 from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_load import iterate_arrays, raise_if_memory
+from mlxsup.worker.mlx_load import iterate_arrays, materialise, raise_if_memory
 from mlxsup.worker.model_folder import check_folder
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
@@ -415,6 +415,19 @@ def test_memory_that_runs_out_in_a_load_is_not_the_models_fault(
     monkeypatch.setattr(mlx_load, "load_model", load_model)
     with pytest.raises(MemoryError, match="99 bytes"):
         load(tiny)
+
+
+def test_memory_that_runs_out_while_arrays_are_read_is_not_the_models_fault(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arrays: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 99 bytes for what was read.")
+
+    monkeypatch.setattr(mlx_load.mx, "eval", fail)
+    with pytest.raises(MemoryError, match="99 bytes"):
+        materialise(
+            {"one": mx.zeros(1)}, check_folder(tiny, lambda share: None), lambda share: None
+        )
 
 
 def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(tmp_path: Path) -> None:

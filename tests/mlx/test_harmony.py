@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -60,7 +60,7 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     tokens = codec.encode(RequestBody(prompt=text)).tokens
     make = mlx_batch.make_processors
 
-    def make_scripted(row: Any) -> list[Any]:
+    def make_scripted(row: Any, ending: Sequence[int] = ()) -> list[Any]:
         count = len(row.delivered)
 
         def force(seen: mx.array, logits: mx.array) -> mx.array:
@@ -70,7 +70,7 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
                 return logits
             return mx.where(mx.arange(logits.shape[-1]) == tokens[count - 1], 1e4, logits)
 
-        return [force, *(make(row) or [])]
+        return [force, *make(row, ending)]
 
     monkeypatch.setattr(mlx_batch, "make_processors", make_scripted)
     return len(tokens)

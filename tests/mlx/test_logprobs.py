@@ -114,3 +114,28 @@ def test_a_large_offset_of_the_logits_costs_no_precision() -> None:
     total = sum(math.exp(float(value) - 2000) for value in (2000, 1999, 1990))
     assert got.logprob == pytest.approx(-math.log(total), abs=1e-6)
     assert sum(math.exp(value) for _, value in got.top) == pytest.approx(1.0, abs=1e-6)
+
+
+def read(logprobs: list[float], token: int, count: int) -> Any:
+    class Response:
+        uid = 1
+
+    response: Any = Response()
+    response.token, response.logprobs = token, mx.array(logprobs)
+    return LogprobReader().read([response], {1: count})[1]
+
+
+def test_tokens_that_are_as_likely_stand_in_the_order_of_their_ids() -> None:
+    half, eighth = math.log(0.5), math.log(0.125)
+    got = read([eighth, eighth, half, eighth, eighth], 2, 5)
+    assert [token for token, _ in got.top] == [2, 0, 1, 3, 4]
+    alike = [math.log(1 / 64)] * 64
+    for count in range(1, 65):
+        ids = [token for token, _ in read(alike, 0, count).top]
+        assert ids == sorted(ids)
+
+
+def test_numbers_that_are_none_are_shown_as_the_least() -> None:
+    got = read([math.nan, 0.0, 0.0], 0, 2)
+    assert got.logprob == -9999.0
+    assert {logprob for _, logprob in got.top} == {-9999.0}

@@ -10,7 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_sampling import derive_share, make_processors, make_sampler
+from mlxsup.worker.mlx_grammar import GrammarProcessor
+from mlxsup.worker.mlx_sampling import (
+    derive_key,
+    derive_share,
+    greedy,
+    make_processors,
+    make_sampler,
+)
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_row, make_spec
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
@@ -241,3 +248,28 @@ def test_asking_for_logprobs_changes_no_token(worker: LoopDriver) -> None:
 def test_every_id_of_the_vocabulary_can_be_biased(worker: LoopDriver) -> None:
     got = worker.answer(prompt="x", max_tokens=2, logit_bias={str(VOCABULARY_SIZE - 1): 100})
     assert got.tokens == [VOCABULARY_SIZE - 1] * 2
+
+
+def test_a_temperature_that_cannot_be_divided_by_takes_the_likeliest() -> None:
+    for temperature in (0.0, 1e-320, 1e-40, 9e-6):
+        assert make_sampler(make_row(1, [1], temperature=temperature)) is greedy
+    assert make_sampler(make_row(1, [1], temperature=1e-5)) is not greedy
+
+
+def test_the_dice_of_xtc_are_not_the_key_of_the_draw() -> None:
+    assert all(derive_share(7, n) != (derive_key(7, n) >> 11) / 2**53 for n in range(8))
+
+
+@pytest.mark.parametrize("width", [5, 8, 12])
+def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) -> None:
+    """A model may have more outputs than its tokenizer has ids, or fewer."""
+
+    class Stub:
+        def mask(self) -> bytes:
+            return bytes([0b00010010])
+
+    grammar: Any = Stub()
+    masked = GrammarProcessor(grammar)(mx.array([1]), mx.zeros((1, width)))
+    values: Any = masked[0].tolist()
+    assert [place for place, value in enumerate(values) if value == 0.0] == [1, 4]
+    assert len(values) == width

@@ -123,3 +123,14 @@ def test_end_tokens_that_are_no_ids_name_the_file_that_has_them_B6(
     assert str(caught.value) == (
         f"{folder / file}: eos_token_id takes a token id or a list of them, not {json.dumps(value)}"
     )
+
+
+def test_of_two_files_with_the_same_wrong_end_token_the_one_that_is_used_is_named(
+    folder: Path,
+) -> None:
+    """mlx-lm takes generation_config.json's."""
+    for file in ("config.json", "generation_config.json"):
+        change(folder, file, eos_token_id="</s>")
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder, "</s>")
+    assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: eos_token_id")

@@ -11,11 +11,17 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.utils import load_model
 from mlxsup.protocol.states import Batching
+from mlxsup.worker import mlx_way
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
 from mlxsup.worker.mlx_engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.mlx_load import MODEL_FAULTS, raise_if_passing
 from mlxsup.worker.mlx_logits import FloatLogits
-from mlxsup.worker.mlx_probe import distance, largest_distance, make_sequence
+from mlxsup.worker.mlx_probe import (
+    SEQUENCE_LENGTH,
+    distance,
+    largest_distance,
+    make_sequence,
+)
 from mlxsup.worker.mlx_way import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
 from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 from support.tiny_model import make_tiny_model
@@ -107,6 +113,20 @@ class LeavesWrongly:
         return mixed(logits) if 1 < rows < self.rows else logits
 
 
+class JoinsLateWrongly:
+    """As soon as a row joins others that decode, each gets some of another one's logits."""
+
+    rows = 0
+    is_joined = False
+
+    def __call__(self, number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        rows, length = tokens.shape
+        if length == 1:
+            self.is_joined = self.is_joined or 1 < self.rows < rows
+            self.rows = max(rows, self.rows)
+        return mixed(logits) if self.is_joined and rows > 1 else logits
+
+
 class ForgetsWrongly:
     """The first tokens of a row in company are those of the other; what follows is right."""
 
@@ -146,6 +166,7 @@ def test_a_right_model_runs_its_rows_together(model: Any) -> None:
         (decodes_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
         (joins_wrongly, ONE_ROW, "change each other when decoded together (tiny)"),
         (LeavesWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
+        (JoinsLateWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
         (ForgetsWrongly, ONE_ROW, "change each other when decoded together (tiny)"),
         (raises, ONE_ROW, "cannot be decoded together (tiny): only size-1 arrays"),
         (raises_with_three, ONE_ROW, "cannot be decoded together (tiny): no third row"),
@@ -201,8 +222,35 @@ def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> 
     assert find(noisy(0.1 * size)).way is ONE_ROW, "beyond the cap, whatever the control"
 
 
-def test_a_model_with_a_state_reads_its_prompts_one_by_one(model: Any) -> None:
+@pytest.mark.parametrize(
+    ("is_exact", "dtype", "way"),
+    [(True, mx.float32, ONE_ROW), (True, mx.bfloat16, TOGETHER), (False, mx.float32, TOGETHER)],
+    ids=["float32 on the CPU", "bfloat16 on the CPU", "float32 on a GPU"],
+)
+def test_how_much_is_rounding_follows_from_the_numbers_and_the_device(
+    model: Any, is_exact: bool, dtype: mx.Dtype, way: Batching
+) -> None:
+    """A distance of 0.015 is between the limits of both kinds."""
+    scale = 0.021 * float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+
+    def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
+        wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
+        return (logits + scale * wave).astype(dtype)
+
+    assert find(Broken(model, add), is_exact=is_exact).way is way
+
+
+def test_a_model_with_a_state_reads_its_prompts_one_by_one(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once: right in these few tokens is not right."""
+    monkeypatch.setattr(mlx_way, "has_state", lambda cache: True)
+    assert find(model) == Finding(
+        way=SERIAL, reason="its layers keep a state, which padding may change (tiny)"
+    )
+
+
+def test_which_caches_keep_a_state() -> None:
     assert not has_state([KVCache(), CacheList(KVCache(), KVCache())])
     assert has_state([KVCache(), ArraysCache(2)])
     assert has_state([CacheList(KVCache(), ArraysCache(2))])
@@ -239,7 +287,10 @@ def test_types_whose_faults_other_prompts_show_are_known_by_name(
 
 
 def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
-    assert find(model, context_length=5).way is ONE_ROW
+    for context_length in (5, SEQUENCE_LENGTH - 1):
+        finding = find(model, context_length=context_length)
+        assert finding == Finding(way=ONE_ROW, reason=TOO_SHORT)
+    assert find(model, context_length=SEQUENCE_LENGTH).way is TOGETHER
 
 
 @pytest.mark.parametrize(
@@ -250,6 +301,7 @@ def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
         ("cudaStreamSynchronize(stream_) failed: unspecified launch failure", RuntimeError),
         ("cublasLtMatmul(handle) failed with code: 13.", RuntimeError),
         ("[METAL] (5:kIOGPUCommandBufferCallbackErrorInnocentVictim)", GpuFaultElsewhereError),
+        ("[METAL] Command buffer execution failed: Innocent Victim", GpuFaultElsewhereError),
         ("[malloc] Unable to allocate 99 bytes.", MemoryError),
         ("[GatherMM::eval] Currently only supports float32.", None),
         ("[metal_kernel] No Metal back-end.", None),
@@ -386,6 +438,17 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
                     decoding.discard(int(token.key))
         assert [got[key] for key in range(16)] == alone
         assert run_rows(engine) == {}
+        assert engine._batch is not None
+        passes: Any = engine._batch._passes
+        assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
+
+
+def test_rows_that_end_are_forgotten_where_prompts_are_read_alone(folder: Path) -> None:
+    with loaded_engine(folder, known_batching=found_in(folder, SERIAL)) as engine:
+        run_rows(engine, [make_row(key, [key + 1, 7, 9], max_tokens=3 + key) for key in range(4)])
+        assert engine._batch is not None
+        passes: Any = engine._batch._passes
+        assert (passes.waiting, passes.decode._uids, passes.decode._own_uids) == ({}, {}, {})
 
 
 def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:

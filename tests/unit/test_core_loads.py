@@ -121,6 +121,40 @@ def test_a_load_that_succeeded_between_makes_it_the_first_again() -> None:
     assert driver.state() is State.BACKOFF
 
 
+@pytest.mark.parametrize("between", ["silence", "a stall", "no process"])
+def test_a_load_that_ended_otherwise_between_makes_it_the_first_again(between: str) -> None:
+    driver = Driver()
+    driver.load()
+    die(driver, RAISED)
+    if between == "no process":
+        driver.spawn_failed()
+    else:
+        driver.spawned()
+        driver.hello()
+        if between == "a stall":
+            driver.pass_time(entry().load_stall_timeout_s + 1.0)
+            assert driver.state() is State.STOPPING
+        driver.exit(code=70)
+    assert driver.row()["last_exit"]["detail"] != RAISED
+    die(driver, RAISED)
+    assert driver.state() is State.BACKOFF
+    die(driver, RAISED)
+    assert driver.state() is State.FAILED
+
+
+def test_a_load_that_was_ended_is_not_the_first_of_two() -> None:
+    driver = Driver()
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    driver.worker(Dying(code=70, message=RAISED))
+    driver.unload()
+    driver.exit(code=70)
+    driver.ask()
+    die(driver, RAISED)
+    assert driver.state() is State.LOADING
+
+
 def test_a_person_who_asks_for_it_gets_two_attempts_again() -> None:
     driver = Driver()
     driver.load()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from mlxsup.worker.known_faults import (
-    ADAPTER_FILES,
     KNOWN_FAULTS,
     KnownFault,
     find_fault,
@@ -53,7 +52,7 @@ def test_a_fault_concerns_the_configurations_that_have_it(
     assert fault is None or fault.model_type == config["model_type"]
 
 
-@pytest.mark.parametrize("name", ADAPTER_FILES)
+@pytest.mark.parametrize("name", ["adapters.safetensors", "adapter_model.safetensors"])
 def test_an_adapter_that_is_not_applied_is_named(tmp_path: Path, name: str) -> None:
     config = {"model_type": "llama"}
     assert find_warnings(tmp_path, config) == ()

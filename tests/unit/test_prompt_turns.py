@@ -170,6 +170,17 @@ def test_what_is_dropped_was_computed_or_not(kind: type[PromptTurns]) -> None:
     assert len(turns) == 0
 
 
+@pytest.mark.parametrize("kind", [TogetherTurns, SerialTurns])
+def test_a_row_that_leaves_before_its_first_token_delays_nobody(kind: type[PromptTurns]) -> None:
+    turns = kind(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
+    turns.add(0, total=5000, known=0)
+    turns.add(1, total=3, known=0)
+    turns.take([PromptRead(uid=1, done=3, is_over=True)], decode_rows=0, took_s=0.1)
+    assert not any(turns.plan(decode_rows=1).values()), "a first token is due"
+    turns.drop(1)
+    assert turns.plan(decode_rows=0)[0] > 0
+
+
 def test_together_every_prompt_is_read_at_once() -> None:
     turns = TogetherTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=0)

@@ -13,6 +13,7 @@ from mlxsup.worker.channels import (
     NORMAL,
     REASONING,
     TOOL,
+    UNREADABLE_CALL,
     ChannelParser,
     ChannelRules,
     Piece,
@@ -116,6 +117,14 @@ def test_a_call_without_its_end_is_read_at_the_end_of_the_answer() -> None:
     assert call_of(parse(["<tool_call>" + CALL])[0])["name"] == "weather"
     half = parse(["<tool_call>" + CALL[:20]])
     assert shown(half) == [("content", "<tool_call>" + CALL[:20])]
+
+
+def test_a_call_without_its_end_stays_text_if_its_parser_reads_half_a_call_too() -> None:
+    model = rules(needs_ends=True)
+    assert call_of(parse(["<tool_call>" + CALL + "</tool_call>"], model=model)[0])
+    got = parse(["<tool_call>" + CALL], model=model)
+    assert shown(got) == [("content", "<tool_call>" + CALL)]
+    assert [piece.warning for piece in got] == [UNREADABLE_CALL]
 
 
 def test_some_formats_have_no_end_marker() -> None:

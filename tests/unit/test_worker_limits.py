@@ -88,7 +88,14 @@ def test_what_is_no_length_is_shown_and_not_used(value: Any, shown: str) -> None
     assert (other.tokens, other.warnings) == (512, ())
 
 
+def test_of_several_that_are_no_length_the_first_is_shown() -> None:
+    found = find_context_length({"max_position_embeddings": 0, "n_ctx": "x"}, 0)
+    (warning,) = found.warnings
+    assert warning.startswith("max_position_embeddings of config.json is no context length (0)")
+
+
 def test_nothing_and_whole_numbers_with_a_point() -> None:
+    assert find_context_length({"max_position_embeddings": 2**31 - 1}, 0).tokens == 2**31 - 1
     assert find_context_length({"max_position_embeddings": 8192.0}, 0).tokens == 8192
     assert "declares no" in find_context_length({"max_position_embeddings": None}, 0).warnings[0]
     assert "declares no" in find_context_length({"text_config": "x"}, 0).warnings[0]

@@ -122,3 +122,36 @@ def test_an_end_without_a_token_shows_none() -> None:
 
 def test_prefill_time_comes_with_the_first_token_only() -> None:
     assert [delta.prefill_s for delta in advance(running(), "abc")] == [2.5, None, None]
+
+
+@pytest.mark.parametrize(("min_tokens", "is_stopped"), [(0, True), (4, True), (5, False)])
+def test_a_stop_string_counts_from_the_token_that_fills_min_tokens(
+    min_tokens: int, is_stopped: bool
+) -> None:
+    answer = AnswerText(FakeTextCodec(), ["cd"], min_tokens=min_tokens)
+    text = "".join(piece.text for token in encode_text("abcd") for piece in answer.add(token))
+    text += "".join(piece.text for piece in answer.finish())
+    assert (text, answer.is_stopped) == ("ab" if is_stopped else "abcd", is_stopped)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "finish", "shown"),
+    [
+        ("abcd", 5, None, ""),
+        ("abcd", 4, FinishReason.LENGTH, ""),
+        ("abcs", 4, FinishReason.LENGTH, "s"),
+        ("astop", 5, FinishReason.STOP, ""),
+    ],
+)
+def test_delivered_tokens_that_were_the_whole_answer_end_it_as_it_would_have_ended(
+    text: str, max_tokens: int, finish: FinishReason | None, shown: str
+) -> None:
+    facts = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
+    body = RequestBody(prompt="x", max_tokens=max_tokens)
+    row = plan_row(KEY, body, Prompt(tokens=[5]), facts, delivered=encode_text(text))
+    deltas = running(["stop"]).replay(row)
+    if finish is None:
+        assert deltas is None
+        return
+    assert deltas is not None
+    assert (deltas[-1].finish, "".join(delta.text for delta in deltas)) == (finish, shown)

@@ -261,6 +261,28 @@ def test_a_parser_that_makes_a_call_of_anything_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "is_call"),
+    [
+        ("f", True),
+        ("f\n<arg_key>a</arg_key>\n<arg_value>Rome</arg_value>\n", True),
+        ("f<arg_key>a</arg_key><arg_value>1 < 2</arg_value><arg_key>b</arg_key><arg_value></arg_value>", True),
+        ("f<arg_key>a</arg_value>", False),
+        ("f<arg_key>a</arg_key>", False),
+        ("f<arg_key>a</arg_key><arg_value>Ro", False),
+        ("f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>n", False),
+        ("f<arg_key>a</arg_key><arg_value>1</arg_value>stray", False),
+    ],
+)  # fmt: skip
+def test_a_call_that_loses_an_argument_is_none(text: str, is_call: bool) -> None:
+    loose = tool_formats.only_whole_calls(lambda text, tools: {"name": "f", "arguments": {}})
+    if is_call:
+        assert loose(text, None)["name"] == "f"
+    else:
+        with pytest.raises(ValueError):
+            loose(text, None)
+
+
+@pytest.mark.parametrize(
     ("vocabulary", "template", "name"),
     [
         (["<｜tool▁calls▁begin｜>"], "", "deepseek"),
