@@ -79,7 +79,7 @@ def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
     words = _words(header)
     if words is None or words[1] in NO_RECIPIENTS:
         raise ValueError("no recipient")
-    return {"name": words[1].removeprefix("functions."), "arguments": json.loads(body or "{}")}
+    return {"name": words[1].removeprefix("functions."), "arguments": json.loads(body)}
 
 
 def _words(header: str) -> tuple[str, str] | None:

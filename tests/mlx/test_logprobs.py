@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -139,3 +140,18 @@ def test_numbers_that_are_none_are_shown_as_the_least() -> None:
     got = read([math.nan, 0.0, 0.0], 0, 2)
     assert got.logprob == -9999.0
     assert {logprob for _, logprob in got.top} == {-9999.0}
+
+
+def test_probabilities_of_a_place_never_add_up_to_more_than_1() -> None:
+    """Each is rounded to float32, here all of them upwards."""
+    reader = LogprobReader()
+    seen = 0.0
+    for count in range(2, 200):
+        logits = mx.random.normal([count], key=mx.random.key(count)) * 3
+        response = SimpleNamespace(uid=1, token=0, logprobs=logits - mx.logsumexp(logits))
+        got = reader.read([response], {1: count})[1]
+        total = math.fsum(math.exp(logprob) for _, logprob in got.top)
+        seen = max(seen, total)
+        assert total <= 1.0
+        assert dict(got.top)[0] == got.logprob
+    assert seen > 1 - 1e-6

@@ -218,6 +218,19 @@ def test_a_call_comes_back_the_same(family: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_call_that_is_cut_short_is_whole_or_none(family: Family, tmp_path: Path) -> None:
+    """As by `max_tokens` or a stop string, after any letter."""
+    text = load(tmp_path / "model", family)
+    for cut in range(len(family.said)):
+        parser = ChannelParser(text.channel_rules, family.opening, ToolCallReader(TOOLS, seed=7))
+        pieces = parser.add(family.said[:cut]) + parser.finish()
+        calls = [json.loads(p.text) for p in pieces if p.channel is Channel.TOOL_CALL]
+        for call in calls:
+            assert call["function"]["name"] == "weather"
+            assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("call_id", ["call_0123456789abcdef01234567", "functions.weather:0"])
 def test_a_call_of_another_model_is_rendered(family: Family, call_id: str, tmp_path: Path) -> None:
     text = load(tmp_path / "model", family)

@@ -265,7 +265,8 @@ def test_a_parser_that_makes_a_call_of_anything_is_not_believed() -> None:
     [
         ("f", True),
         ("f\n<arg_key>a</arg_key>\n<arg_value>Rome</arg_value>\n", True),
-        ("f<arg_key>a</arg_key><arg_value>1 < 2</arg_value><arg_key>b</arg_key><arg_value></arg_value>", True),
+        ("f<arg_key>a</arg_key><arg_value>1 < 2</arg_value>", True),
+        ("f<arg_key>a</arg_key><arg_value></arg_value><arg_key>b</arg_key><arg_value>", False),
         ("f<arg_key>a</arg_value>", False),
         ("f<arg_key>a</arg_key>", False),
         ("f<arg_key>a</arg_key><arg_value>Ro", False),
