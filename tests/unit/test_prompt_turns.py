@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,6 +197,62 @@ def test_together_every_prompt_is_read_at_once() -> None:
     assert set(turns.plan(decode_rows=0).values()) == {0}, "a first token is due"
     turns.got_token(1)
     assert min(turns.plan(decode_rows=0).values()) > 0
+
+
+def test_together_a_prompt_that_ends_with_its_chunk_is_read_on() -> None:
+    turns = TogetherTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
+    turns.add(0, total=3, known=0)
+    turns.take([PromptRead(uid=0, done=3, is_over=True)], decode_rows=0, took_s=0.01)
+    are_read = set()
+    for total in range(2, 600):
+        turns.add(1, total=total, known=0)
+        chunk = turns.chunk(decode_rows=1)
+        is_read = turns.plan(decode_rows=1) == {1: chunk}
+        assert is_read == (total <= chunk)
+        are_read.add(is_read)
+        turns.drop(1)
+    assert are_read == {True, False}
+
+
+class Recorder:
+    """A pacer that remembers what it is taught."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int, float]] = []
+        self.known: list[int] = []
+
+    def begins_deep(self, known: int) -> None:
+        self.known.append(known)
+
+    def saw_chunk(
+        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float
+    ) -> None:
+        self.seen.append((prefill_rows, longest, decode_rows, took_s))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        # A row whose prompt ends decodes within the step.
+        (TogetherTurns, [(2, 5, 4, 0.9)]),
+        # The first pass waits for the decode step that is under way, the next one does not.
+        (SerialTurns, [(1, 5, 3, 0.2), (1, 3, 0, 0.1)]),
+    ],
+)
+def test_what_a_step_teaches(
+    kind: type[PromptTurns], seen: list[tuple[int, int, int, float]]
+) -> None:
+    pacer: Any = Recorder()
+    turns = kind(pacer)
+    turns.add(0, total=90, known=20)
+    turns.add(1, total=4, known=0)
+    reads = [
+        PromptRead(uid=0, done=5, is_over=False, took_s=0.2),
+        PromptRead(uid=1, done=4, is_over=True, took_s=0.1),
+    ]
+    assert turns.take(reads, decode_rows=3, took_s=0.9) == [(0, 25, 90), (1, 4, 4)]
+    assert pacer.seen == seen
+    assert pacer.known == [20, 0]
 
 
 @given(

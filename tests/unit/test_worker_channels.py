@@ -163,3 +163,25 @@ def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None
         pieces.append(text[at : at + size])
         at += size
     assert parse(pieces) == parse([text])
+
+
+def test_text_that_might_have_become_a_call_is_shown_before_the_next_part() -> None:
+    rules = ChannelRules(
+        transitions={"normal": [("<think>", "reasoning")], "reasoning": [("</think>", "normal")]},
+        has_bare_calls=True,
+    )
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    parser = ChannelParser(rules, "", ToolCallReader(tools, 1))
+    pieces = [*parser.add('{"name"<think>hm'), *parser.finish()]
+    assert [(piece.channel, piece.text) for piece in pieces] == [
+        (Channel.CONTENT, '{"name"'),
+        (Channel.REASONING, "hm"),
+    ]
+
+
+def test_what_comes_within_a_call_is_content_until_the_call_is_whole() -> None:
+    rules = ChannelRules(transitions={"normal": [("<call>", "tool")]})
+    parser = ChannelParser(rules, "", ToolCallReader(None, 1))
+    assert parser.add("<call>{") == []
+    assert parser.channel is Channel.CONTENT
+    assert not parser.is_in_content

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel
+from mlxsup.worker import harmony
 from mlxsup.worker.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece
 from mlxsup.worker.harmony import CHANNELS, harmony_rules, opening_of, read_header
 from mlxsup.worker.tool_calls import ToolCallReader
@@ -176,3 +177,23 @@ def test_every_other_letter_is_shown_once(reasoning: str, content: str) -> None:
     )
     assert "".join(p.text for p in got if p.channel is Channel.REASONING) == reasoning
     assert "".join(p.text for p in got if p.channel is Channel.CONTENT) == content
+
+
+@pytest.mark.parametrize("recipient", ["user", "assistant", "all"])
+def test_a_part_to_somebody_who_is_no_function_is_no_call(recipient: str) -> None:
+    header = f"<|channel|>commentary to={recipient}"
+    assert harmony.read_header(header, False) == "normal"
+    with pytest.raises(ValueError, match="no recipient"):
+        harmony.parse_call(header + "<|message|>{}")
+
+
+def test_a_call_without_a_body_has_no_arguments() -> None:
+    call = harmony.parse_call("<|channel|>commentary to=functions.now<|message|>")
+    assert call == {"name": "now", "arguments": {}}
+
+
+def test_a_raw_prompt_that_ends_in_no_header_opens_nothing() -> None:
+    good = "<|start|>assistant<|channel|>analysis"
+    assert harmony.opening_of("x" + good) == good
+    assert harmony.opening_of("x<|start|>assistant<|channel|>nonsense") == ""
+    assert harmony.opening_of("x<|start|>assistant<|channel|>nonsense<|message|>") == ""

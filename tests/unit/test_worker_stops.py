@@ -74,3 +74,10 @@ def test_held_text_comes_when_it_turns_out_to_be_no_stop() -> None:
     matcher = StopMatcher(["</s>"])
     assert [matcher.add(piece) for piece in ("a <", "/", "b", "<")] == ["a ", "", "</b", ""]
     assert matcher.finish() == "<"
+
+
+def test_the_longest_possible_beginning_of_any_stop_string_is_held_back() -> None:
+    for stops in (["abc", "bd"], ["bd", "abc"]):
+        matcher = StopMatcher(stops)
+        assert (matcher.add("xab"), matcher.add("c")) == ("x", "")
+        assert matcher.is_stopped
