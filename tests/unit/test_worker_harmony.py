@@ -187,9 +187,12 @@ def test_a_part_to_somebody_who_is_no_function_is_no_call(recipient: str) -> Non
         harmony.parse_call(header + "<|message|>{}")
 
 
-def test_a_call_without_a_body_has_no_arguments() -> None:
-    call = harmony.parse_call("<|channel|>commentary to=functions.now<|message|>")
-    assert call == {"name": "now", "arguments": {}}
+def test_a_call_without_a_body_is_none() -> None:
+    """It may have been cut short there; a call without arguments has the body `{}`."""
+    head = "<|channel|>commentary to=functions.now<|message|>"
+    assert harmony.parse_call(head + "{}") == {"name": "now", "arguments": {}}
+    with pytest.raises(ValueError):
+        harmony.parse_call(head)
 
 
 def test_a_raw_prompt_that_ends_in_no_header_opens_nothing() -> None:
