@@ -142,11 +142,13 @@ def row_of(key: int, tokens: list[int], **changes: Any) -> Row:
     return make_row(key, tokens, max_tokens=12, top_logprobs=0, **changes)
 
 
+@pytest.mark.bits
 def test_the_same_prompt_again_computes_its_last_token(pair: Pair) -> None:
     tokens = tokens_of(1, 90)
     assert [pair.known(row_of(key, tokens)) for key in range(3)] == [0, 89, 89]
 
 
+@pytest.mark.bits
 def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
     system = tokens_of(1, 60)
     first = pair.known(row_of(1, system + tokens_of(2, 40), checkpoints=(60, 95)))
@@ -157,6 +159,7 @@ def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
     assert (first, others, turn) == (0, [60, 60], 95)
 
 
+@pytest.mark.bits
 def test_an_answer_is_gone_on_with(pair: Pair) -> None:
     tokens = tokens_of(1, 70)
     pair.known(row_of(1, tokens))
@@ -164,12 +167,14 @@ def test_an_answer_is_gone_on_with(pair: Pair) -> None:
     assert pair.known(row_of(2, [*tokens, *answer, *tokens_of(2, 20)])) in (81, 82)
 
 
+@pytest.mark.bits
 def test_the_third_prompt_with_an_unnamed_beginning_finds_it(pair: Pair, model_type: str) -> None:
     stem = tokens_of(1, 64)
     known = [pair.known(row_of(key, stem + tokens_of(10 + key, 30))) for key in range(4)]
     assert known == [0, 0 if model_type in NEVER_CUTTABLE else 64, 64, 64]
 
 
+@pytest.mark.bits
 def test_rows_side_by_side_keep_and_use_checkpoints(pair: Pair) -> None:
     """Prompts of different length, in pieces, together: what is kept is each row's own."""
     stems = [tokens_of(stem, 40 + 17 * stem) for stem in range(3)]
@@ -197,6 +202,7 @@ def test_what_is_kept_stays_within_its_bytes(
             assert 0 < engine._prefixes.held_bytes <= limit
 
 
+@pytest.mark.bits
 def test_a_row_that_is_cancelled_at_any_step_leaves_what_is_right(pair: Pair) -> None:
     tokens = tokens_of(1, 150)
     for steps in range(6):

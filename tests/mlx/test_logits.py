@@ -46,6 +46,7 @@ def test_all_else_of_the_model_passes_through(bf16_folder: Path) -> None:
         _ = wrapped.no_such_thing
 
 
+@pytest.mark.bits
 def test_logprobs_of_a_bf16_model_equal_a_log_softmax_in_float32(bf16_folder: Path) -> None:
     row = make_row(1, PROMPT, max_tokens=8, top_logprobs=20)
     with loaded_engine(bf16_folder) as engine:
