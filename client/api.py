@@ -79,7 +79,7 @@ class ClientBase(ABC, Generic[StreamType]):
             prompt_tokens: token ids, taken as they are.
             messages: a chat, rendered with the model's template.
             max_tokens: tokens to generate at most; None for what still fits into the context.
-            min_tokens: nothing ends the answer before it has so many tokens.
+            min_tokens: nothing ends the answer before it has this many tokens.
             temperature: 0 picks the likeliest token; larger spreads further. None, here and below:
                 what the model's entry says, else no effect.
             top_k: sample from so many of the likeliest tokens; 0 for all.

@@ -63,7 +63,7 @@ class RequestBody:
         messages: a chat, rendered with the model's template; each has `role` and `content`, which
             may be None.
         max_tokens: tokens to generate at most; None for what still fits into the context.
-        min_tokens: nothing ends the answer before it has so many tokens.
+        min_tokens: nothing ends the answer before it has this many tokens.
         temperature: 0 picks the likeliest token; larger spreads further.
         top_k: sample from so many of the likeliest tokens; 0 for all.
         top_p: sample from the smallest set of tokens whose probabilities reach this sum.
@@ -240,7 +240,7 @@ class RequestBody:
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of."""
+        """The tools that the model is shown."""
         return None if self.tool_choice == "none" else self.tools
 
     def parameters(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class AnswerText:
         opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
         has_form: whether the answer keeps to a form.
-        min_tokens: a stop string that is complete before so many tokens is text.
+        min_tokens: a stop string that is complete before this many tokens is text.
     """
 
     def __init__(

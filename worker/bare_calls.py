@@ -11,7 +11,7 @@ KEYS = ("name", "function", "type", "parameters", "arguments")
 """With one of these the JSON of a call begins."""
 
 MAX_BEGINNING = 512
-"""So many characters at most are held back before the first key, and the name, are there."""
+"""At most this many characters are held back before the first key and the name are there."""
 
 
 class BareCallWatch:

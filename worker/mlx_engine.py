@@ -52,7 +52,7 @@ WARMUP_PROMPT_TOKENS = 9
 WARMUP_TOKENS = 2
 
 NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
-"""What is told of a model whose weights do not fit its configuration, or are broken."""
+"""The warning for a model whose weights do not fit its configuration, or are broken."""
 
 _CHECKED = 0.02
 _IMPORTED = 0.05

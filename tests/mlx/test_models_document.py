@@ -51,7 +51,7 @@ def test_the_document_calls_nothing_wrong_but_what_is_known() -> None:
 
 @pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LOAD_FAULTS], ids=lambda f: f"{f.file}:{f.line}")
 def test_a_fault_of_mlx_lm_is_at_its_line(fault: BatchFault) -> None:
-    """A release that mends or moves one fails here, so that the document stays true."""
+    """A release that fixes or moves one fails here, so that the document stays true."""
     line = (PACKAGE / fault.file).read_text(encoding="utf-8").splitlines()[fault.line - 1]
 
     assert fault.symbol in line

@@ -38,7 +38,7 @@ class Loads:
 
     def begins(self, model: ModelName, known_batching: dict[str, str] | None) -> None:
         """A process is to be started: it is handed what the latest READY said."""
-        assert known_batching == self._found.get(model), "a worker is told what nobody found out"
+        assert known_batching == self._found.get(model), "a worker was given what nobody found out"
 
     def found(self, worker: PlayedWorker, ready: Ready) -> None:
         """A worker is about to say READY."""

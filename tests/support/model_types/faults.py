@@ -142,7 +142,7 @@ BATCH_FAULTS = (
         file="models/recurrent_gemma.py",
         line=158,
         symbol="multiplier[:, 0, :] = 1.0",
-        cause="the first token of a text is told by there being no state; in a batch there always "
+        cause="the first token of a text is recognised by having no state; in a batch there always "
         "is one, of zeros, so that a prompt of one token is computed otherwise",
     ),
     BatchFault(
