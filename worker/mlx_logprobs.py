@@ -71,8 +71,8 @@ def _to_plain(chosen: mx.array, ids: mx.array, logprobs: mx.array) -> RowLogprob
     excess = max(0.0, math.log(math.fsum(math.exp(logprob) for _, logprob in top) or 1.0))
     if excess:
         excess += sys.float_info.epsilon * len(top)
-        top = [(token, logprob - excess) for token, logprob in top]
-    return RowLogprobs(logprob=_finite(chosen_logprob) - excess, top=top)
+        top = [(token, _finite(logprob - excess)) for token, logprob in top]
+    return RowLogprobs(logprob=_finite(chosen_logprob - excess), top=top)
 
 
 def _finite(logprob: float) -> float:
