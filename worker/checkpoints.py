@@ -26,7 +26,7 @@ def plan_checkpoints(
         wanted: what the text side expects others to share.
         known: how many tokens need not be read.
         shared: how many another prompt has already shared with this one, without a cache that
-            would serve: the third such prompt shall find one.
+            would serve: the third such prompt will find one.
         prompt_tokens: without what was delivered; the same prompt again shares all but the last.
     """
     places = sorted({*wanted, shared, prompt_tokens - 1})
