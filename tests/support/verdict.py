@@ -1,0 +1,35 @@
+"""What a campaign says of a promise: every campaign's exit code, and what the documents print."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How a promise stands after a run."""
+
+    KEPT = "kept"
+    MISSED = "MISSED"
+    """It was broken, or its figure is past its target."""
+    NOT_SHOWN = "not shown"
+    """The run could not judge: a fault never struck, a mutant hung, the disk was full."""
+    REPORTED = "reported"
+    """The figure has no target."""
+
+
+EXIT_CODES = {Verdict.KEPT: 0, Verdict.REPORTED: 0, Verdict.MISSED: 1, Verdict.NOT_SHOWN: 3}
+"""What `python -m chaos` and the like exit with; any other code means not shown."""
+
+
+class NotShown(Exception):  # noqa: N818 - it is a verdict, no fault of the code
+    """A campaign could not do what it was to judge by.
+
+    Args:
+        reason: why, as the document will say it.
+    """
+
+
+def verdict_of(exit_code: int) -> Verdict:
+    """The verdict of a campaign that ran in a process of its own."""
+    judged = {code: verdict for verdict, code in reversed(EXIT_CODES.items())}
+    return judged.get(exit_code, Verdict.NOT_SHOWN)
