@@ -17,11 +17,12 @@ class Verdict(StrEnum):
     """The figure has no target."""
 
 
-EXIT_CODES = {Verdict.KEPT: 0, Verdict.REPORTED: 0, Verdict.MISSED: 1, Verdict.NOT_SHOWN: 3}
-"""What `python -m chaos` and the like exit with; any other code means not shown."""
+EXIT_CODES = {Verdict.KEPT: 0, Verdict.REPORTED: 0, Verdict.MISSED: 4, Verdict.NOT_SHOWN: 3}
+"""What `python -m chaos` and the like exit with; any other code, 1 of a traceback too, means not
+shown."""
 
 
-class NotShown(Exception):  # noqa: N818 - it is a verdict, no fault of the code
+class NotShown(Exception):
     """A campaign could not do what it was to judge by.
 
     Args:
