@@ -183,8 +183,6 @@ def run_chaos(
         AssertionError: the ledger does not reconcile.
     """
     with Daemon(dict(setting.models), SUPERVISOR) as daemon:
-        # What faulthandler and a failed step print is provoked here.
-        daemon.allowed_words = {"Traceback", "Failed to"}
         chaos = Chaos(daemon, setting, requests, seed, resume=resume, tell=tell)
         asyncio.run(chaos.run())
         problems = chaos.ledger.reconcile()

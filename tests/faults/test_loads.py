@@ -70,7 +70,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     is_root = os.geteuid() == 0
     kind = WithoutPrivilege if is_root and shutil.which("setpriv") else Daemon
     with kind(models) as daemon:
-        daemon.allowed_words = {"rope"}  # "property", in what json says
         yield daemon
 
 
@@ -107,7 +106,8 @@ def test_a_load_that_dies_is_tried_as_often_as_the_entry_says_P9() -> None:
         "memory": fake(fake={"load_error": "memory"}, restart=restart, preload=False),
     }
     with Daemon(models) as daemon, daemon.client() as client:
-        daemon.allowed_words = {"Traceback"}
+        raised = "RuntimeError: life 1 raises this on demand"
+        daemon.provoke("Traceback", model="once", pattern=raised, at_most=1)
         waiting = [Reader(client, "once", f"waits {n}", max_tokens=3) for n in range(3)]
         for number, reader in enumerate(waiting):
             assert reader.finished().token_ids == undisturbed(f"waits {number}", 3)
@@ -124,7 +124,8 @@ def test_a_load_that_raises_the_same_twice_is_given_up_P11() -> None:
     models = {"m": fake(fake={"load_error": "exception"}, restart=restart, preload=False)}
     cause = "RuntimeError: life {} raises this on demand, as the time before"
     with Daemon(models) as daemon, daemon.client() as client:
-        daemon.allowed_words = {"Traceback"}
+        raised = "RuntimeError: life [1-4] raises this on demand"
+        daemon.provoke("Traceback", model="m", pattern=raised, at_most=4)
         failed = Reader(client, "m", "waits", max_tokens=1).failed()
         assert (failed.code, failed.retryable) == ("load_failed", False)
         assert cause.format(2) in failed.message

@@ -62,7 +62,8 @@ def test_the_log_of_a_death_is_on_disk_when_it_is_known() -> None:
     quick = {"restart": {"max_restarts": 0}}
     with Daemon({"m": fake(**quick)}) as daemon, daemon.client() as client:
         wait_for_state(client, "m", "READY")
-        daemon.allowed_words.add("Traceback")
+        raised = "FakeStepError: the step raised this on demand"
+        daemon.provoke("Traceback", model="m", pattern=raised, at_most=1)
         with pytest.raises(RequestError):
             client.complete("m", prompt="[[fault raise at=3]]", max_tokens=5)
         wait_for_state(client, "m", "FAILED")

@@ -27,7 +27,6 @@ MODELS = ("one", "two", "outside")
 def daemon() -> Iterator[Daemon]:
     entry = fake(fake={"step_s": 0.004}, restart=PATIENT, max_concurrency=COUNT)
     with Daemon(dict.fromkeys(MODELS, entry)) as daemon:
-        daemon.allowed_words = {"Traceback"}  # faulthandler's dump is wanted
         with daemon.client() as client:
             for name in MODELS:
                 wait_for_state(client, name, "READY")
@@ -153,7 +152,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, lis
     }
     argv = [sys.executable, "-P", "-c", ABORTING.format(marker=MARKER)]
     with ScriptedDaemon({"m": entry}).scripted(argv=argv) as daemon:
-        daemon.allowed_words = {"Traceback"}
         with daemon.client() as client:
             wait_for_state(client, "m", "READY")
         yield daemon, greedy_answers(folder, PROMPTS, TOKENS)

@@ -43,7 +43,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "other": fake(fake={"step_s": 0.005}),
     }
     with Daemon(models) as daemon:
-        daemon.allowed_words = {"Traceback"}
         with daemon.client() as client:
             wait_for_state(client, "real", "READY")
             wait_for_state(client, "forms", "READY")

@@ -24,7 +24,6 @@ def daemon() -> Iterator[Daemon]:
     restart = {**PATIENT, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}
     entry = fake(fake={"step_s": 0.004}, restart=restart, max_concurrency=ROWS + 1)
     with Daemon({"m": entry}) as daemon:
-        daemon.allowed_words = {"Traceback"}  # faulthandler's dump is wanted
         yield daemon
 
 

@@ -24,7 +24,6 @@ def daemon() -> Iterator[Daemon]:
         **{f"loads-{name}": fake(fake=LOAD, restart=PATIENT, preload=False) for name in SIGNALS},
     }
     with Daemon(models) as daemon:
-        daemon.allowed_words = {"Traceback"}  # faulthandler's dump is wanted
         with daemon.client() as client:
             for name in ("m", "other"):
                 wait_for_state(client, name, "READY")

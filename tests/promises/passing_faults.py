@@ -69,7 +69,6 @@ def transient_faults(place: Place, *, entry: Entry, rows: int, at: tuple[float, 
     tokens = place.sizes.long_answer
     models = {"m": entry(place, rows)}
     with Daemon(models) as daemon, daemon.client() as client, daemon.client() as other:
-        daemon.allowed_words = {"Traceback"}
         wait_for_state(client, "m", "READY")
         strikes = Strikes(client)
 
