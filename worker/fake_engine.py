@@ -1,10 +1,11 @@
 """An engine without a model: deterministic answers, and faults on demand.
 
 `engine = "fake"` in a model's entry tries mlxsup without a model; the tests rest on it. Token n of
-an answer is a pure function of the prompt's tokens, of n, and of the seed where temperature is
-above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn before
-`min_tokens`, becomes the next id that is none. An answer ends with `length` at max_tokens unless a
-directive or the option `answer_tokens`, which stand for a model's end of text, end it earlier.
+an answer is a pure function of the prompt's tokens, of n, of the option `voice`, and of the seed if
+temperature is above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn
+before `min_tokens`, becomes the next id that is none. An answer ends with `length` at max_tokens
+unless a directive or the option `answer_tokens`, which stand for a model's end of text, end it
+earlier.
 
 Options (a map in the launch spec): see `fake_options.FakeOptions`.
 
@@ -163,7 +164,7 @@ class FakeEngine:
             time.sleep(options.load_s / count)
             report(phases[index * len(phases) // count], (index + 1) / count)
         limits = [n for n in (options.context_length, self._spec.context_length) if n]
-        fingerprint = f"fake-{options.answer_tokens}"
+        fingerprint = f"fake-{options.answer_tokens}{options.voice and '-'}{options.voice}"
         batching, reason = self._find_batching(fingerprint)
         return EngineFacts(
             context_length=min(limits),
@@ -211,7 +212,7 @@ class FakeEngine:
             raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
-        digest = prompt_digest(row.tokens)
+        digest = prompt_digest(row.tokens, self._options.voice)
         cached = min(self._kept.pop(row.key, 0), len(row.tokens) + len(row.delivered) - 1)
         self._rows[row.key] = _FakeRow(
             row=row,

@@ -29,6 +29,8 @@ CRASH_SIGNALS = (
     "SIGSTOP",
 )
 
+MAX_VOICE_BYTES = 64
+
 NAMES: Mapping[Any, str] = {str: "text", int: "an integer", float: "a number"}
 
 
@@ -59,6 +61,7 @@ class FakeOptions:
         batching: what READY says of how rows may be batched, unless an earlier life has told;
             answers do not depend on it.
         warning: what READY warns of; empty for nothing.
+        voice: models of different voices give different answers to the same prompt.
     """
 
     load_s: float = 0.0
@@ -78,6 +81,7 @@ class FakeOptions:
     prints_bytes_per_s: int = 0
     batching: str = Batching.TOGETHER.value
     warning: str = ""
+    voice: str = ""
 
     def __post_init__(self) -> None:
         _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
@@ -85,6 +89,8 @@ class FakeOptions:
         _check_choice("batching", self.batching, tuple(mode.value for mode in Batching))
         if self.crash_in_load:
             check_crash("crash_in_load", self.crash_in_load)
+        if len(self.voice.encode()) > MAX_VOICE_BYTES:
+            raise FakeOptionError(f"the fake engine's voice takes at most {MAX_VOICE_BYTES} bytes")
         for name, low in (("load_steps", 1), ("prefill_tokens_per_step", 1), ("context_length", 2)):
             if getattr(self, name) < low:
                 raise FakeOptionError(f"the fake engine's {name} takes an integer from {low}")

@@ -70,9 +70,14 @@ def decode_tokens(tokens: Sequence[int]) -> str:
     return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
 
 
-def prompt_digest(prompt: Sequence[int]) -> bytes:
-    """What an answer knows of its prompt."""
-    return hashlib.blake2b(pack_tokens(prompt), digest_size=16).digest()
+def prompt_digest(prompt: Sequence[int], voice: str = "") -> bytes:
+    """What an answer knows of its prompt and its model.
+
+    Args:
+        prompt: its tokens.
+        voice: of the model, at most `fake_options.MAX_VOICE_BYTES`.
+    """
+    return hashlib.blake2b(pack_tokens(prompt), digest_size=16, key=voice.encode()).digest()
 
 
 def answer_token(prompt: bytes, index: int, seed: int | None) -> int:
@@ -89,9 +94,11 @@ def answer_token(prompt: bytes, index: int, seed: int | None) -> int:
     return unit[index % UNIT_BYTES] + BYTE_OFFSET
 
 
-def answer_tokens(prompt: Sequence[int], count: int, seed: int | None = None) -> list[int]:
+def answer_tokens(
+    prompt: Sequence[int], count: int, seed: int | None = None, voice: str = ""
+) -> list[int]:
     """The first `count` tokens of an answer, for tests to compare with (canaries)."""
-    digest = prompt_digest(prompt)
+    digest = prompt_digest(prompt, voice)
     return [answer_token(digest, index, seed) for index in range(count)]
 
 

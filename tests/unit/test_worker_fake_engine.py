@@ -1,6 +1,7 @@
 """The fake engine's options and directives."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
@@ -28,8 +29,18 @@ def test_answers_are_a_pure_function_of_prompt_index_and_seed() -> None:
     prompt = encode_text("one")
     assert answer_tokens(prompt, 50)[:20] == answer_tokens(prompt, 20)
     assert answer_tokens(prompt, 50) != answer_tokens(encode_text("two"), 50)
+    assert answer_tokens(prompt, 50, voice="a") != answer_tokens(prompt, 50, voice="b")
+    assert answer_tokens(prompt, 50, voice="") == answer_tokens(prompt, 50)
     assert answer_tokens(prompt, 50, 1) != answer_tokens(prompt, 50, 2)
     assert "\N{REPLACEMENT CHARACTER}" not in decode_tokens(answer_tokens(prompt, 800))
+
+
+def test_models_of_different_voices_answer_differently() -> None:
+    one, other = (
+        FakeEngine(replace(SPEC, fake={"voice": voice})).load(lambda phase, at: None)
+        for voice in ("one", "other")
+    )
+    assert one.fingerprint != other.fingerprint
 
 
 def test_directives_are_found_anywhere_in_a_prompt() -> None:
@@ -73,6 +84,7 @@ def test_wrong_directives_are_refused(text: str) -> None:
         {"load_stall": "odd"},
         {"crash_in_load": "exit:999"},
         {"batching": "sometimes"},
+        {"voice": "é" * 33},
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
