@@ -42,6 +42,7 @@ def status_map(
 
 def model_row(model: Model, now: float) -> dict[str, Any]:
     """One model's part of the status."""
+    model.recovery.expire(now)  # nothing else may have happened since an hour was over
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
         "name": model.name,
