@@ -40,7 +40,7 @@ simulate: setup ## the core against 10,000 seeds of faults in virtual time, then
 fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz
 
-promises: setup ## every figure of docs/reliability.md, in one run; most of an hour
+promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this very commit; hours, can be interrupted
 	@PYTHONPATH=tests .venv/bin/python -m promises
 
 chaos: setup ## requests on real processes under a seeded mix of faults, fake engine and MLX; minutes

@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from promises.__main__ import MEASURES, measure_all, report
-from promises.long_runs import counts
-from promises.measure import SMALL, Measure, Place
+from mlxsup.client import Client
+from promises import neighbours
+from promises.__main__ import measure_all
+from promises.measure import SMALL, Measure, Outcome, Place
+from promises.measures import MEASURES
+from support.daemon import row
 from support.tiny_model import make_tiny_model
+from support.verdict import Verdict
 
-QUICK = ("P2", "P9", "P16", "P18", "P20", "P24")
-PROMISES = {f"P{number}" for number in range(1, 27)}
+QUICK = ("P2", "P9", "P18", "P20", "P24")
 
 
-def test_every_promise_has_its_measure() -> None:
-    found = {measure.promise for measure in MEASURES} | {run[0] for run in counts(1.0)}
-    assert found - {"P0"} == PROMISES
+def measured(measure: Measure, tiny: Path) -> Outcome:
+    """One round."""
+    outcome = Outcome(measure=measure)
+    measure_all([outcome], Place(sizes=SMALL, tiny=tiny), lambda _: None)
+    return outcome
 
 
 @pytest.mark.parametrize(
-    "measure", [m for m in MEASURES if m.promise in QUICK], ids=lambda measure: measure.promise
+    "measure", [m for m in MEASURES if m.promise in QUICK], ids=lambda measure: measure.key
 )
 def test_a_promise_is_kept(measure: Measure, tmp_path: Path) -> None:
-    [outcome] = measure_all([measure], Place(sizes=SMALL, tiny=tmp_path))
+    outcome = measured(measure, tmp_path)
     assert not outcome.problem
-    assert all(outcome.is_kept(figure) for figure in measure.figures), outcome.samples
-    text = report([outcome], [], SMALL, "small")
-    assert all(figure.what in text for figure in measure.figures)
-    assert "BROKEN" not in text
+    for figure in measure.figures:
+        expected = Verdict.KEPT if figure.bound else Verdict.REPORTED
+        assert outcome.verdict(figure) is expected, (figure.what, outcome)
 
 
-def test_a_broken_promise_is_named_and_not_tried_again(tmp_path: Path) -> None:
-    def fail(place: Place) -> dict[str, float]:
-        raise AssertionError("a child is left")
+def test_a_neighbour_that_stands_still_misses_steps_P4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike_both(client: Client) -> None:
+        other = row(client, "other")["pid"]
+        os.kill(other, signal.SIGSTOP)
+        os.kill(row(client, "first")["pid"], signal.SIGSEGV)
+        time.sleep(1.5)  # the fault itself, not a wait for anything
+        os.kill(other, signal.SIGCONT)
 
-    measure = Measure(promise="P13", where="x", round=fail, figures=MEASURES[0].figures)
-    [outcome] = measure_all([measure], Place(sizes=SMALL, tiny=tmp_path))
-    text = report([outcome], [], SMALL, "small")
-    assert "BROKEN" in text
-    assert "a child is left" in text
+    monkeypatch.setattr(neighbours, "strike", strike_both)
+    outcome = measured(neighbours.MEASURES[0], tmp_path)
+    [missed, _, ratio] = outcome.measure.figures
+    assert not outcome.problem
+    assert outcome.samples["missed"][0] >= 50
+    assert outcome.verdict(missed) is outcome.verdict(ratio) is Verdict.MISSED
 
 
 @pytest.mark.slow
 @pytest.mark.mlx
-@pytest.mark.timeout(900)
-def test_all_promises_are_kept_at_small_sizes(tmp_path: Path) -> None:
-    place = Place(sizes=SMALL, tiny=make_tiny_model(tmp_path / "tiny"))
-    for outcome in measure_all(MEASURES, place):
-        assert not outcome.problem
-        for figure in outcome.measure.figures:
-            assert outcome.is_kept(figure), (figure.what, outcome.samples)
+@pytest.mark.timeout(1800)
+def test_no_promise_is_missed_at_small_sizes(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path / "tiny")
+    for measure in MEASURES:
+        outcome = measured(measure, tiny)
+        for figure in measure.figures:
+            assert outcome.verdict(figure) is not Verdict.MISSED, (figure.what, outcome)

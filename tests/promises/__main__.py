@@ -1,4 +1,4 @@
-"""`python -m promises [P2 …] [--small] [--scale X]`: measures, prints a part of the documents."""
+"""`python -m promises [--only P2 chaos …] [--render] [--scratch] [--small]`: see `main`."""
 
 from __future__ import annotations
 
@@ -7,41 +7,21 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from support.tiny_model import make_tiny_model
+from support.verdict import EXIT_CODES, Verdict
 
-from . import (
-    beside,
-    clients,
-    crashes,
-    doors,
-    ends,
-    loads,
-    lost_work,
-    passing_faults,
-    stalls,
-    stuck,
-)
-from .long_runs import LongRun, long_runs
+from .campaigns import CAMPAIGNS, run_campaign
+from .document import write_figures
 from .measure import SMALL, Measure, Outcome, Place, Sizes
-from .report import beside_lines, figure_lines, head_lines, long_run_lines, problem_lines
+from .measures import MEASURES
+from .report import beside_lines, figure_lines, gather, problem_lines, report, verdicts_of
+from .results import Results, UncleanTreeError, clean_commit
 
-MEASURES: tuple[Measure, ...] = (
-    *ends.MEASURES,
-    *crashes.MEASURES,
-    *stalls.MEASURES,
-    *stuck.MEASURES,
-    *lost_work.MEASURES,
-    *loads.MEASURES,
-    *passing_faults.MEASURES,
-    *clients.MEASURES,
-    *doors.MEASURES,
-    *beside.MEASURES,
-)
-LONG = ("P1", "P17", "P22")
+USAGE = 64
 
 
 def tell(line: str) -> None:
@@ -49,64 +29,117 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def measure_all(measures: Sequence[Measure], place: Place) -> list[Outcome]:
-    """All rounds; a measure that has failed once is not repeated."""
-    outcomes = [Outcome(measure=measure) for measure in measures]
+def measure_all(outcomes: Sequence[Outcome], place: Place, keep: Callable[[Outcome], None]) -> None:
+    """All rounds that are due; a measure that has failed once is not repeated.
+
+    Args:
+        outcomes: what is known already; grows.
+        place: for every round.
+        keep: called after each round of each measure.
+    """
     for repeat in range(place.sizes.repeats):
         for outcome in outcomes:
             measure = outcome.measure
-            if repeat >= measure.most_repeats or outcome.problem:
+            if repeat >= measure.most_repeats or outcome.rounds > repeat or outcome.problem:
                 continue
             start_s = time.monotonic()
             try:
                 outcome.add(measure.round(place))
             except Exception as error:  # noqa: BLE001 - the report names whatever broke
-                outcome.problem = f"{type(error).__name__}: {error}"[:500]
+                outcome.fail(error)
                 tell(traceback.format_exc())
-            took_s = time.monotonic() - start_s
-            tell(f"round {repeat + 1}: {measure.promise} ({measure.where}) {took_s:.1f} s")
-    return outcomes
+            keep(outcome)
+            tell(f"round {repeat + 1}: {measure.key} {time.monotonic() - start_s:.1f} s")
 
 
-def report(outcomes: Sequence[Outcome], runs: Sequence[LongRun], sizes: Sizes, scale: str) -> str:
-    """The whole of it, in Markdown."""
-    by_number = sorted(outcomes, key=lambda outcome: int(outcome.measure.promise[1:] or 0))
-    lines = head_lines(sizes, scale) + figure_lines(by_number, sizes)
-    if runs:
-        lines += long_run_lines(runs)
-    if any(figure.theirs for outcome in outcomes for figure in outcome.measure.figures):
-        lines += beside_lines(outcomes, sizes)
-    return "\n".join(lines + problem_lines(outcomes))
+def exit_code(verdicts: Sequence[Verdict]) -> int:
+    """Of the worst."""
+    for worst in (Verdict.MISSED, Verdict.NOT_SHOWN):
+        if worst in verdicts:
+            return EXIT_CODES[worst]
+    return EXIT_CODES[Verdict.KEPT]
+
+
+def scratch(measures: Sequence[Measure], sizes: Sizes) -> int:
+    """Measures in any tree, keeps nothing, and prints the tables."""
+    outcomes = [Outcome(measure=measure) for measure in measures]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(sizes=sizes, tiny=make_tiny_model(Path(folder) / "tiny"))
+        measure_all(outcomes, place, lambda outcome: None)
+    tables = figure_lines, beside_lines
+    lines = [line for part in tables for line in part(outcomes, sizes)]
+    print("\n".join([*lines, *problem_lines(outcomes)]))
+    return exit_code([o.verdict(figure) for o in outcomes for figure in o.measure.figures])
+
+
+def measure_and_keep(results: Results, names: Sequence[str], sizes: Sizes) -> None:
+    """Runs what is asked for and not known of this commit yet.
+
+    Raises:
+        UncleanTreeError: the tree has changed meanwhile.
+    """
+
+    def check() -> None:
+        if clean_commit() != results.commit:
+            raise UncleanTreeError(f"the tree is no more that of {results.commit[:12]}")
+
+    def keep(outcome: Outcome) -> None:
+        check()
+        results.save_outcome(outcome)
+
+    wanted = [m for m in MEASURES if not names or m.promise in names or m.key in names]
+    outcomes = [results.load_outcome(measure)[0] for measure in wanted]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(sizes=sizes, tiny=make_tiny_model(Path(folder) / "tiny"))
+        measure_all(outcomes, place, keep)
+    for campaign in CAMPAIGNS:
+        is_wanted = not names or campaign.name in names or set(campaign.promises) & set(names)
+        if is_wanted and results.load_run(campaign) is None:
+            tell(f"{campaign.name}: python -m {' '.join(campaign.arguments)}")
+            run = run_campaign(campaign)
+            check()
+            results.save_run(run)
+            tell(f"{campaign.name}: {run.verdict}, {run.took_s:.0f} s")
 
 
 def main() -> int:
-    """Exit code 1 where a promise is broken."""
-    parser = argparse.ArgumentParser(prog="promises", description=__doc__)
-    parser.add_argument("names", nargs="*", help="P2 and so on, P0 for the peer; all if absent")
-    parser.add_argument("--small", action="store_true", help="seconds; no figures to publish")
-    parser.add_argument("--scale", type=float, default=1.0, help="of P1, P17 and P22; 0: without")
+    """Measures what is not known of this commit yet, and writes docs/reliability.md.
+
+    Results are kept in build/promises/COMMIT, one file each, so that a run can be interrupted and
+    made in pieces. A measure is repeated only when its file is removed.
+    """
+    parser = argparse.ArgumentParser(prog="promises", description=main.__doc__)
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME",
+        help="promises (P0: the peer), measures and campaigns; nothing is written to docs/",
+    )  # fmt: skip
+    parser.add_argument("--render", action="store_true", help="measure nothing, write docs/")
+    parser.add_argument("--commit", help="whose results are rendered; the tree's, if absent")
+    parser.add_argument("--scratch", action="store_true", help="print figures, keep nothing")
+    parser.add_argument("--small", action="store_true", help="scratch, in seconds")
     parser.add_argument("--repeats", type=int, help="rounds; 5 are published")
     given = parser.parse_args()
+    known = {m.promise for m in MEASURES} | {m.key for m in MEASURES}
+    known |= {name for c in CAMPAIGNS for name in (c.name, *c.promises)}
+    if unknown := set(given.only) - known:
+        parser.error(f"{', '.join(sorted(unknown))}: known are {', '.join(sorted(known))}")
     sizes = SMALL if given.small else Sizes()
     if given.repeats is not None:
         sizes = replace(sizes, repeats=given.repeats)
-    measures = [m for m in MEASURES if not given.names or m.promise in given.names]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Place(sizes=sizes, tiny=make_tiny_model(Path(folder) / "tiny"))
-        outcomes = measure_all(measures, place)
-    is_long = given.scale > 0 and (not given.names or set(given.names) & set(LONG))
-    runs = list(long_runs(given.scale)) if is_long else []
-    is_published = not given.small and given.scale in (0.0, 1.0)
-    print(
-        report(
-            outcomes,
-            runs,
-            sizes,
-            "published sizes" if is_published else "smaller counts than the lines say",
-        )
-    )
-    is_kept = all(o.is_kept(f) for o in outcomes for f in o.measure.figures)
-    return 0 if is_kept and all(run.is_kept for run in runs) else 1
+    if given.small or given.scratch:
+        measures = [m for m in MEASURES if not given.only or {m.promise, m.key} & set(given.only)]
+        return scratch(measures, sizes)
+    try:
+        results = Results(given.commit or clean_commit())
+        if not given.render:
+            measure_and_keep(results, given.only, sizes)
+        findings = gather(results, MEASURES)
+        if given.render or not given.only:
+            write_figures(results.commit, report(results.commit, findings, Sizes()))
+    except UncleanTreeError as error:
+        print(f"promises: {error}", file=sys.stderr)
+        return USAGE
+    return exit_code(verdicts_of(findings))
 
 
 if __name__ == "__main__":

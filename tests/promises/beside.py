@@ -15,8 +15,8 @@ import psutil
 from mlxsup.client import Client, RequestError
 from support.daemon import Daemon, row, wait_for_state
 
-from .crashes import real_entry
 from .crowd_process import Crowd
+from .entries import real_entry
 from .measure import CPU, Figure, Measure, Place, Values
 from .peer import TOO_LARGE, Peer, PeerStream
 from .watching import TimedReader, peak_rss
@@ -149,6 +149,7 @@ def _again(key: str, what: str) -> Figure:
 MEASURES = (
     Measure(
         promise="P0",
+        name="deaths",
         where=CPU,
         round=deaths,
         figures=(
@@ -159,6 +160,7 @@ MEASURES = (
     ),
     Measure(
         promise="P0",
+        name="clients",
         where=CPU,
         round=bad_clients,
         figures=(

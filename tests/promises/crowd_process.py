@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-TESTS = Path(__file__).parents[1]
+from .campaigns import TESTS, environment
 
 
 class Crowd:
@@ -20,7 +18,7 @@ class Crowd:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "promises.crowd", *arguments],
             cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

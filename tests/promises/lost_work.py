@@ -8,8 +8,9 @@ from support.daemon import Daemon, fake, wait_for_state
 from support.faults import undisturbed
 from support.lossy import LossyDaemon
 
-from .crashes import SOON
-from .measure import FAKE, Figure, Measure, Place, Values, at_most
+from .bounds import at_most
+from .entries import SOON
+from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import Changes, TimedReader
 
 LIMIT_S = 2.0
@@ -57,6 +58,7 @@ def _strike(daemon: Daemon, fault: str) -> float:
 MEASURES = (
     Measure(
         promise="P23",
+        name="lost",
         where=FAKE,
         round=noticed,
         figures=tuple(
@@ -64,8 +66,7 @@ MEASURES = (
                 key=key,
                 what=f"a worker that lives, step limit 2 s: {name}: until it is noticed; the stream"
                 " continues, token for token",
-                target="≤step limit + 2 s",
-                is_kept=at_most(key, LIMIT_S + 2.0),
+                bound=at_most(LIMIT_S + 2.0),
             )
             for key, name in [*((k, n) for k, (_, n) in FAULTS.items()), *LOSSES.items()]
         ),

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxsup.client import RequestError
+from support.verdict import NotShown, Verdict
+
+from .bounds import Bound, quantile
+
 FAKE = "fake engine"
 CPU = "MLX, CPU"
 
 Values = Mapping[str, float | list[float]]
 """What one round has measured, by key."""
-
-Samples = Mapping[str, Sequence[float]]
-"""What all rounds have measured, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Sizes:
         crashes: P3, of 64 running rows, in each round.
         cycles: P14.
         unloads: P21.
-        flood: P16.
+        flood: P16, requests at once.
         connects: P18.
         starts: P19.
         storms, storm_connects: P24, over two processes; connections of one process in a storm.
@@ -41,7 +43,7 @@ class Sizes:
     """
 
     repeats: int = 5
-    crashes: int = 10
+    crashes: int = 100
     cycles: int = 1000
     unloads: int = 50
     flood: int = 10_000
@@ -62,7 +64,7 @@ SMALL = Sizes(
     repeats=1,
     crashes=2,
     cycles=10,
-    unloads=2,
+    unloads=4,
     flood=600,
     connects=300,
     starts=4,
@@ -100,8 +102,7 @@ class Figure:
         key: of the values measured with the fault.
         what: for people.
         unit: for people.
-        target: for people; as in the table of promises.
-        is_kept: whether the samples keep it; None where the round's own assertions decide.
+        bound: what it is held against; None where the figure is only reported.
         without: the key of the same without the fault; empty where there is no such thing.
         theirs: the key of the same of the peer; such a figure stands in the table beside it.
         digits: after the point.
@@ -111,12 +112,18 @@ class Figure:
     key: str
     what: str
     unit: str = "s"
-    target: str = ""
-    is_kept: Callable[[Samples], bool] | None = None
+    bound: Bound | None = None
     without: str = ""
     theirs: str = ""
     digits: int = 2
     quantile: float | None = None
+
+    @property
+    def target(self) -> str:
+        """The bound, for people."""
+        if self.bound is None:
+            return "–"
+        return f"{self.bound.text} {self.unit}".rstrip() if self.bound.has_unit else self.bound.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,7 @@ class Measure:
 
     Attributes:
         promise: its id.
+        name: apart from the other measures of the promise.
         where: on what it runs (J5).
         round: measures once, with the fault and without.
         figures: what comes of it.
@@ -132,23 +140,39 @@ class Measure:
 
     Raises:
         AssertionError: out of `round`, where what is promised is not so.
+        NotShown: out of `round`, where the fault could not strike or the machine could not judge.
     """
 
     promise: str
+    name: str
     where: str
     round: Callable[[Place], Values]
     figures: tuple[Figure, ...]
     most_repeats: int = 5
 
+    @property
+    def key(self) -> str:
+        """Of its results; no other measure has it."""
+        return f"{self.promise}-{self.name}".lower()
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a measure in all rounds."""
+    """What came of a measure in all rounds.
+
+    Attributes:
+        measure: it.
+        samples: what the rounds measured, by key.
+        rounds: that ended well.
+        problem: why the last round did not; empty if it did.
+        problem_verdict: what that means for the figures.
+    """
 
     measure: Measure
     samples: dict[str, list[float]] = field(default_factory=dict)
     rounds: int = 0
     problem: str = ""
+    problem_verdict: Verdict = Verdict.NOT_SHOWN
 
     def add(self, values: Values) -> None:
         """Another round."""
@@ -156,33 +180,35 @@ class Outcome:
         for key, value in values.items():
             self.samples.setdefault(key, []).extend(value if isinstance(value, list) else [value])
 
-    def is_kept(self, figure: Figure) -> bool:
-        """Whether the promise was kept in every round."""
-        if self.problem or figure.key not in self.samples:
-            return False
-        return figure.is_kept is None or figure.is_kept(self.samples)
+    def fail(self, error: Exception) -> None:
+        """A round that raised: a broken promise if it asserted one, else nothing is known."""
+        if isinstance(error, NotShown):
+            self.problem = str(error)
+        else:
+            self.problem = f"{type(error).__name__}: {error}"[:500]
+        # A request or a connection that fails where it must not is a broken promise, too.
+        is_judged = isinstance(error, AssertionError | RequestError | ConnectionError)
+        self.problem_verdict = Verdict.MISSED if is_judged else Verdict.NOT_SHOWN
+
+    def verdict(self, figure: Figure) -> Verdict:
+        """How the promise stands, by this figure."""
+        if self.problem:
+            return self.problem_verdict
+        if not self.samples.get(figure.key):
+            return Verdict.NOT_SHOWN
+        if figure.bound is None:
+            return Verdict.REPORTED
+        return figure.bound.judge(self.samples, figure.key)
 
 
-def at_most(key: str, limit: float) -> Callable[[Samples], bool]:
-    """Every sample keeps to the limit."""
-    return lambda samples: max(samples[key]) <= limit
+def require(is_so: bool, reason: str) -> None:
+    """For what a round needs before it can judge anything.
 
-
-def equals(key: str, value: float) -> Callable[[Samples], bool]:
-    """Every sample is that value."""
-    return lambda samples: set(samples[key]) == {value}
-
-
-def at_most_beside(key: str, base: str, more: float) -> Callable[[Samples], bool]:
-    """In every round no more above what was measured without the fault."""
-    return lambda samples: all(
-        value <= usual + more for value, usual in zip(samples[key], samples[base], strict=True)
-    )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    Raises:
+        NotShown: it is not so.
+    """
+    if not is_so:
+        raise NotShown(reason)
 
 
 def spread(figure: Figure, values: Sequence[float], patience_s: float) -> str:

@@ -12,7 +12,8 @@ from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
 from support.unkillable import Unkillable
 
-from .measure import FAKE, Figure, Measure, Place, Values, at_most
+from .bounds import at_most
+from .measure import FAKE, Figure, Measure, Place, Values
 
 IS_REAL = freezer.is_there()
 WHERE = f"{FAKE}, {'frozen in the kernel' if IS_REAL else 'a kill that does nothing'}"
@@ -69,20 +70,19 @@ def stuck_processes(place: Place) -> Values:
 MEASURES = (
     Measure(
         promise="P26",
+        name="stuck",
         where=WHERE,
         round=stuck_processes,
         figures=(
             Figure(
                 key="other",
                 what="SIGKILL without effect on a model that loads: until the next has loaded",
-                target="≤10 s + 0.5 s/GB + 2 s",
-                is_kept=at_most("other", 12.5),
+                bound=at_most(12.5),
             ),
             Figure(
                 key="stop",
                 what="the same on a model that serves: `stop --now`, exit 71, both are named",
-                target="≤14 s + 0.5 s/GB + 4 s",
-                is_kept=at_most("stop", 18.5),
+                bound=at_most(18.5),
             ),
         ),
     ),
