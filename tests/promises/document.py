@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .campaigns import ROOT
-from .results import UncleanTreeError, git
+from .results import NOT_DOCS, UncleanTreeError, git
 
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN = "<!-- figures: written by `make promises`; whatever is written here by hand is lost -->"
@@ -42,7 +42,7 @@ def write_figures(commit: str, lines: Sequence[str], document: Path = DOCUMENT) 
     Raises:
         UncleanTreeError: the tree differs from the commit outside docs/.
     """
-    changed = git("diff", "--name-only", commit, "--", ".", ":(exclude)docs")
+    changed = git("diff", "--name-only", commit, "--", ".", NOT_DOCS)
     if changed:
         raise UncleanTreeError(f"more than docs/ differs from {commit[:12]}:\n{changed}")
     document.write_text(with_figures(document.read_text(), lines))

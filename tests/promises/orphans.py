@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import psutil
+from mlxsup.client import Client
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 
@@ -13,6 +15,7 @@ from .bounds import at_most
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import ExitWatch, TimedReader
 
+STEP_S = 0.05
 WINDOWS = {
     "load": "loads",
     "prefill": "prefills",
@@ -25,7 +28,7 @@ WINDOWS = {
 
 def orphans_in(window: str) -> float:
     """From before the SIGKILL to the supervisor until the last of its processes has ended."""
-    options: dict[str, Any] = {"step_s": 0.05, "prefill_tokens_per_step": 1}
+    options: dict[str, Any] = {"step_s": STEP_S, "prefill_tokens_per_step": 1}
     if window == "load":
         options["load_s"] = 30.0
     daemon = Daemon({"m": fake(fake=options)})
@@ -53,7 +56,7 @@ def orphans_in(window: str) -> float:
         daemon.__exit__(None, None, None)
 
 
-def prepare(client: Any, window: str) -> list[TimedReader]:
+def prepare(client: Client, window: str) -> list[TimedReader]:
     """Brings the worker into the state."""
     if window not in ("prefill", "decode", "wedged"):
         return []
@@ -63,7 +66,16 @@ def prepare(client: Any, window: str) -> list[TimedReader]:
         eventually(lambda: row(client, "m")["steps"] > 2)
     else:
         reader.started()
+    if window == "wedged":
+        eventually(partial(stands_still, client), timeout_s=20.0, what="a worker that is wedged")
     return [reader]
+
+
+def stands_still(client: Client) -> bool:
+    """Whether no step ends in a time in which twenty should."""
+    before = row(client, "m")["steps"]
+    time.sleep(20 * STEP_S)  # the time itself, not a wait for anything
+    return bool(row(client, "m")["steps"] == before)
 
 
 def orphans(place: Place) -> Values:

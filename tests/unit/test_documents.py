@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+from support.verdict import Verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,3 +26,71 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+# ---------------------------------------------------------------- targets and marks
+
+BENCHMARKS = (DOCS / "benchmarks.md").read_text()
+
+
+def first_number(cell: str) -> float:
+    """The median of a cell."""
+    found = re.search(r"\d[\d,]*(?:\.\d+)?", cell)
+    assert found, cell
+    return float(found.group().replace(",", ""))
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """All tables of a document, each with its heading."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = [line.strip().strip("|").split("|") for line in block.splitlines()]
+        yield [[cell.strip() for cell in line] for line in lines if not line[0].startswith("---")]
+
+
+def marked_rows(text: str) -> list[tuple[str, float, str, str]]:
+    """What, the median, the mark and the verdict of every row that has a mark."""
+    return [
+        (row[0], first_number(row[1]), row[2], row[3])
+        for head, *body in tables(text)
+        if "mark" in head
+        for row in body
+        if row[2]
+    ]
+
+
+def test_every_mark_is_judged_by_its_figure() -> None:
+    found = marked_rows(BENCHMARKS)
+    assert len(found) >= 3
+    for what, value, mark, verdict in found:
+        limit = first_number(mark)
+        is_kept = value <= limit if mark.startswith("≤") else value >= limit
+        assert verdict == (Verdict.KEPT if is_kept else Verdict.MISSED), what
+
+
+def test_the_rule_for_long_prompts_is_judged_by_its_figures() -> None:
+    text = " ".join(BENCHMARKS.split())
+    found = re.search(
+        r"without a prompt: ([\d.]+) ms\. The largest gap with the adaptive chunk,"
+        r" ([\d.]+) ms: (\w+)",
+        text,
+    )
+    assert found
+    limit, largest, verdict = found.groups()
+    is_kept = float(largest) <= float(limit)
+    assert verdict == (Verdict.KEPT if is_kept else Verdict.MISSED)
+    assert f"| {float(largest):.0f}" in text
+
+
+def test_what_the_known_limits_call_missed_is_missed() -> None:
+    limits = " ".join((DOCS / "known-limits.md").read_text().split())
+    found = list(tables(BENCHMARKS))
+    [throughput] = [t for t in found if "router CPU µs/token" in t[0]]
+    assert all(first_number(row[5]) > 12 for row in throughput[1:])
+    assert "**Supervisor CPU per token** misses its target [with any number of streams]" in limits
+    burst = next(t for t in found if "max/median" in t[0])
+    assert burst[1][0] == "mlxsup"
+    assert first_number(burst[1][4]) > 1.25
+    assert "**Time to the first token in a burst** misses" in limits
+    gpu = {what: verdict for what, _, _, verdict in marked_rows(BENCHMARKS)}
+    assert gpu["gain"] == gpu["the same, median to median"] == Verdict.MISSED
+    assert "[both miss their marks](benchmarks.md#on-a-gpu)" in limits

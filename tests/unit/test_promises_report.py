@@ -191,8 +191,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["code.py", "new.py", "docs/reliability.md"])
+@pytest.mark.parametrize("name", ["code.py", "new.py"])
 def test_a_dirty_tree_is_refused(repository: Path, name: str) -> None:
+    (repository / "docs" / "mutants.md").write_text("what a campaign writes")
     assert len(clean_commit()) == 40
     (repository / name).write_text("2")
     with pytest.raises(UncleanTreeError, match=name):
