@@ -13,9 +13,10 @@ from functools import partial
 
 import psutil
 from mlxsup.client import Client, RequestError
-from support.daemon import Daemon, row, wait_for_state
+from support.daemon import row, wait_for_state
 
 from .crowd_process import Crowd
+from .daemons import Daemon, ready
 from .entries import real_entry
 from .measure import CPU, Figure, Measure, Place, Values
 from .peer import TOO_LARGE, Peer, PeerStream
@@ -102,7 +103,7 @@ def bad_clients(place: Place) -> Values:
     values: dict[str, float | list[float]] = {}
     count = str(place.sizes.peer_flood)
     with Daemon({"m": real_entry(place)}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         assert daemon.process is not None
         values["calm"] = gap_of(TimedReader(client, "m", "other", max_tokens=TOKENS))
         with (
@@ -150,6 +151,7 @@ MEASURES = (
     Measure(
         promise="P0",
         name="deaths",
+        most_repeats=3,
         where=CPU,
         round=deaths,
         figures=(
@@ -161,6 +163,7 @@ MEASURES = (
     Measure(
         promise="P0",
         name="clients",
+        most_repeats=3,
         where=CPU,
         round=bad_clients,
         figures=(

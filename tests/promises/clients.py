@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row
 from support.eventually import eventually
 
 from .bounds import at_most, equals
 from .crowd import BIG, STREAMS
 from .crowd_process import Crowd
+from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader, peak_rss
 
@@ -21,7 +22,7 @@ from .watching import TimedReader, peak_rss
 def one_model(**options: Any) -> Iterator[tuple[Daemon, Any, psutil.Process]]:
     """A daemon with a model that is READY, a client, and its process."""
     with Daemon({"m": fake(**options)}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         assert daemon.process is not None
         yield daemon, client, psutil.Process(daemon.process.pid)
         assert row(client, "m")["generation"] == 1

@@ -7,11 +7,12 @@ import signal
 import time
 
 import psutil
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 
 from .bounds import at_most, equals
+from .daemons import Daemon, ready
 from .entries import SOON
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
@@ -27,7 +28,7 @@ def crash_cycles(place: Place) -> Values:
     with Daemon({"m": entry}) as daemon, daemon.client() as client:
         assert daemon.process is not None
         supervisor = psutil.Process(daemon.process.pid)
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         prompts = [f"stream {number}" for number in range(STREAMS)]
         streams = [TimedReader(client, "m", one, max_tokens=1_000_000) for one in prompts]
         for stream in streams:

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from mlxsup.client import Client, RequestError
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 
 from .bounds import at_most, at_most_beside, equals, quantile_at_most
 from .crowd_process import Crowd
+from .daemons import Daemon, ready
 from .entries import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .replacing import replaced_after
@@ -33,12 +34,12 @@ def all_run(row: dict[str, Any]) -> bool:
 
 def news_of_crashes(place: Place) -> Values:
     """From the end of the process to the state change, as a client hears of it."""
-    options = {"step_s": 0.01, "context_length": 10_000_000}
+    options = {"step_s": 0.005, "context_length": 10_000_000}
     models = {"m": fake(fake=options, max_concurrency=ROWS, restart=SOON)}
     known_ms, torn_down_ms = [], []
     with Daemon(models) as daemon, daemon.client() as client:
         changes = Changes(client)
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         # Their reader is another process, so that this one hears of the change in time.
         with Crowd("reading", daemon.endpoint, "m", "row", str(ROWS)):
             for _ in range(place.sizes.crashes):
@@ -130,7 +131,7 @@ def poisoned(*places: int) -> int:
     tokens = 60
     entry = fake(fake={"step_s": 0.004}, max_concurrency=8, restart=SOON)
     with Daemon({"m": entry}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         innocent = [f"innocent {n}" for n in range(8 - len(places))]
         right = [client.complete("m", prompt=p, max_tokens=tokens).token_ids for p in innocent]
         poisons = [

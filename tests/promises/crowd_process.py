@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .campaigns import TESTS, environment
+from .measure import require
 
 
 class Crowd:
@@ -24,7 +25,7 @@ class Crowd:
             text=True,
         )
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "begun\n"
+        require(self._process.stdout.readline() == "begun\n", "the crowd did not begin")
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +52,6 @@ class Crowd:
         self._process.stdin.close()
         # Not `communicate`, which knows nothing of what `readline` has read beyond its line.
         text = self._process.stdout.read()
-        assert self._process.wait(timeout_s) == 0, "the crowd failed"
+        require(self._process.wait(timeout_s) == 0, "the crowd failed")
         found: dict[str, Any] = json.loads(text)
         return found

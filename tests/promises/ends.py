@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 from mlxsup.client import ConnectionLost, RequestError
-from support.daemon import Daemon, fake, is_alive, row
+from support.daemon import fake, is_alive, row
 from support.eventually import eventually
 
 from .bounds import at_most, equals
+from .daemons import Daemon
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.daemon import fake, is_alive, row
 from support.tiny_model import make_tiny_model
 
 from .bounds import equals
+from .daemons import Daemon, ready
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
 
@@ -49,7 +50,7 @@ def false_kills_under_load(place: Place) -> Values:
         daemon = stack.enter_context(Daemon(models))
         client = stack.enter_context(daemon.client())
         for name in models:
-            wait_for_state(client, name, "READY")
+            ready(client, name)
         workers = workers_of(client, models)
         readers = [
             TimedReader(client, name, f"{n}", max_tokens=500) for name in models for n in range(4)
@@ -65,7 +66,7 @@ def false_kills_after_pause(place: Place) -> Values:
         Daemon({"m": fake(fake={"step_s": 0.02}, step_timeout_s=1.0)}) as daemon,
         daemon.client() as client,
     ):
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         workers = workers_of(client, ["m"])
         stream = TimedReader(client, "m", "paused", max_tokens=300).started()
         # This process is the client, and is not stopped: so the supervisor is missed.
@@ -102,7 +103,7 @@ def false_kills_in_prefill(place: Place, *, where: str) -> Values:
             entry = {"path": str(make_tiny_model(folder, config=long_context(tokens)))}
         daemon = stack.enter_context(Daemon({"m": entry}))
         client = stack.enter_context(daemon.client())
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         workers = workers_of(client, ["m"])
         start_s = time.monotonic()
         result = client.complete("m", prompt_tokens=[65 + n % 20 for n in range(tokens)],

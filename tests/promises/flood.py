@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row
 from support.eventually import eventually
 
 from .bounds import equals, quantile_at_most
 from .crowd_process import Crowd
+from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values, require
 from .watching import TimedReader
 
@@ -44,7 +45,7 @@ def flood(place: Place) -> Values:
     entry = fake(fake={"step_s": 0.02}, max_concurrency=ROWS)
     limits: dict[str, Any] = {"max_queue_per_client": QUEUE}
     with Daemon({"m": entry}, limits) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         usual = [first_token_ms(client, f"usual {n}") for n in range(PROBES)]
         with Crowd("flood", daemon.endpoint, "m", str(place.sizes.flood)) as crowd:
             eventually(lambda: is_full(client), timeout_s=60.0, what="a full queue")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.client import RequestError
-from support.daemon import Daemon, fake, row
+from support.daemon import fake, row
 
 from .bounds import equals
+from .daemons import Daemon
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import Changes, ExitWatch, TimedReader
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from support.daemon import Daemon, fake, wait_for_state
+from support.daemon import fake, wait_for_state
 from support.faults import undisturbed
 from support.lossy import LossyDaemon
 
 from .bounds import at_most
+from .daemons import Daemon
 from .entries import SOON
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import Changes, TimedReader
@@ -59,6 +60,7 @@ MEASURES = (
     Measure(
         promise="P23",
         name="lost",
+        most_repeats=3,
         where=FAKE,
         round=noticed,
         figures=tuple(

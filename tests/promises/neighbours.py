@@ -9,9 +9,10 @@ from functools import partial
 from itertools import pairwise
 
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row
 
 from .bounds import equals, median_at_most
+from .daemons import Daemon, ready
 from .entries import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values, require
 from .watching import Changes, TimedReader
@@ -41,7 +42,7 @@ def neighbour(place: Place, *, entry: Entry, tokens: int, step_s: float | None) 
     models = {"first": entry(place), "other": entry(place)}
     with Daemon(models) as daemon, daemon.client() as client:
         for name in models:
-            wait_for_state(client, name, "READY")
+            ready(client, name)
         client.complete("other", prompt="neighbour", max_tokens=tokens // 10)
         changes = Changes(client)
         streams: list[TimedReader] = []

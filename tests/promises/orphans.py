@@ -8,10 +8,11 @@ from typing import Any
 
 import psutil
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 
 from .bounds import at_most
+from .daemons import Daemon
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import ExitWatch, TimedReader
 
@@ -47,7 +48,7 @@ def orphans_in(window: str) -> float:
             watches = [ExitWatch(process.pid) for process in processes]
             start_s = time.monotonic()
             daemon.process.kill()
-            gone_s = max(watch.ended_at() for watch in watches) - start_s
+            gone_s = max(watch.ended_at(what=window) for watch in watches) - start_s
             for reader in readers:
                 reader.join(60.0)
         return gone_s

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row
 from support.eventually import eventually
 
 from .bounds import at_most, at_most_share
+from .daemons import Daemon, ready
 from .entries import SOON
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import Changes, TimedReader
@@ -70,7 +71,7 @@ def transient_faults(place: Place, *, entry: Entry, rows: int, at: tuple[float, 
     tokens = place.sizes.long_answer
     models = {"m": entry(place, rows)}
     with Daemon(models) as daemon, daemon.client() as client, daemon.client() as other:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         strikes = Strikes(client)
 
         def ask() -> list[TimedReader]:
@@ -116,6 +117,7 @@ def _measure(name: str, where: str, entry: Entry, rows: int, at: tuple[float, fl
     return Measure(
         promise="P25",
         name=name,
+        most_repeats=3,
         where=where,
         round=partial(transient_faults, entry=entry, rows=rows, at=at),
         figures=(

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from support.eventually import eventually
+from support.verdict import NotShown
 
 START_S = 120.0
 TOO_LARGE = 1_000_000
@@ -79,6 +80,9 @@ class Peer:
     def __enter__(self) -> Self:
         try:
             eventually(lambda: self.answers(10.0), timeout_s=START_S)
+        except AssertionError as error:
+            self.end()
+            raise NotShown(f"mlx_lm.server did not start: {error}") from error
         except BaseException:
             self.end()
             raise

@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 import psutil
-from support.daemon import Daemon, row, wait_for_state
+from support.daemon import row
 
+from .daemons import Daemon, ready
 from .measure import Values
 from .watching import Changes, TimedReader
 
@@ -23,7 +24,7 @@ def replaced_after(entry: dict[str, Any], number: signal.Signals, *, tokens: int
         tokens: of the answer, which goes on and is whole.
     """
     with Daemon({"m": entry}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+        ready(client, "m")
         client.unload("m")
         start_s = time.monotonic()
         client.load("m")

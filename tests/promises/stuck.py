@@ -71,6 +71,7 @@ MEASURES = (
     Measure(
         promise="P26",
         name="stuck",
+        most_repeats=3,
         where=WHERE,
         round=stuck_processes,
         figures=(

@@ -19,11 +19,12 @@ from datetime import datetime
 from pathlib import Path
 
 from mlxsup.client import Client
-from support.daemon import Daemon, fake, row, wait_for_state
+from support.daemon import fake, row
 from support.eventually import eventually
 from support.faults import undisturbed
 
 from .bounds import at_most, equals
+from .daemons import Daemon, ready
 from .entries import SOON
 from .false_kills import ended, kills, workers_of
 from .measure import FAKE, Figure, Measure, Place, Values, require
@@ -133,7 +134,7 @@ def moved_clock(place: Place) -> Values:
         try:
             daemon.start(environment=clock.environment)
             with daemon.client() as client:
-                wait_for_state(client, "m", "READY")
+                ready(client, "m")
                 workers = workers_of(client, ["m"])
                 wrong = 0
                 for offset_s in (HOUR_S, 0, -HOUR_S, 0):

@@ -120,10 +120,10 @@ class ExitWatch(threading.Thread):
             os.close(self._descriptor)
         self._ended_at = time.monotonic()
 
-    def ended_at(self, timeout_s: float = 60.0) -> float:
-        """When it ended; waits for that."""
+    def ended_at(self, timeout_s: float = 60.0, what: str = "") -> float:
+        """When it ended; waits for that, and names what it was if it does not."""
         self.join(timeout_s)
-        assert not self.is_alive(), "the process did not end"
+        assert not self.is_alive(), f"the process did not end within {timeout_s:g} s: {what}"
         return self._ended_at
 
 
