@@ -61,8 +61,8 @@ def flood(place: Place) -> Values:
     require(sum(ends.values()) >= asked_first, f"of {asked_first} requests ended {ends}")
     return {
         "others": others,
-        "served": ends["served"],
-        "refusals": ends["overloaded"],
+        "served": ends.get("served", 0),
+        "refusals": ends.get("overloaded", 0),
         "usual": usual,
         "beside": beside,
         "ratio": max(beside) / max(usual),
