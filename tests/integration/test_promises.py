@@ -49,6 +49,8 @@ def test_a_neighbour_that_stands_still_misses_steps_P4(
         os.kill(other, signal.SIGCONT)
 
     monkeypatch.setattr(neighbours, "strike", strike_both)
+    # Whether this machine is quiet enough for a figure is not what is tested here.
+    monkeypatch.setattr(neighbours, "require", lambda is_so, reason: None)
     outcome = measured(neighbours.MEASURES[0], tmp_path)
     [missed, _, ratio] = outcome.measure.figures
     assert not outcome.problem

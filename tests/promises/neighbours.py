@@ -65,10 +65,9 @@ def neighbour(place: Place, *, entry: Entry, tokens: int, step_s: float | None) 
     gaps = calm.largest_gap_ms, struck.largest_gap_ms
     values = {"without": gaps[0], "gap": gaps[1], "ratio": gaps[1] / gaps[0]}
     if step_s is not None:
-        values |= {
-            "missed": missed_steps(struck.times, step_s),
-            "missed_without": missed_steps(calm.times, step_s),
-        }
+        own = missed_steps(calm.times, step_s)
+        require(own == 0, f"the machine is too busy: undisturbed, the stream missed {own} steps")
+        values |= {"missed": missed_steps(struck.times, step_s), "missed_without": own}
     return values
 
 

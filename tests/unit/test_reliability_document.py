@@ -135,7 +135,7 @@ def problem_of(claim: str, row: list[str] | None) -> str:
     if row is None:
         return f"no row is linked for {quantities}" if quantities else ""
     verdict = row[6]
-    if verdict != Verdict.KEPT and verdict.lower() not in claim.lower():
+    if verdict not in (Verdict.KEPT, Verdict.NOT_SHOWN) and verdict.lower() not in claim.lower():
         return f"{verdict}, and README does not say so"
     said = f"{row[1]} {row[5]}"
     missing = [one for one in quantities if not re.search(rf"(?<![\d.]){re.escape(one)}", said)]
@@ -144,7 +144,9 @@ def problem_of(claim: str, row: list[str] | None) -> str:
 
 def test_every_figure_in_readme_follows_from_its_row() -> None:
     table, linked = rows(FIGURES), 0
-    for claim, anchor in claims_of((ROOT / "README.md").read_text()):
+    readme = (ROOT / "README.md").read_text()
+    assert "*not shown* has still to be measured" in " ".join(readme.split())
+    for claim, anchor in claims_of(readme):
         assert not anchor or anchor in table, f"no row is called {anchor}"
         problem = problem_of(claim, table.get(anchor))
         assert not problem, f"{anchor}: {problem}: {claim}"
@@ -159,7 +161,8 @@ def test_every_figure_in_readme_follows_from_its_row() -> None:
         ("found within 2 s (", "limit 12 s|≤3 s|kept", "not in the row"),
         ("found within 3 s (", "limit 2 s|≤3 s|MISSED", "does not say so"),
         ("found within 3 s (missed so far: ", "limit 2 s|≤3 s|MISSED", ""),
-        ("nothing is killed (", "false kills|0|not shown", "does not say so"),
+        ("nothing is killed (", "false kills|0|reported", "does not say so"),
+        ("found within 2 s (", "limit 12 s|≤3 s|not shown", "not in the row"),
         ("gone within 1 s.", "", "no row"),
         ("it runs on Macs.", "", ""),
     ],
