@@ -112,11 +112,13 @@ class Window:
     Attributes:
         expected: answers that must come, by id and outcome.
         is_loose: whether any answer will do, none too.
+        unanswered: messages of a loose window for which nothing has come.
     """
 
     barrier: str
     expected: Counter[tuple[str, str]] = field(default_factory=Counter)
     is_loose: bool = False
+    unanswered: int = 0
     is_over: bool = False
 
     @property
@@ -144,6 +146,7 @@ class Campaign:
         self._dice = random.Random(seed)
         self._numbers = count()
         self._source = hostile(self._dice, self._numbers)
+        self._changed = (changed_bytes(self._dice) for _ in count())
         self._before_bytes = supervisor.memory_info().rss
         self.figures = SocketFigures()
 
@@ -158,8 +161,8 @@ class Campaign:
                 self._open(socket)
                 for number in range(WINDOWS):
                     is_loose = number == WINDOWS - 1
-                    things = [changed_bytes(self._dice)] * WINDOW if is_loose else None
-                    self._say_window(socket, things or list(islice(self._source, WINDOW)))
+                    source = self._changed if is_loose else self._source
+                    self._say_window(socket, list(islice(source, WINDOW)))
         self.figures.arrived = self._counters[Slot.ARRIVED]
 
     # ------------------------------------------------------------ ways of connecting
@@ -212,6 +215,7 @@ class Campaign:
                 self._send(socket, frames, thing.kind)
             if thing.answers == (ANYTHING,):
                 window.is_loose = True
+                window.unanswered += 1
             elif not thing.answers:
                 self.figures.dropped["a cancel of nothing: no answer is due"] += 1
             else:
@@ -225,6 +229,8 @@ class Campaign:
                 self._hear(window, msgpack.unpackb(socket.recv_multipart()[0]))
             if not is_alive(self._supervisor):
                 raise ConnectionResetError("the daemon ended")
+        if window.unanswered:
+            self.figures.dropped["changed into a message that has no answer"] += window.unanswered
         for id, outcome in islice(window.expected, 3):
             self.figures.problems.append(f"{outcome} for {id[:60]!r} never came")
         self._look_at_memory()
@@ -238,7 +244,9 @@ class Campaign:
         window.is_over = window.is_over or message["id"] == window.barrier
         if window.expected[found] > 0:
             window.expected[found] -= 1
-        elif not window.is_loose:
+        elif window.is_loose and window.unanswered:
+            window.unanswered -= 1
+        else:
             self.figures.problems.append(f"{outcome} for {message['id'][:60]!r} was not expected")
         if window.is_over:  # answers to what has no id come in the order of the messages
             unanswered = [one for one, n in window.expected.items() if n and not one[0]]
