@@ -37,7 +37,7 @@ simulate: setup ## the core against 10,000 seeds of faults in virtual time, then
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
 	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
 
-fuzz: setup ## hostile bytes: a million at the decoder, 100,000 through the socket
+fuzz: setup ## hostile bytes: a million at the decoder, 100,000 that arrive through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz
 
 promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this very commit; hours, can be interrupted
@@ -48,9 +48,10 @@ chaos: setup ## requests on real processes under a seeded mix of faults, fake en
 	@PYTHONPATH=tests .venv/bin/python -m chaos --real
 
 MINUTES ?= 30
+OUT ?= build/soak
 
-soak: setup ## ordinary use with crashes, for MINUTES: memory, files, threads, rows stay flat
-	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES)
+soak: setup ## ordinary use with crashes, for MINUTES: nothing grows; curves in OUT
+	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES) --out $(OUT)
 
 models: setup ## every model type of mlx-lm as a tiny model, and the tables of docs/models.md; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m support.model_types

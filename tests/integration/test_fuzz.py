@@ -1,13 +1,207 @@
-"""The quick version of `make fuzz` (P17)."""
+"""The quick version of `make fuzz`, and bugs that it must see (P17)."""
 
 from __future__ import annotations
 
-from fuzz.__main__ import fuzz_decoder, fuzz_socket
+from pathlib import Path
+
+import pytest
+from fuzz.client_socket import fuzz_socket
+from fuzz.decoder import fuzz_decoder
+from fuzz.figures import MAX_PEAK_BYTES, TARGET_CALL_S, SocketFigures
+from fuzz.frames import KINDS
+from mlxsup.protocol import codec
+from support.verdict import NotShown
+
+DECODED = 20_000
+ARRIVED = 3000
+
+
+def through_socket(folder: Path, sabotage: str = "") -> SocketFigures:
+    """A short run; what else the machine does may slow it down tenfold."""
+    return fuzz_socket(
+        ARRIVED, 4, folder=folder, max_call_s=10 * TARGET_CALL_S, sabotage=sabotage, workers=100
+    )
 
 
 def test_hostile_frames_are_decoded_or_refused_P17() -> None:
-    assert "20000 messages" in fuzz_decoder(20_000, seed=3)
+    figures = fuzz_decoder(DECODED, seed=3)
+    assert figures.problems == []
+    assert figures.messages >= DECODED
+    assert all(figures.kinds[kind] for kind in KINDS)
+    assert set(figures.refused) == {"invalid_request", "unsupported_version"}
+    assert sum(figures.refused.values()) > 0.8 * DECODED
 
 
-def test_hostile_frames_through_the_socket_break_no_stream_P17() -> None:
-    assert "unbroken" in fuzz_socket(3000, seed=4)
+def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers of any size."""
+    init = codec.Decoder.__init__
+
+    def planted(self: codec.Decoder, classes: object, *, is_strict: bool) -> None:
+        init(self, classes, is_strict=is_strict)  # type: ignore[arg-type]
+        self._limits = {"strict_map_key": True, "max_ext_len": 0}
+
+    monkeypatch.setattr(codec.Decoder, "__init__", planted)
+
+
+def with_any_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of any length, unpacked before they are refused."""
+    monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 2**30)
+
+
+def with_an_exception_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """msgpack's own kinds come through."""
+
+    def planted(frame: bytes, what: str, limits: dict[str, object]) -> object:
+        return codec.msgpack.unpackb(frame, raw=False, **limits)
+
+    monkeypatch.setattr(codec, "_unpack", planted)
+
+
+def with_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN passes for a number."""
+    monkeypatch.setitem(codec._PLAIN_CHECKS, float, lambda value, path: value)
+    codec._schema.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        (without_limits, "bytes were allocated for one message"),
+        (with_any_header, "bytes were allocated for one message"),
+        (with_an_exception_not_caught, "came out of the decoder"),
+        (with_any_number, "NaN: decoded instead of invalid_request"),
+    ],
+)
+def test_a_bug_planted_in_the_decoder_is_seen_P17(
+    monkeypatch: pytest.MonkeyPatch, plant: object, seen: str
+) -> None:
+    assert callable(plant)
+    try:
+        plant(monkeypatch)
+        problems = fuzz_decoder(3000, seed=3).problems
+    finally:
+        monkeypatch.undo()
+        codec._schema.cache_clear()
+    assert [one for one in problems if seen in one], problems
+
+
+def test_hostile_frames_through_the_socket_break_no_stream_P17(tmp_path: Path) -> None:
+    figures = through_socket(tmp_path)
+    assert figures.problems == []
+    ended = figures.kinds["oversized frame"]
+    assert figures.arrived == figures.sent - ended >= ARRIVED
+    assert [kind for kind in KINDS if not figures.kinds[kind]] == []
+    duplicates = figures.kinds["duplicate id"] // 3
+    assert figures.answered["duplicate_id"] == figures.answered["done cancelled"] == duplicates
+    assert figures.answered["unsupported_version"] >= figures.kinds["wrong version"]
+    assert figures.answered["invalid_request"] > ARRIVED / 2
+    changed = figures.dropped["changed into a message that has no answer"]
+    assert 0 < changed < figures.kinds["changed bytes"] / 4
+    assert figures.dropped.total() == ended + figures.kinds["unknown id"] + changed
+    # The end of a request that was sent twice answers its cancel too.
+    answered = figures.answered.total() + figures.dropped.total() - ended
+    assert answered == figures.arrived - duplicates
+    assert figures.peak_bytes <= MAX_PEAK_BYTES
+    assert (figures.strangers, figures.beats) == (200, 200)
+    assert figures.early > 0
+    assert figures.tokens > 100
+
+
+TAKE = """
+from mlxsup.supervisor.clients import Clients
+take, kept = Clients._take, []
+def planted(self, frames):
+    {body}
+    take(self, frames)
+Clients._take = planted
+"""
+SABOTAGE = {
+    "an unbounded buffer": (TAKE.format(body="kept.append(bytearray(b'x' * 20_000))"), "RSS grew"),
+    "a slow path": (
+        TAKE.format(body="if b'\\xc1\\xc1' in frames[1]: sum(range(10**8)) if not kept else 0;"
+                    " kept.append(1)"),
+        "a callback of the loop took",
+    ),
+    "a message that is never answered": (
+        TAKE.format(body="if frames[1][:2] == b'\\xc1\\xc1': return"),
+        "for a message without an id never came",
+    ),
+    "a piece that is never sent": (
+        """
+from mlxsup.supervisor.clients import Clients
+from mlxsup.protocol.messages import Deltas
+send, seen = Clients.send, []
+def planted(self, connection, message):
+    seen.append(1) if isinstance(message, Deltas) else None
+    if not (isinstance(message, Deltas) and len(seen) == 50):
+        send(self, connection, message)
+Clients.send = planted
+""",
+        "are missing or doubled",
+    ),
+    "every end twice": (
+        """
+from mlxsup.supervisor.clients import Clients
+from mlxsup.protocol.messages import Done
+send = Clients.send
+def planted(self, connection, message):
+    for _ in range(1 + isinstance(message, Done)):
+        send(self, connection, message)
+Clients.send = planted
+""",
+        "was not expected",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", SABOTAGE)
+def test_a_bug_planted_in_the_supervisor_is_seen_P17(tmp_path: Path, bug: str) -> None:
+    sabotage, seen = SABOTAGE[bug]
+    problems = through_socket(tmp_path, sabotage).problems
+    assert [one for one in problems if seen in one], problems
+
+
+FATAL = {
+    "an exception that nobody catches": TAKE.format(body="frames[1].index(b'\\x91\\x91') if"
+                                                    " len(frames[1]) > 5000 else 0"),
+    "any HELLO counts": """
+from mlxsup.supervisor.worker_link import WorkerLink
+from mlxsup.protocol.messages import Hello
+WorkerLink._has_token = lambda self, message: isinstance(message, Hello)
+""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", FATAL)
+def test_a_bug_that_ends_the_daemon_or_a_worker_is_seen_P17(tmp_path: Path, bug: str) -> None:
+    with pytest.raises(AssertionError):
+        through_socket(tmp_path, FATAL[bug])
+
+
+OUTSIDE = {
+    "a daemon that is killed": (
+        "import os\n"
+        + TAKE.format(body="kept.append(1); len(kept) == 500 and os.kill(os.getpid(), 9)"),
+        "ended from outside, exit status -9",
+    ),
+    "a full disk of the logs": (
+        """
+import errno, os
+from mlxsup.supervisor import log_files
+append = log_files.RotatingFile._append
+def refused(self, data):
+    if self._size > 800:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    append(self, data)
+log_files.RotatingFile._append = refused
+""",
+        "lines of a log were lost",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", OUTSIDE)
+def test_what_comes_from_outside_shows_nothing_P17(tmp_path: Path, fault: str) -> None:
+    sabotage, reason = OUTSIDE[fault]
+    with pytest.raises(NotShown, match=reason):
+        through_socket(tmp_path, sabotage)

@@ -20,6 +20,9 @@ from mlxsup.client import Client
 from .eventually import eventually
 from .log_gate import Provoked, violations
 
+MAX_SHOWN = 200_000
+"""Characters of logs that a test which fails prints."""
+
 
 def toml_of(tables: dict[str, dict[str, Any]]) -> str:
     """Tables of plain values as TOML; a value that is a map becomes an inline table."""
@@ -95,8 +98,8 @@ class Daemon:
                 assert [p for p in processes if is_alive(p)] == [], "processes are left"
                 self.check_logs()
             else:
-                print(self.output)
-                print(self.log_text())
+                print(self.output[-MAX_SHOWN:])
+                print(self.log_text()[-MAX_SHOWN:])
         finally:
             for process in processes:
                 if is_alive(process):

@@ -37,6 +37,10 @@ class RawClient:
         """Sends frames as they are."""
         self._socket.send_multipart(frames)
 
+    def has_news(self, timeout_s: float) -> bool:
+        """Whether there is a message to hear within this time."""
+        return bool(self._socket.poll(int(timeout_s * 1000)))
+
     def hear_any(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """The next message, signs of life included."""
         assert self._socket.poll(int(timeout_s * 1000)), "no answer"
