@@ -7,6 +7,9 @@ import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.isolation import nothing_is_left_behind, run_of_tests
+
+__all__ = ["nothing_is_left_behind", "run_of_tests"]
 
 # A shared machine may be slow for a second, and the first run builds its character tables: neither
 # says anything about the code. What a test draws and asserts stays the same.
