@@ -24,6 +24,8 @@ DRAWN = [
     for name, parameters in CASES.items()
 ]
 
+ONE_OF_EACH_ENGINE = ["fake", pytest.param("together", marks=pytest.mark.mlx)]
+
 
 @pytest.mark.bits
 @pytest.mark.parametrize("case", DRAWN)
@@ -77,8 +79,12 @@ def test_the_acceptance_holds_all_that_was_asked_F10(worker: LoopDriver) -> None
     assert not parameters.keys() & {"prompt", "messages", "prompt_tokens"}
 
 
+@pytest.mark.parametrize("make", ONE_OF_EACH_ENGINE, indirect=True, scope="module")
 def test_the_budget_of_a_default_max_tokens_counts_from_the_prompt_F10(worker: LoopDriver) -> None:
-    """What fits into the context is decided once: a longer prompt does not shorten the answer."""
+    """What fits into the context is decided once: a longer prompt does not shorten the answer.
+
+    The step loop decides it before the engine is asked, so that one model is enough.
+    """
     whole = worker.answer(prompt_tokens=[40] * 4000)
     assert whole.acceptance is not None
     assert len(whole.tokens) == whole.acceptance.parameters["max_tokens"] == 96
