@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,23 +34,23 @@ class Files:
     """What was written where every test can see it.
 
     Attributes:
-        names: paths in the checkout, which may be edited while tests run.
-        versions: of the files in the shared folders, their change times in ns.
+        names: paths of files that tests may read but not add to.
+        versions: of files that nobody changes while tests run, their change times in ns.
     """
 
     names: frozenset[Path]
     versions: dict[Path, int]
 
     @classmethod
-    def now(cls, checkout: Path = CHECKOUT, shared: tuple[Path, ...] = (MODELS, HOME)) -> Files:
-        """Looks at a checkout and at folders of files that no test may change."""
-        names = frozenset(_walk(checkout, UNWATCHED))
-        files = (path for folder in shared for path in _walk(folder, set()))
+    def now(cls, checkout: Path = CHECKOUT, models: Path = MODELS, home: Path = HOME) -> Files:
+        """Looks at a checkout, which a person may edit, at its models, and at a user's folder."""
+        names = frozenset([*_walk(checkout, UNWATCHED), *_walk(home)])
+        files = [*_walk(models), *_walk(home)]
         return cls(names=names, versions={path: path.stat().st_mtime_ns for path in files})
 
     def differences(self, before: Files) -> list[str]:
-        """What is new, gone or changed since then, sorted."""
-        changed = {path for path, _ in self.versions.items() ^ before.versions.items()}
+        """What is new, gone or changed since then, sorted; a model that is new is a download."""
+        changed = {path for path, at in before.versions.items() if self.versions.get(path) != at}
         return sorted(map(str, (self.names ^ before.names) | changed))
 
 
@@ -101,7 +101,7 @@ def _is_of(process: psutil.Process, run: str) -> bool:
         return False
 
 
-def _walk(folder: Path, unwatched: set[str]) -> Iterator[Path]:
+def _walk(folder: Path, unwatched: Collection[str] = ()) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = [n for n in folders if n not in unwatched and not n.endswith(".egg-info")]
         yield from (Path(root, name) for name in files)

@@ -64,17 +64,20 @@ def test_what_a_module_leaves_is_its_error(module: str, says: str, tmp_path: Pat
 
 
 def test_files_that_come_go_or_change_are_named(tmp_path: Path) -> None:
-    checkout, shared = tmp_path / "checkout", tmp_path / "shared"
-    checkout.mkdir()
-    shared.mkdir()
-    for path in (edited := checkout / "edited", gone := checkout / "gone", kept := shared / "a"):
-        path.write_text("")
-    before = Files.now(checkout, (shared,))
-    assert Files.now(checkout, (shared,)).differences(before) == []
+    folders = [tmp_path / name for name in ("checkout", "models", "home")]
+    models = folders[1]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("changed", "gone"):
+            (folder / name).write_text("")
+    before = Files.now(*folders)
+    assert Files.now(*folders).differences(before) == []
 
-    edited.write_text("a person may edit while tests run")
-    gone.unlink()
-    (new := checkout / "new").write_text("")
-    os.utime(kept, ns=(0, 0))
-    after = Files.now(checkout, (shared,))
-    assert after.differences(before) == sorted(map(str, (gone, new, kept)))
+    for folder in folders:
+        os.utime(folder / "changed", ns=(0, 0))
+        (folder / "gone").unlink()
+        (folder / "new").write_text("")
+    seen = {"checkout": ["gone", "new"], "home": ["changed", "gone", "new"]}
+    expected = [f"{tmp_path / folder / name}" for folder in seen for name in seen[folder]]
+    expected += [f"{models / name}" for name in ("changed", "gone")]
+    assert Files.now(*folders).differences(before) == sorted(expected)
