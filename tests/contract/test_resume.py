@@ -11,7 +11,7 @@ from mlxsup.protocol.messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch,
 from mlxsup.protocol.states import FinishReason
 from support.loop_driver import LoopDriver, check_every_resume
 
-LENGTH = 48
+LENGTH = 32
 PROMPT = "Once upon a time there was a fox 🦊 who"
 
 CASES: dict[str, dict[str, Any]] = {
@@ -61,11 +61,11 @@ def test_a_resume_beside_other_rows_changes_nobody_F10_C10(worker: LoopDriver) -
     first = worker.dispatch(prompt="another", **parameters)
     while len(worker.answers[first].tokens) < 5:
         worker.turn()
-    resumed = worker.dispatch(whole.resume_after(30))
+    resumed = worker.dispatch(whole.resume_after(20))
     second = worker.dispatch(prompt="short", max_tokens=3)
     got = worker.finish(first, resumed, second)
     assert got[0].tokens == other.tokens
-    assert got[1].tokens == whole.tokens[30:]
+    assert got[1].tokens == whole.tokens[20:]
 
 
 def test_the_acceptance_holds_all_that_was_asked_F10(worker: LoopDriver) -> None:
