@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,10 @@ MARK = "TEST_RUN"
 CHECKOUT = Path(__file__).resolve().parents[2]
 MODELS = CHECKOUT / "models"
 HOME = Path.home() / ".mlxsup"
-UNWATCHED = {".git", ".venv", "models", "build", "dist", "__pycache__", ".hypothesis"} | {
-    f".{tool}_cache" for tool in ("mypy", "pytest", "ruff")
-}
-"""What tools write: git ignores it."""
+MADE_BY_TOOLS = {"build", "dist", "models"}
+"""In the checkout, beside what begins with a dot."""
 
-GONE_TIMEOUT_S = 20.0
+GONE_TIMEOUT_S = 60.0
 """A process that was ended takes a moment to be gone."""
 
 
@@ -34,7 +32,7 @@ class Files:
     """What was written where every test can see it.
 
     Attributes:
-        names: paths of files that tests may read but not add to.
+        names: in the checkout's top folder, where relative paths lead, and in a user's folder.
         versions: of files that nobody changes while tests run, their change times in ns.
     """
 
@@ -44,7 +42,8 @@ class Files:
     @classmethod
     def now(cls, checkout: Path = CHECKOUT, models: Path = MODELS, home: Path = HOME) -> Files:
         """Looks at a checkout, which a person may edit, at its models, and at a user's folder."""
-        names = frozenset([*_walk(checkout, UNWATCHED), *_walk(home)])
+        top = (p for p in checkout.iterdir() if p.name[0] != "." and p.name not in MADE_BY_TOOLS)
+        names = frozenset([*top, *_walk(home)])
         files = [*_walk(models), *_walk(home)]
         return cls(names=names, versions={path: path.stat().st_mtime_ns for path in files})
 
@@ -101,7 +100,6 @@ def _is_of(process: psutil.Process, run: str) -> bool:
         return False
 
 
-def _walk(folder: Path, unwatched: Collection[str] = ()) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        folders[:] = [n for n in folders if n not in unwatched and not n.endswith(".egg-info")]
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, _, files in os.walk(folder):
         yield from (Path(root, name) for name in files)
