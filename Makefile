@@ -18,8 +18,10 @@ test: setup models/smollm2/config.json ## everything but what is slow: six minut
 unit: setup ## the tests without processes and sockets: seconds
 	.venv/bin/python -m pytest tests/unit -m 'not slow'
 
-slow: setup models/smollm2/config.json ## the tests that take minutes each
-	.venv/bin/python -m pytest -m slow
+SLOW ?= tests
+
+slow: setup models/smollm2/config.json ## the tests that take minutes each; SLOW: of which folder or file
+	.venv/bin/python -m pytest -m slow $(SLOW)
 
 check: setup ## format, lint and types
 	.venv/bin/ruff format --check .
