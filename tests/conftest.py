@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.isolation import nothing_is_left_behind, run_of_tests
+
+__all__ = ["nothing_is_left_behind", "run_of_tests"]
+
+MOST_PROCESSES = 8
+"""Each may hold a GiB of models, and their daemons as much again."""
 
 # A shared machine may be slow for a second, and the first run builds its character tables: neither
 # says anything about the code. What a test draws and asserts stays the same.
@@ -32,3 +39,8 @@ def is_mlx_on_gpu() -> bool:
     import mlx.core as mx
 
     return bool(mx.default_device().type == mx.DeviceType.gpu)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes of tests for each core, because half of the tests mostly wait."""
+    return min(2 * (os.cpu_count() or 1), MOST_PROCESSES)

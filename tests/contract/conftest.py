@@ -24,6 +24,9 @@ ROUNDS = {
 """Tiny models of other types than llama, and whether their numbers are rounded differently in other
 company or after a resume."""
 
+SLOW = {"deepseek_v3", "falcon_h1", "qwen3_next"}
+"""Of these types, `make test` tries the caches alone (mlx/test_model_types.py)."""
+
 
 def spec_for(name: str, path: Path) -> LaunchSpec:
     return LaunchSpec(
@@ -61,7 +64,12 @@ def bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scope="module",
     params=[
         "fake",
-        *(pytest.param(name, marks=pytest.mark.mlx) for name in (*Batching, "bf16", *ROUNDS)),
+        *(
+            pytest.param(name, marks=pytest.mark.mlx)
+            for name in (*Batching, "bf16", *ROUNDS)
+            if name not in SLOW
+        ),
+        *(pytest.param(name, marks=[pytest.mark.mlx, pytest.mark.slow]) for name in sorted(SLOW)),
     ],
 )
 def make(

@@ -21,6 +21,7 @@ class Loaded:
         self.progress: list[tuple[LoadPhase, float]] = []
         self.facts: EngineFacts = engine.load(lambda phase, at: self.progress.append((phase, at)))
         self.rows_after_load = engine.has_rows()
+        self.keys: set[RequestKey] = set()
         self.is_closed = False
 
     def row(self, key: int, length: int = 5, **parameters: object) -> Row:
@@ -31,6 +32,7 @@ class Loaded:
 
     def insert(self, *rows: Row) -> None:
         for row in rows:
+            self.keys.add(row.key)
             self.engine.insert(row)
 
     def step(self) -> StepResult:
@@ -71,17 +73,42 @@ class Loaded:
                 return
         raise AssertionError(f"no token of {key}")
 
+    def step_into_prefill_of(self, key: int) -> None:
+        for _ in range(10):
+            for prefill in self.step().prefill:
+                if prefill.key == key:
+                    assert prefill.done < prefill.total, "no step is within the prompt"
+                    return
+        raise AssertionError(f"no prefill of {key}")
+
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
             self.engine.close()
 
 
-@pytest.fixture
-def loaded(make: Callable[[], Engine]) -> Iterator[Loaded]:
+@pytest.fixture(scope="module")
+def shared(make: Callable[[], Engine]) -> Iterator[Loaded]:
     made = Loaded(make())
     yield made
     made.close()
+
+
+@pytest.fixture
+def fresh(make: Callable[[], Engine]) -> Iterator[Loaded]:
+    """An engine that has not learned yet how much of a prompt fits into a step."""
+    made = Loaded(make())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def loaded(shared: Loaded) -> Iterator[Loaded]:
+    """The engine that the module's tests share; each leaves it as empty as it found it."""
+    yield shared
+    left = shared.engine.row_count()
+    shared.engine.remove(*shared.keys)
+    assert left == 0, "rows are left"
 
 
 def test_a_load_reports_progress_and_returns_facts_B1(loaded: Loaded) -> None:
@@ -149,9 +176,10 @@ def test_a_row_inserted_while_others_decode_is_in_by_the_next_step_C2(loaded: Lo
     loaded.engine.remove(RequestKey(2))
 
 
-def test_remove_in_prefill_leaves_nothing_D3(loaded: Loaded) -> None:
+def test_remove_in_prefill_leaves_nothing_D3(fresh: Loaded) -> None:
+    loaded = fresh
     loaded.insert(loaded.row(1, LONG))
-    loaded.step()
+    loaded.step_into_prefill_of(1)
     loaded.engine.remove(RequestKey(1))
     assert not loaded.engine.has_rows()
     assert set(loaded.run(loaded.row(2))) == {2}
@@ -185,13 +213,14 @@ def test_remove_twice_and_of_unknown_keys_is_harmless_D6(loaded: Loaded) -> None
 
 
 @pytest.mark.bits
-def test_several_rows_leave_at_once_wherever_they_stand_D3_D8(loaded: Loaded) -> None:
+def test_several_rows_leave_at_once_wherever_they_stand_D3_D8(fresh: Loaded) -> None:
     """One decodes, one is in prefill, one has not begun, one is not there at all."""
+    loaded = fresh
     alone = loaded.run(loaded.row(2, max_tokens=20))[2]
     loaded.insert(loaded.row(1, max_tokens=20), loaded.row(2, max_tokens=20))
     loaded.step_until_token_of(1)
     loaded.insert(loaded.row(3, LONG))
-    loaded.step()
+    loaded.step_into_prefill_of(3)
     loaded.insert(loaded.row(4))
     loaded.engine.remove(*map(RequestKey, (4, 1, 99, 3, 1)))
     assert loaded.engine.row_count() == 1

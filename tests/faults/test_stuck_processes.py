@@ -22,7 +22,7 @@ LEFT_BEHIND = 71
 
 @pytest.mark.timeout(600)
 def test_a_load_that_cannot_be_ended_lets_the_others_load_P26() -> None:
-    stuck = fake(fake={"load_stall": "gil", "load_fault_generations": 1}, load_stall_timeout_s=1)
+    stuck = fake(fake={"load_stall": "gil", "load_fault_generations": 1}, load_stall_timeout_s=5)
     daemon = Unkillable({"stuck": stuck, "other": fake(preload=False)})
     with daemon, daemon.client() as client:
         pid = eventually(lambda: row(client, "stuck")["pid"], timeout_s=LIMIT_S)

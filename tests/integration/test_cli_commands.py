@@ -38,7 +38,7 @@ from support.scripted_supervisor import (
     send_pieces,
 )
 
-TIME_LIMIT_S = 30
+TIME_LIMIT_S = 120
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""
 

@@ -280,7 +280,7 @@ def test_a_connection_that_is_turned_away_is_lost_at_once_and_says_why_P24(path:
             peer, _ = listener.accept()
             with peer:
                 peer.shutdown(socket.SHUT_RDWR)
-                told.wait(30.0)
+                told.wait(60.0)
 
         turning = threading.Thread(target=turn_away)
         turning.start()
@@ -303,7 +303,7 @@ def test_a_connection_that_ends_before_it_is_answered_was_turned_away_P24(path: 
 
     listener = threading.Thread(target=listen_once)
     listener.start()
-    assert listening.wait(30.0)
+    assert listening.wait(60.0)
     with Client(f"ipc://{path}") as client, pytest.raises(ConnectionLost) as caught:
         client.ping()
     listener.join()

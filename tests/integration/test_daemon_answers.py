@@ -39,7 +39,7 @@ def test_the_status_tells_of_memory_and_of_the_chunk_of_a_prompt() -> None:
     model = fake(fake=options, decode_stall_target_ms=90)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         client.complete("m", prompt="x", max_tokens=3)
-        eventually(lambda: row(client, "m")["prefill_chunk"] == 77, timeout_s=30)
+        eventually(lambda: row(client, "m")["prefill_chunk"] == 77, timeout_s=60)
         found = row(client, "m")
         assert found["decode_stall_target_ms"] == 90
         assert (found["active_bytes"], found["peak_bytes"]) == (123, 123)

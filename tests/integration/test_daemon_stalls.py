@@ -72,7 +72,7 @@ def test_a_worker_that_is_stopped_while_loading_is_replaced_F7_P5() -> None:
 def test_a_load_that_stalls_is_ended_by_its_own_limit() -> None:
     stall = {"load_stall": "gil", "load_fault_generations": 1}
     with (
-        Daemon({"m": fake(fake=stall, load_stall_timeout_s=1.5)}) as daemon,
+        Daemon({"m": fake(fake=stall, load_stall_timeout_s=10.0)}) as daemon,
         daemon.client() as client,
     ):
         after = wait_for_state(client, "m", "READY")

@@ -244,7 +244,7 @@ def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> 
                 lambda p=process, d=descriptors, t=threads: (
                     footprint(p)[0] <= d and footprint(p)[1] == t
                 ),
-                timeout_s=30.0,
+                timeout_s=60.0,
             )
             after = footprint(process)
             print(f"RSS of {process.name()} grew by {(after[2] - resident) / 2**20:.1f} MiB")

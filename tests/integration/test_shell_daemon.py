@@ -47,7 +47,7 @@ def test_it_serves_and_ends_with_nothing_left(client_of: Any) -> None:
         eventually(lambda: row(client, "a")["footprint_bytes"] > 0)
         processes = daemon.processes()
         daemon.process.send_signal(signal.SIGTERM)
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(60) == 0
         assert not any(map(is_alive, processes))
         left = sorted(p.name for p in (daemon.folder / "run").iterdir())
         assert left == ["lock", "workers.json"]
@@ -63,7 +63,7 @@ atexit.register(lambda: print("imports", sorted(
     with ScriptedDaemon({"a": fake()}).scripted(setup) as daemon:
         assert daemon.process is not None
         daemon.process.send_signal(signal.SIGTERM)
-        daemon.process.wait(30)
+        daemon.process.wait(60)
         assert "imports []" in daemon.output
 
 
@@ -144,7 +144,7 @@ Core.handle = broken
         assert len(processes) == 3
         _say_ping(daemon.endpoint)
         assert daemon.process is not None
-        assert daemon.process.wait(30) == 70
+        assert daemon.process.wait(60) == 70
         assert not any(map(is_alive, processes))
         own = daemon.logs / "mlxsup.log"
         log = own.read_text()
@@ -185,7 +185,7 @@ def test_signals_end_it_in_order(number: signal.Signals) -> None:
         processes = daemon.processes()
         assert daemon.process is not None
         daemon.process.send_signal(number)
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(60) == 0
         assert not any(map(is_alive, processes))
 
 

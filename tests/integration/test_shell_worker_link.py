@@ -217,7 +217,7 @@ def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(socket, "send_multipart", fail_once)
         bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
-        await eventually_async(lambda: bench.worker.poll(0), timeout_s=5.0)
+        await eventually_async(lambda: bench.worker.poll(0))
 
     run(body)
 

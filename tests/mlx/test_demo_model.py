@@ -66,7 +66,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
         env=os.environ | environment,
     )

@@ -279,8 +279,8 @@ def test_a_prompt_beside_an_entry_of_100000_tokens_is_found_at_once() -> None:
     cache.keep(giant, filled("KVCache", giant))
     for seed in range(2, 400):
         cache.keep(numbered(seed, 40), filled("KVCache", numbered(seed, 40)))
-    began = time.perf_counter()
+    began_s = time.thread_time()
     assert cache.find([*giant[:3], *[1] * 200]).count == 0
     assert cache.find([*giant[:300], *[1] * 200]).count == 300
     assert cache.find(giant).count == 99_999
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began_s < 0.1

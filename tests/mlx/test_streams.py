@@ -84,7 +84,7 @@ def run_script(script: str, *arguments: str) -> str:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -21,7 +21,7 @@ import psutil
 
 from .eventually import eventually
 
-TIME_LIMIT_S = 60.0
+TIME_LIMIT_S = 120.0
 COLUMNS = 80
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 

@@ -136,7 +136,7 @@ class Daemon:
         """SIGKILL to the supervisor, and nothing else."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     # ------------------------------------------------------------ looking
 

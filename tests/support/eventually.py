@@ -10,13 +10,16 @@ T = TypeVar("T")
 
 INTERVAL_S = 0.01
 
+TIMEOUT_S = 60.0
+"""What takes a second on a quiet machine takes six where eight others want each core."""
 
-def eventually(predicate: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+
+def eventually(predicate: Callable[[], T], timeout_s: float = TIMEOUT_S, what: str = "") -> T:
     """The first truthy value of the predicate.
 
     Args:
         predicate: asked again and again.
-        timeout_s: ten times what is expected.
+        timeout_s: ten times what is expected on a busy machine.
         what: for the failure's message.
 
     Raises:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from .eventually import INTERVAL_S
+from .eventually import INTERVAL_S, TIMEOUT_S
 
 T = TypeVar("T")
 
 
-async def eventually_async(predicate: Callable[[], T], timeout_s: float = 10.0) -> T:
+async def eventually_async(predicate: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
     """The first truthy value of the predicate; `eventually` for a coroutine."""
     until = time.monotonic() + timeout_s
     while not (value := predicate()):

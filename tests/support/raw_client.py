@@ -8,6 +8,8 @@ from typing import Any
 import msgpack
 import zmq
 
+from .eventually import TIMEOUT_S
+
 
 class RawClient:
     """A DEALER; `hear` gives messages as the plain maps that travel.
@@ -41,14 +43,14 @@ class RawClient:
         """Whether there is a message to hear within this time."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
-    def hear_any(self, timeout_s: float = 30.0) -> dict[str, Any]:
+    def hear_any(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """The next message, signs of life included."""
         assert self._socket.poll(int(timeout_s * 1000)), "no answer"
         (frame,) = self._socket.recv_multipart()
         message: dict[str, Any] = msgpack.unpackb(frame)
         return message
 
-    def hear(self, timeout_s: float = 30.0) -> dict[str, Any]:
+    def hear(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """The next message that is neither a piece of a stream nor a sign of life."""
         until = time.monotonic() + timeout_s
         while True:

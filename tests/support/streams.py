@@ -7,6 +7,8 @@ from typing import Any
 
 from mlxsup.client import Client, RequestError, Result
 
+from .eventually import TIMEOUT_S
+
 
 class Reader(threading.Thread):
     """Reads one stream to its end in a thread of its own.
@@ -39,7 +41,7 @@ class Reader(threading.Thread):
         finally:
             self.has_started.set()
 
-    def finished(self, timeout_s: float = 60.0) -> Result:
+    def finished(self, timeout_s: float = TIMEOUT_S) -> Result:
         """The result, when the stream has ended well."""
         self.join(timeout_s)
         assert not self.is_alive(), "the stream did not end"
@@ -47,14 +49,14 @@ class Reader(threading.Thread):
             raise AssertionError(f"the stream failed: {self.error!r}")
         return self.stream.result
 
-    def failed(self, timeout_s: float = 60.0) -> RequestError:
+    def failed(self, timeout_s: float = TIMEOUT_S) -> RequestError:
         """The error that the stream ended with."""
         self.join(timeout_s)
         assert not self.is_alive(), "the stream did not end"
         assert isinstance(self.error, RequestError), self.error
         return self.error
 
-    def started(self, timeout_s: float = 30.0) -> Reader:
+    def started(self, timeout_s: float = TIMEOUT_S) -> Reader:
         """Waits for the first token."""
         assert self.has_started.wait(timeout_s)
         assert self.error is None, self.error

@@ -38,6 +38,8 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import FinishReason
 
+from .eventually import TIMEOUT_S
+
 M = TypeVar("M", bound=Message)
 
 FORBIDDEN_IN_LOGS = re.compile(
@@ -175,7 +177,7 @@ class WorkerHarness:
         """Sends one message."""
         self.socket.send_multipart(encode(message))
 
-    def receive(self, timeout_s: float = 10.0) -> Message:
+    def receive(self, timeout_s: float = TIMEOUT_S) -> Message:
         """The next message, noted in `messages` and `streams`."""
         if not self.socket.poll(int(timeout_s * 1000)):
             raise AssertionError(f"no message within {timeout_s:g} s; had {self.messages[-5:]}")
@@ -190,7 +192,7 @@ class WorkerHarness:
             received.append(self.receive())
         return received
 
-    def wait_for(self, kind: type[M], timeout_s: float = 10.0) -> M:
+    def wait_for(self, kind: type[M], timeout_s: float = TIMEOUT_S) -> M:
         """The next message of this kind; earlier others are noted on the way."""
         until = time.monotonic() + timeout_s
         while True:
@@ -198,13 +200,13 @@ class WorkerHarness:
             if isinstance(message, kind):
                 return message
 
-    def wait_until_ready(self, timeout_s: float = 20.0) -> Ready:
+    def wait_until_ready(self, timeout_s: float = TIMEOUT_S) -> Ready:
         """HELLO, load, READY."""
         hello = self.wait_for(Hello, timeout_s)
         assert (hello.token, hello.pid) == (TOKEN, self.process.pid)
         return self.wait_for(Ready, timeout_s)
 
-    def beat(self, timeout_s: float = 10.0) -> Heartbeat:
+    def beat(self, timeout_s: float = TIMEOUT_S) -> Heartbeat:
         """The next heartbeat."""
         assert self._beats.poll(int(timeout_s * 1000)), f"no heartbeat within {timeout_s:g} s"
         message = self._decoder.decode(self._beats.recv_multipart())
@@ -237,14 +239,14 @@ class WorkerHarness:
         """Cancels one request."""
         self.send(CancelRow(key=RequestKey(key)))
 
-    def finish(self, *keys: int, timeout_s: float = 20.0) -> list[Stream]:
+    def finish(self, *keys: int, timeout_s: float = TIMEOUT_S) -> list[Stream]:
         """Receives until each of these streams is over, and returns them."""
         until = time.monotonic() + timeout_s
         while not all(self.streams[key].is_over for key in keys):
             self.receive(max(0.0, until - time.monotonic()))
         return [self.streams[key] for key in keys]
 
-    def exit_code(self, timeout_s: float = 10.0) -> int:
+    def exit_code(self, timeout_s: float = TIMEOUT_S) -> int:
         """Waits for the worker's exit; negative for a signal."""
         return self.process.wait(timeout_s)
 

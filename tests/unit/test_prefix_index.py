@@ -103,10 +103,10 @@ def test_a_look_up_beside_long_and_many_sequences_takes_no_time() -> None:
     index: PrefixIndex[int] = PrefixIndex()
     giant = as_tokens(numbers.integers(0, 1000, 100_000))
     index.add(giant, 0)
-    for place in range(4095):
-        index.add(as_tokens([*giant[:place].tolist(), 1001, place]), place)
+    for place in reversed(range(4095)):  # each parts from the one run that is left above
+        index.add(np.concatenate([giant[:place], as_tokens([1001, place])]), place)
     short = as_tokens([*giant[:3].tolist(), 2000, *range(100)])
-    began = time.perf_counter()
+    began_s = time.thread_time()
     assert index.path(short)[-1][1] == 3
     assert index.path(giant)[-1][1] == 100_000
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began_s < 0.5

@@ -75,7 +75,7 @@ def test_a_wake_from_another_thread_ends_the_wait_also_an_earlier_one_C5(link: L
     link.wake()
     link.wait(None)
     waiter_is_over = threading.Event()
-    waker = threading.Thread(target=lambda: (link.wake(), waiter_is_over.wait(10)))
+    waker = threading.Thread(target=lambda: (link.wake(), waiter_is_over.wait(60)))
     waker.start()
     link.wait(None)
     waiter_is_over.set()

@@ -40,7 +40,7 @@ class ScriptedCodec:
         self.threads.add(threading.get_ident())
         assert body.prompt is not None
         self.seen.append(body.prompt[:8])
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if self.raises is not None:
             raise self.raises
         return Prompt(tokens=[len(body.prompt)])
@@ -70,13 +70,13 @@ class Text:
     def results(self, count: int) -> list[Tokenised | Refused]:
         """Waits for so many wakes and takes what is there."""
         for _ in range(count):
-            assert self.wakes.acquire(timeout=10)
+            assert self.wakes.acquire(timeout=60)
         return self.threads.take()
 
 
 def join(threads: TextThreads) -> None:
     for lane in threads._lanes:
-        lane.thread.join(10)
+        lane.thread.join(60)
         assert not lane.thread.is_alive()
 
 
@@ -229,7 +229,7 @@ def test_slow_preprocessing_is_logged_without_its_text_G4(caplog) -> None:
     threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
     threads.submit(A, encode_body(RequestBody(prompt="secret words")))
     threads.start()
-    assert woken.wait(10)
+    assert woken.wait(60)
     eventually(lambda: "slow preprocessing key=1 tokens=1 seconds=2.500" in caplog.text)
     assert "secret" not in caplog.text
     threads.close()

@@ -1,0 +1,83 @@
+"""The check that a module of tests leaves nothing behind sees what it is there for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.isolation import Files
+
+TESTS = Path(__file__).parents[1]
+CONFTEST = """
+from support import isolation
+from support.isolation import nothing_is_left_behind, run_of_tests
+isolation.GONE_TIMEOUT_S = 0.1
+"""
+SLEEP = "import time; time.sleep(600)"
+ORPHAN = f"""
+import subprocess, sys
+def test_that_leaves_an_orphan():
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{SLEEP}'])"
+    subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
+"""
+WRITER = """
+from support.isolation import HOME
+def test_that_writes_into_the_home_folder():
+    HOME.mkdir()
+    (HOME / "config.toml").write_text("")
+"""
+HARMLESS = """
+import subprocess, sys
+def test_that_cleans_up(tmp_path):
+    (tmp_path / "mine").write_text("")
+    subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (ORPHAN, f"processes are left: ['{sys.executable} -c {SLEEP}']"),
+        (WRITER, "written where every test can see it: ['{home}/.mlxsup/config.toml']"),
+        (HARMLESS, "1 passed in"),
+    ],
+    ids=["a process", "a file", "nothing"],
+)
+def test_what_a_module_leaves_is_its_error(module: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_planted.py").write_text(module)
+    path = os.pathsep.join([os.fspath(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", os.fspath(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "HOME": os.fspath(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert says.format(home=tmp_path) in done.stdout
+    assert (done.returncode == 0) == (module is HARMLESS)
+
+
+def test_files_that_come_go_or_change_are_named(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("checkout", "models", "home")]
+    models = folders[1]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("changed", "gone"):
+            (folder / name).write_text("")
+    before = Files.now(*folders)
+    assert Files.now(*folders).differences(before) == []
+
+    for folder in folders:
+        os.utime(folder / "changed", ns=(0, 0))
+        (folder / "gone").unlink()
+        (folder / "new").write_text("")
+    seen = {"checkout": ["gone", "new"], "home": ["changed", "gone", "new"]}
+    expected = [f"{tmp_path / folder / name}" for folder in seen for name in seen[folder]]
+    expected += [f"{models / name}" for name in ("changed", "gone")]
+    assert Files.now(*folders).differences(before) == sorted(expected)
