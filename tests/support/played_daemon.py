@@ -13,7 +13,7 @@ import resource
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,9 +133,13 @@ class PlayedWorker:
         idle = Heartbeat(step=self._steps, phase=WorkerPhase.IDLE, phase_s=0.1)
         await self._beats.send_multipart(encode(idle))
 
+    async def hear_any(self) -> Message:
+        """The next message, whatever it is."""
+        return self._decoder.decode(await self.socket.recv_multipart())
+
     async def hear(self, kind: type[M]) -> M:
         """The next message, which must be of this kind."""
-        message = self._decoder.decode(await self.socket.recv_multipart())
+        message = await self.hear_any()
         assert isinstance(message, kind), message
         return message
 
@@ -301,6 +305,7 @@ def play(
     *,
     supervisor: dict[str, Any] | None = None,
     process: str = WAIT,
+    argv: Sequence[str] | None = None,
     folder: Path | None = None,
     on_change: Callable[[dict[str, Any]], None] = lambda change: None,
 ) -> int:
@@ -311,6 +316,7 @@ def play(
         models: entries by name; one, `a`, if not given.
         supervisor: further keys of `[supervisor]`.
         process: what a worker's process does, in shell.
+        argv: the command that starts a worker, instead of that.
         folder: where everything is; a new one, removed at the end, if not given.
         on_change: called with each change of a state.
     """
@@ -321,6 +327,7 @@ def play(
                 models,
                 supervisor=supervisor,
                 process=process,
+                argv=argv,
                 folder=new,
                 on_change=on_change,
             )
@@ -351,7 +358,7 @@ def play(
             load_config(path),
             on_change=changed,
             on_listening=listening,
-            argv=["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
+            argv=argv or ["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
         )
     tests[0].result()
     return code
