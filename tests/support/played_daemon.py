@@ -15,6 +15,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -307,6 +308,7 @@ def play(
     process: str = WAIT,
     argv: Sequence[str] | None = None,
     folder: Path | None = None,
+    exit_grace_s: float = 2.0,
     on_change: Callable[[dict[str, Any]], None] = lambda change: None,
 ) -> int:
     """Runs a daemon while `body` runs, ends it, and returns its exit code.
@@ -318,6 +320,7 @@ def play(
         process: what a worker's process does, in shell.
         argv: the command that starts a worker, instead of that.
         folder: where everything is; a new one, removed at the end, if not given.
+        exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         on_change: called with each change of a state.
     """
     if folder is None:
@@ -329,6 +332,7 @@ def play(
                 process=process,
                 argv=argv,
                 folder=new,
+                exit_grace_s=exit_grace_s,
                 on_change=on_change,
             )
     path = write_config(folder, models or {"a": fake()}, supervisor)
@@ -353,9 +357,10 @@ def play(
     def listening(endpoint: str) -> None:
         tests.append(asyncio.get_running_loop().create_task(test(endpoint)))
 
+    config = load_config(path)
     with restored_process():
         code = run_daemon(
-            load_config(path),
+            replace(config, core=replace(config.core, exit_grace_s=exit_grace_s)),
             on_change=changed,
             on_listening=listening,
             argv=argv or ["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
