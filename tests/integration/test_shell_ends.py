@@ -166,9 +166,11 @@ def test_a_stop_is_answered_and_ends_it_with_every_worker() -> None:
         reply = await peer.hear(Reply)
         assert (reply.id, reply.value["pids"]) == ("s", [worker.pid])
         assert reply.value["supervisor_pid"] == os.getpid()
-        await eventually_async(lambda: not is_alive(worker.pid))
+        pids.append(worker.pid)
 
+    pids: list[int] = []
     assert play(body) == 0
+    assert not is_alive(pids[0])
 
 
 def test_the_first_signal_drains_and_the_second_does_not_wait_P12() -> None:
