@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -229,6 +230,27 @@ def test_what_a_worker_said_last_is_heard_though_its_connection_is_held_open(
         assert (await status(peer))["last_exit"]["detail"] == "the last word"
 
     assert play(body) == 0
+
+
+ORPHAN = """
+setsid sh -c 'touch "$0/up"; while kill -0 $1; do sleep 0.01; done; echo the end' "$0" $$ 2>&- &
+while [ ! -e "$0/up" ]; do sleep 0.01; done
+exit 66
+"""
+"""It prints when the worker itself has been reaped."""
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid")
+def test_what_is_printed_after_an_exit_belongs_to_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unit_module, "LAST_WORDS_S", 30.0)
+
+    async def body(stage: Stage) -> None:
+        await stage.until("a", "FAILED")
+        assert (await status(stage.peer()))["last_exit"]["detail"] == "the end"
+
+    assert play(body, process=ORPHAN) == 0
 
 
 def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:

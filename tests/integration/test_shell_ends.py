@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.messages import (
@@ -61,6 +62,15 @@ def is_alive(pid: int) -> bool:
     return process_identity(pid) is not None
 
 
+def list_sockets(folder: Path, name: str) -> list[str]:
+    return [path.name for path in (folder / "run").glob(f"{name}.sock*")]
+
+
+def open_logs() -> set[str]:
+    """The log files that this process has open."""
+    return {Path(file.path).name for file in psutil.Process().open_files() if ".log" in file.path}
+
+
 async def reload(stage: Stage) -> Any:
     """The answer to a reload."""
     peer = stage.peer()
@@ -82,6 +92,23 @@ def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
         assert (await reload(stage))["later"] == ["log_level"]
 
     assert play(body, {"a": LAZY}) == 0
+
+
+def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        await eventually_async(lambda: open_logs() == {"mlxsup.log", "a.log"})
+        stage.write_config({"b": LAZY})
+        assert (await reload(stage))["removed"] == ["a"]
+        await worker.hear(Exit)
+        worker.die(signal.SIGTERM)
+        await eventually_async(lambda: open_logs() == {"mlxsup.log"})
+        await stage.peer().say(Load(id=RequestId("l"), model=ModelName("b")))
+        await stage.worker("b")
+        await eventually_async(lambda: open_logs() == {"mlxsup.log", "b.log"})
+
+    assert play(body) == 0
+    assert open_logs() == set()
 
 
 def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
@@ -210,7 +237,7 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
         pids.append(worker.pid)
         await stage.peer().say(Unload(id=RequestId("u"), model=ModelName("a")))
         await stage.until("a", "FAILED")
-        assert not Path(worker.spec.endpoint.removeprefix("ipc://")).exists()
+        assert not list_sockets(stage.folder, "w1")
         assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
 
     pids: list[int] = []
@@ -225,9 +252,13 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
         assert code == 71
         [entry] = json.loads((folder / "run" / "workers.json").read_bytes())
         assert entry["pid"] == pids[0], "the next start looks for it"
-    said = capfd.readouterr().err
-    assert f"mlxsup: process {pids[0]} of a cannot be ended (SIGKILL has no effect)" in said
-    assert f"mlxsup: the daemon ends, but process {pids[0]} of a cannot be ended" in said
+        log = (folder / "logs" / "mlxsup.log").read_text()
+    assert capfd.readouterr().err.splitlines() == [
+        f"mlxsup: process {pids[0]} of a cannot be ended (SIGKILL has no effect)",
+        f"mlxsup: the daemon ends, but process {pids[0]} of a cannot be ended",
+    ]
+    assert f"ERROR worker cannot be ended model=a pid={pids[0]}\n" in log
+    assert f"ERROR worker left behind model=a pid={pids[0]}\n" in log
 
 
 # ---------------------------------------------------------------- bugs, and readers that are gone

@@ -60,21 +60,24 @@ def test_the_connection_behind_a_descriptor_is_found_and_left_open(open_: Listen
 def test_whatever_else_a_descriptor_stands_for_is_none(open_: Listener, folder: Path) -> None:
     other = Listener(folder / "other.sock")
     pair = socket.socketpair()
-    with (folder / "file").open("w") as file, socket.create_server(("127.0.0.1", 0)) as internet:
-        with socket.create_connection(internet.getsockname()) as there:
-            for descriptor in (
-                other.accepted.fileno(),  # came in elsewhere
-                open_.client.fileno(),  # the other end
-                open_.listener.fileno(),  # has no peer
-                pair[0].fileno(),
-                there.fileno(),
-                file.fileno(),
-                999_999,
-            ):
-                before = sorted(os.listdir("/dev/fd"))
-                with connection_at(descriptor, open_.path) as peer:
-                    assert peer is None, descriptor
-                assert len(os.listdir("/dev/fd")) == len(before), "nothing is left open"
+    with (
+        (folder / "file").open("w") as file,
+        socket.create_server(("127.0.0.1", 0)) as internet,
+        socket.create_connection(internet.getsockname()) as there,
+    ):
+        for descriptor in (
+            other.accepted.fileno(),  # came in elsewhere
+            open_.client.fileno(),  # the other end
+            open_.listener.fileno(),  # has no peer
+            pair[0].fileno(),
+            there.fileno(),
+            file.fileno(),
+            999_999,
+        ):
+            before = sorted(os.listdir("/dev/fd"))
+            with connection_at(descriptor, open_.path) as peer:
+                assert peer is None, descriptor
+            assert len(os.listdir("/dev/fd")) == len(before), "nothing is left open"
     other.close()
     for one in pair:
         one.close()
