@@ -33,6 +33,7 @@ from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sweep as sweep_module
 from mlxsup.supervisor.config import load_config
 from mlxsup.supervisor.core import life as life_module
+from mlxsup.supervisor.core.actions import LogFault
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.process import WorkerProcess
@@ -290,6 +291,25 @@ def test_a_bug_ends_the_daemon_in_order_and_leaves_no_process(
     assert log.count("story of a:") == 1
     assert "INFO daemon ended code=70" in log
     assert capfd.readouterr().err.count("internal error, the daemon ends; see mlxsup.log") == 1
+
+
+def test_an_event_without_a_rule_is_logged_with_its_story_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Core.handle
+
+    def faulty(self: Core, event: Any) -> Any:
+        fault = LogFault(model=ModelName("a"), story=("it was READY", "it was told so"))
+        is_ping = isinstance(getattr(event, "message", None), Ping)
+        return [*([fault] if is_ping else []), *handle(self, event)]
+
+    monkeypatch.setattr(Core, "handle", faulty)
+
+    async def body(stage: Stage) -> None:
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        await stage.logged("ERROR no rule for an event model=a\n  it was READY\n  it was told so\n")
+
+    assert play(body) == 0
 
 
 def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
