@@ -108,8 +108,9 @@ def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() 
         await stage.worker("b")
         await eventually_async(lambda: open_logs() == {"mlxsup.log", "b.log"})
 
-    assert play(body) == 0
-    assert open_logs() == set()
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 0
+        assert open_logs() == set()
 
 
 def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
