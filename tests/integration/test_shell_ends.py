@@ -67,9 +67,10 @@ def list_sockets(folder: Path, name: str) -> list[str]:
     return [path.name for path in (folder / "run").glob(f"{name}.sock*")]
 
 
-def open_logs() -> set[str]:
-    """The log files that this process has open."""
-    return {Path(file.path).name for file in psutil.Process().open_files() if ".log" in file.path}
+def open_logs(folder: Path) -> set[str]:
+    """The log files below a folder that this process has open."""
+    paths = [Path(file.path) for file in psutil.Process().open_files()]
+    return {path.name for path in paths if path.parent == folder / "logs"}
 
 
 async def reload(stage: Stage) -> Any:
@@ -98,19 +99,19 @@ def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
 def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() -> None:
     async def body(stage: Stage) -> None:
         worker = await stage.ready()
-        await eventually_async(lambda: open_logs() == {"mlxsup.log", "a.log"})
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log", "a.log"})
         stage.write_config({"b": LAZY})
         assert (await reload(stage))["removed"] == ["a"]
         await worker.hear(Exit)
         worker.die(signal.SIGTERM)
-        await eventually_async(lambda: open_logs() == {"mlxsup.log"})
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log"})
         await stage.peer().say(Load(id=RequestId("l"), model=ModelName("b")))
         await stage.worker("b")
-        await eventually_async(lambda: open_logs() == {"mlxsup.log", "b.log"})
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log", "b.log"})
 
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
-        assert open_logs() == set()
+        assert open_logs(folder) == set()
 
 
 def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
