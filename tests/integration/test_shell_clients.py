@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import socket as sockets
+import sys
 import tempfile
 import threading
 import time
@@ -243,6 +244,23 @@ def test_bytes_that_are_not_zeromq_harm_nobody() -> None:
             peer = bench.peer()
             peer.say(Ping(id=RequestId("p")))
             await bench.said(1)
+
+    run(body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libzmq asks who the peer is on Linux only")
+def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the daemon takes itself for somebody else, so that the test's own user is a stranger."""
+    uid = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+
+    async def body(bench: Bench) -> None:
+        with sockets.socket(sockets.AF_UNIX) as stranger:
+            stranger.connect(str(bench.path))
+            stranger.settimeout(20)
+            assert await asyncio.to_thread(stranger.recv, 1) == b"", "ended without a greeting"
+        assert bench.clients.admitted == 0
+        assert bench.events == []
 
     run(body)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -275,6 +276,59 @@ def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:
         await eventually_async(lambda: len(output) > 20 * READ_SLICE_BYTES, timeout_s=60.0)
         slices = (time.monotonic() - began_at) / READ_SLICE_S
         assert len(output) <= (slices + 2) * (READ_SLICE_BYTES + READ_BYTES)
+
+    run_with(code, body)
+
+
+def test_what_was_printed_earlier_does_not_count_against_a_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_module, "READ_SLICE_S", 20.0)
+    monkeypatch.setattr(process_module, "READ_SLICE_BYTES", 10)
+    code = "import os, sys\nfor line in sys.stdin.buffer: os.write(1, line)"
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert process._process.stdin is not None
+        pipe = process._process.stdin.fileno()
+        await eventually_async(lambda: output == b"hello\n")
+        loop = asyncio.get_running_loop()
+        time_ = loop.time
+        monkeypatch.setattr(loop, "time", lambda: time_() + 20.0)
+        os.write(pipe, b"abcd\n")
+        await eventually_async(lambda: output == b"hello\nabcd\n")
+        os.write(pipe, b"ef\n")
+        await eventually_async(lambda: output == b"hello\nabcd\nef\n")
+        os.write(pipe, b"ghi\n")  # with this it has had its share
+        await eventually_async(lambda: output == b"hello\nabcd\nef\nghi\n")
+        os.write(pipe, b"too much\n")
+        eventually(lambda: select.select([process._output], [], [], 0)[0])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not output.endswith(b"too much\n")
+        monkeypatch.setattr(loop, "time", lambda: time_() + 40.0)
+        await eventually_async(lambda: output.endswith(b"too much\n"))
+
+    run_with(code, body)
+
+
+def test_what_an_orphan_of_it_prints_last_is_read_to_the_end() -> None:
+    code = """
+import os
+began, go = os.pipe()
+if os.fork():
+    os.read(began, 1)
+    os._exit(3)
+parent = os.getppid()
+os.setsid()
+os.write(go, b"x")
+while os.getppid() == parent: pass
+os.write(1, b"the end")
+"""
+
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert await process.exited == 3
+        await process.output_ended.wait()
+        assert output == b"the end"
 
     run_with(code, body)
 

@@ -281,6 +281,31 @@ def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23(
     run(body)
 
 
+def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -> None:
+    async def body(bench: Bench) -> None:
+        bench.worker.close(linger=0)
+        await bench.link.disconnected.wait()
+        bench.worker = bench.worker_context.socket(zmq.DEALER)
+        bench.worker.connect(bench.link.endpoint)
+        await eventually_async(lambda: not bench.link.disconnected.is_set())
+        bench.say(HELLO)
+        await bench.event()
+        assert not bench.link.disconnected.is_set()
+        assert bench.link.has_peer
+
+    run(body)
+
+
+def test_the_right_token_from_another_process_is_no_worker() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(replace(HELLO, pid=43))
+        broke = await bench.event()
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail == "said HELLO with pid 43 and not 42"
+
+    run(body)
+
+
 def test_beats_before_hello_are_nobody_s() -> None:
     async def body(bench: Bench) -> None:
         beats: list[list[bytes]] = []

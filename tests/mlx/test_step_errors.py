@@ -39,6 +39,6 @@ def test_what_broke_a_step_decides_who_is_accused(
 
     for passes in (TogetherPasses, SerialPasses):
         monkeypatch.setattr(passes, "step", broken)
-    with pytest.raises(Exception, match="allocate|Innocent|Stream") as raised:
+    with pytest.raises(Exception, match=r"allocate|Innocent|Stream") as raised:
         engine.step()
     assert type(raised.value) is kind

@@ -13,8 +13,9 @@ import resource
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -133,9 +134,13 @@ class PlayedWorker:
         idle = Heartbeat(step=self._steps, phase=WorkerPhase.IDLE, phase_s=0.1)
         await self._beats.send_multipart(encode(idle))
 
+    async def hear_any(self) -> Message:
+        """The next message, whatever it is."""
+        return self._decoder.decode(await self.socket.recv_multipart())
+
     async def hear(self, kind: type[M]) -> M:
         """The next message, which must be of this kind."""
-        message = self._decoder.decode(await self.socket.recv_multipart())
+        message = await self.hear_any()
         assert isinstance(message, kind), message
         return message
 
@@ -301,7 +306,9 @@ def play(
     *,
     supervisor: dict[str, Any] | None = None,
     process: str = WAIT,
+    argv: Sequence[str] | None = None,
     folder: Path | None = None,
+    exit_grace_s: float = 2.0,
     on_change: Callable[[dict[str, Any]], None] = lambda change: None,
 ) -> int:
     """Runs a daemon while `body` runs, ends it, and returns its exit code.
@@ -311,7 +318,9 @@ def play(
         models: entries by name; one, `a`, if not given.
         supervisor: further keys of `[supervisor]`.
         process: what a worker's process does, in shell.
+        argv: the command that starts a worker, instead of that.
         folder: where everything is; a new one, removed at the end, if not given.
+        exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         on_change: called with each change of a state.
     """
     if folder is None:
@@ -321,7 +330,9 @@ def play(
                 models,
                 supervisor=supervisor,
                 process=process,
+                argv=argv,
                 folder=new,
+                exit_grace_s=exit_grace_s,
                 on_change=on_change,
             )
     path = write_config(folder, models or {"a": fake()}, supervisor)
@@ -346,12 +357,13 @@ def play(
     def listening(endpoint: str) -> None:
         tests.append(asyncio.get_running_loop().create_task(test(endpoint)))
 
+    config = load_config(path)
     with restored_process():
         code = run_daemon(
-            load_config(path),
+            replace(config, core=replace(config.core, exit_grace_s=exit_grace_s)),
             on_change=changed,
             on_listening=listening,
-            argv=["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
+            argv=argv or ["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
         )
     tests[0].result()
     return code

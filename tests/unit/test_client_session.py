@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from mlxsup.client import session as session_module
 from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Result
 from mlxsup.client.session import (
@@ -289,3 +290,30 @@ def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
     assert not session.is_silent(woken + DOUBT_S)
     assert session.deadline == woken + DOUBT_S / 2 + SILENCE_LIMIT_S
     assert box.items == []
+
+
+def test_a_bug_while_a_message_is_handled_ends_everybody_it_was_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for an answer that was thrown away."""
+    session, boxes = Session(), [Box(), Box(), Box()]
+    for id, box in zip((A, B, RequestId("c")), boxes, strict=True):
+        session.open_stream(id, box, 0.0)
+
+    def broken(tokens: bytes) -> list[int]:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(session_module, "unpack_tokens", broken)
+    both = Deltas(deltas=[ClientDelta(id=id, seq=n) for id, n in ((A, 0), (B, 0), (A, 1))])
+    outcome = receive(session, both)
+    for box in boxes[:2]:
+        [error] = box.items
+        assert isinstance(error, RequestError)
+        assert error.code is ErrorCode.INTERNAL
+        assert "ZeroDivisionError: a bug" in str(error)
+    assert boxes[2].items == []
+    assert len(session) == 1
+    assert [Decoder(CLIENT_MESSAGES, is_strict=True).decode(one) for one in outcome.sends] == [
+        Cancel(id=A),
+        Cancel(id=B),
+    ]

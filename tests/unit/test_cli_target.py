@@ -1,0 +1,51 @@
+"""Which daemon a command means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlxsup.cli.connection import Target
+from mlxsup.cli.exit_status import CliError
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///environment.sock")
+    path = tmp_path / "some.toml"
+    path.write_text('[supervisor]\nruntime_dir = "run"\n')
+    return path
+
+
+def test_what_is_named_beats_what_follows_from_something_else(config: Path) -> None:
+    both = Target(endpoint="ipc:///named.sock", config=config)
+    assert both.find_endpoint() == "ipc:///named.sock"
+    assert Target(config=config).find_endpoint() == f"ipc://{config.parent}/run/client.sock"
+    assert Target().find_endpoint() == "ipc:///environment.sock"
+
+
+def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLXSUP_ENDPOINT", raising=False)
+    monkeypatch.setenv("HOME", "/h")
+    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+
+
+def test_a_file_that_names_no_runtime_folder_means_the_default_one(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    config.write_text("")
+    assert Target(config=config).find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint", "status"),
+    [("[supervisor]\nruntime_dir = 7\n", None, 78), ("", "tcp://host:1", 64), ("", "ipc://", 64)],
+)
+def test_what_names_no_endpoint_is_refused(
+    config: Path, text: str, endpoint: str | None, status: int
+) -> None:
+    config.write_text(text)
+    with pytest.raises(CliError) as raised:
+        Target(endpoint=endpoint, config=config).find_endpoint()
+    assert raised.value.status == status
