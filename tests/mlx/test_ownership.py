@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ class Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     for part in PARTS:
         for name in dir(part):
@@ -76,7 +75,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         return encode(self, body)
 
     monkeypatch.setattr(MlxText, "encode", watched_encode)
-    yield calls
+    return calls
 
 
 def live(folder: Path, calls: Calls) -> None:
