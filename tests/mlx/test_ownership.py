@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm.generate import BatchGenerator
 from mlxsup.protocol.messages import Resume
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_text import MlxText
 from mlxsup.worker.owned_engine import OwnedEngine
 from support.loop_driver import LoopDriver
+from support.mlx_calls import KINDS, Calls
 from support.mlx_rows import make_spec
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
-
-PARTS = (mx, mx.random, mx.fast, BatchGenerator)
-"""What has the functions that work is done with."""
 
 QUESTIONS = {"device_info", "default_device", "is_available"}
 """Functions of `mx` that make no work and no array; limits are set besides."""
@@ -31,51 +31,25 @@ READY = "(ready)"
 """Stands between the calls of the load and those of requests."""
 
 
-class Calls:
-    """Every call of MLX, with its thread.
-
-    Attributes:
-        names: in order.
-        threads: which thread called what.
-        encoded_on: threads that tokenised.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.threads: dict[int, set[str]] = {}
-        self.encoded_on: set[int] = set()
-
-    def watch(self, part: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        function = getattr(part, name)
-
-        def watched(*arguments: Any, **named: Any) -> Any:
-            self.names.append(name)
-            self.threads.setdefault(threading.get_ident(), set()).add(name)
-            return function(*arguments, **named)
-
-        monkeypatch.setattr(part, name, watched)
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
-    for part in PARTS:
-        for name in dir(part):
-            is_ours = not name.startswith("_") or (name == "__init__" and part is BatchGenerator)
-            if (
-                is_ours
-                and callable(getattr(part, name))
-                and not isinstance(getattr(part, name), type)
-            ):
-                calls.watch(part, name, monkeypatch)
+    calls.watch(monkeypatch.setattr)
+    return calls
+
+
+@pytest.fixture
+def encoding_on(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads that tokenise."""
+    threads: set[int] = set()
     encode = MlxText.encode
 
     def watched_encode(self: MlxText, body: Any) -> Any:
-        calls.encoded_on.add(threading.get_ident())
+        threads.add(threading.get_ident())
         return encode(self, body)
 
     monkeypatch.setattr(MlxText, "encode", watched_encode)
-    return calls
+    return threads
 
 
 def live(folder: Path, calls: Calls) -> None:
@@ -109,7 +83,7 @@ def live(folder: Path, calls: Calls) -> None:
 
 
 def test_one_thread_calls_mlx_from_the_load_to_the_close_A1_A6(
-    calls: Calls, tmp_path: Path
+    calls: Calls, encoding_on: set[int], tmp_path: Path
 ) -> None:
     live(make_tiny_model(tmp_path / "tiny"), calls)
     me = threading.get_ident()
@@ -119,8 +93,8 @@ def test_one_thread_calls_mlx_from_the_load_to_the_close_A1_A6(
         "categorical", "synchronize", "clear_cache", "close", "get_active_memory",
     }  # fmt: skip
     assert expected - calls.threads[me] == set(), "what was to be watched was not called"
-    assert me not in calls.encoded_on
-    assert calls.encoded_on, "prompts are made by the helper threads"
+    assert me not in encoding_on
+    assert encoding_on, "prompts are made by the helper threads"
 
 
 def test_the_stream_of_passes_is_created_before_any_work_and_no_other_follows_A2(
@@ -133,3 +107,23 @@ def test_the_stream_of_passes_is_created_before_any_work_and_no_other_follows_A2
     made = [number for number, name in enumerate(calls.names) if name == "new_stream"]
     assert len(made) == 2
     assert made[-1] < calls.names.index(READY), "none for a request"
+
+
+def test_the_first_request_has_nothing_to_make_that_the_second_has_not_B10(tmp_path: Path) -> None:
+    """In a process of its own: whatever is traced, compiled or opened late would be called once."""
+    folder = make_tiny_model(tmp_path / "tiny")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.mlx_calls", str(folder)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made.keys() == KINDS.keys()
+    for kind, requests in made.items():
+        first, second, third = map(Counter, requests)
+        assert second == third, f"{kind}: else nothing could be said"
+        assert (kind, first - second, second - first) == (kind, Counter(), Counter())
