@@ -126,7 +126,7 @@ class StepLoop:
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
-        # Mostly of requests whose end was on the way; of those that come later, at most one a place.
+        # Mostly of requests whose end was on the way; the others are no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
         self._is_exit_asked = False

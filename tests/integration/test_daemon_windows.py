@@ -66,7 +66,8 @@ def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
 
         at_once = client.generate("m", prompt="at once", max_tokens=4000)
         at_once.cancel()
-        assert [d.text for d in at_once] == [] or at_once.result.finish_reason == "cancelled"
+        list(at_once)
+        assert at_once.result.finish_reason == "cancelled"
 
         eventually(lambda: is_quiet(client))  # or an older beat would answer the next question
         # Long prompts are prepared on a thread of their own: nobody waits for this one.
