@@ -60,7 +60,7 @@ def interrupted_answer(daemon: LossyDaemon, reason: str) -> dict[str, Any]:
 
 def test_a_pass_of_mlx_that_raises_ends_the_worker_and_no_other_follows_F3(tiny: Path) -> None:
     with sabotaged("pass raises", tiny) as daemon:
-        daemon.allowed_words = {"Traceback"}
+        daemon.provoke("Traceback", model="m", pattern=r"ValueError: \[matmul\]", at_most=1)
         after = interrupted_answer(daemon, "crash")
         assert after["last_exit"]["code"] == 70
         assert "ValueError: [matmul]" in after["last_exit"]["detail"]
