@@ -19,6 +19,7 @@ NAMES = (
     "long_prompt",
     "second_turn",
     "look_up",
+    "readiness",
 )
 
 
@@ -32,6 +33,7 @@ def main() -> None:
         footprint,
         long_prompt,
         look_up,
+        readiness,
         second_turn,
         throughput,
         two_models,
@@ -62,6 +64,7 @@ def main() -> None:
             "long_prompt": lambda: long_prompt.run(Path(folder) / "long", repeats, tokens),
             "second_turn": lambda: second_turn.run(smollm2, Path(folder) / "kinds", few),
             "look_up": lambda: look_up.run(repeats),
+            "readiness": lambda: readiness.run(tiny, smollm2, repeats),
         }
         for name in arguments.names or NAMES:
             runs[name]()

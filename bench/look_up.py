@@ -45,7 +45,7 @@ def run(repeats: int) -> None:
         call()
         return 1000 * (time.thread_time() - began)
 
-    print(f"## A look-up beside a prompt of {GIANT:,} tokens\n")
+    print(f"## A look-up beside a prompt of {GIANT:,} tokens (CPU)\n")
     print(f"{repeats} repeats of 20; processor time, median (range); {LAYERS} layers\n")
     rows = []
     for others in (0, 400, 4000):

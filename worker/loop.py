@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -126,6 +126,8 @@ class StepLoop:
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
+        # Mostly of requests whose end was on the way; the others are no more than there are places.
+        self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
         self._is_exit_asked = False
         self._idle_since: float | None = None
@@ -198,6 +200,10 @@ class StepLoop:
         key, resume = message.key, message.resume
         if key in self.open_keys:
             raise LinkBrokenError(f"request {key} was dispatched twice")
+        if key in self._cancelled_early:
+            self._cancelled_early.remove(key)
+            self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+            return
         changed = None if resume is None else check_resume(resume, self._facts)
         if changed is not None:
             self._reject(key, changed)
@@ -218,7 +224,10 @@ class StepLoop:
         elif key in self._running:
             del self._running[key]
         else:
-            return  # its end is already on the way (D6)
+            # Its end is on the way (D6), or the cancel has overtaken it, which no link of ours lets
+            # happen (D5). Keys are never used twice, so to remember it harms nobody.
+            self._cancelled_early.append(key)
+            return
         self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
 
     def _take_prepared(self) -> None:

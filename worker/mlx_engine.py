@@ -107,18 +107,15 @@ class MlxEngine:
 
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
         try:
-            import mlx.core as mx
-
             from .mlx_limits import MemoryLimits
-            from .mlx_load import check_device
+            from .mlx_load import open_stream
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
 
-        backend = check_device()
+        # The stream of every pass, made before any work and kept for all of it (A2).
+        backend, self._stream = open_stream()
         self._limits = MemoryLimits(self._spec)
         self._limits.set()
-        # The one stream of this process, made before any work and kept for all of it (A2).
-        self._stream = mx.new_stream(mx.default_device())
         return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
 
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:

@@ -316,4 +316,6 @@ def test_close_with_rows_left_E2(make: Callable[[], Engine]) -> None:
     loaded = Loaded(make())
     loaded.insert(loaded.row(1, LONG), loaded.row(2))
     loaded.step()
+    assert loaded.engine.row_count() == 2
     loaded.close()
+    assert (loaded.engine.has_rows(), loaded.engine.row_count()) == (False, 0)

@@ -73,6 +73,21 @@ def test_the_real_model_answers_as_it_does_alone_A8() -> None:
         assert chat.finish_reason == "stop"
 
 
+@pytest.mark.timeout(600)
+def test_eight_tokens_twice_at_once_of_a_real_model_J3() -> None:
+    """The first thing that must work. Both share their steps, and answer as alone."""
+    folder = demo_model_folder()
+    prompts = ["The capital of France is", "One, two, three,"]
+    expected = greedy_answers(folder, prompts, 8)
+    with Daemon({"m": {"path": str(folder), "preload": True}}) as daemon, daemon.client() as client:
+        wait_for_state(client, "m", "READY")
+        readers = [Reader(client, "m", prompt, max_tokens=8) for prompt in prompts]
+        for reader, tokens in zip(readers, expected, strict=True):
+            result = reader.finished(100.0)
+            assert (result.token_ids, result.finish_reason) == (tokens, "length")
+        assert row(client, "m")["steps"] < 16, "one behind the other takes sixteen"
+
+
 def test_unload_and_load_a_real_engine_many_times_I1(folders: dict[str, Path]) -> None:
     with Daemon({"one": {"path": str(folders["one"])}}) as daemon, daemon.client() as client:
         first = client.complete("one", prompt="hello", max_tokens=8)

@@ -66,7 +66,8 @@ def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
 
         at_once = client.generate("m", prompt="at once", max_tokens=4000)
         at_once.cancel()
-        assert [d.text for d in at_once] == [] or at_once.result.finish_reason == "cancelled"
+        list(at_once)
+        assert at_once.result.finish_reason == "cancelled"
 
         eventually(lambda: is_quiet(client))  # or an older beat would answer the next question
         # Long prompts are prepared on a thread of their own: nobody waits for this one.
@@ -86,8 +87,8 @@ def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
 
 
 def test_a_cancel_right_behind_its_request_is_never_lost_D5(daemon: Daemon) -> None:
-    # One connection keeps the order, so a cancel cannot overtake its request on the wire; it does
-    # overtake the tokenising, the dispatch and the insert.
+    """It overtakes the tokenising, the dispatch or the insert; never the request itself, or the
+    answer would end with `length`."""
     with daemon.client() as client:
         streams = [client.generate("m", prompt=f"p{n}", max_tokens=4000) for n in range(60)]
         for stream in streams:
@@ -273,21 +274,6 @@ def test_unload_during_a_load_answers_who_waited_and_gives_everything_back_B9() 
         assert loading["generation"] == after["generation"] == 1
 
 
-def test_a_load_costs_another_model_no_token_B7() -> None:
-    models = {
-        "one": fake(fake=SLOW),
-        "two": fake(fake={"load_s": 1.0, "load_stall": ""}, preload=False),
-    }
-    with Daemon(models) as daemon, daemon.client() as client:
-        client.load("one")
-        streaming = Reader(client, "one", "streams", max_tokens=4000).started()
-        client.load("two")
-        assert streaming.is_alive(), "the load was over before the stream"
-        streaming.stream.cancel()
-        tokens = streaming.finished().token_ids
-        assert tokens == undisturbed("streams", len(tokens))
-
-
 def test_idle_unload_meets_a_new_request_I5() -> None:
     model = fake(idle_unload_s=0.3, preload=False)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
@@ -411,27 +397,6 @@ def test_nothing_warns_and_nothing_is_left_unawaited_B11() -> None:
 
 
 # ---------------------------------------------------------------- the control plane
-
-
-@pytest.mark.parametrize(
-    "busy",
-    ["[[fault stall=sleep at=3]]", "[[fault stall=gil at=3]]", "x" * 3000, "decodes"],
-    ids=["stalled", "wedged", "prefills", "decodes"],
-)
-def test_ping_status_and_cancel_are_answered_whatever_the_worker_does_H1(busy: str) -> None:
-    options = {"step_s": 0.05, "prefill_tokens_per_step": 4}
-    with Daemon({"m": fake(fake=options)}) as daemon, daemon.client() as client:
-        client.load("m")
-        stream = client.generate("m", prompt=busy, max_tokens=1000)
-        eventually(lambda: row(client, "m")["running"])
-        for _ in range(50):
-            client.ping()
-            assert row(client, "m")["state"] == "READY"
-        stream.cancel()
-        list(stream)
-        assert stream.result.finish_reason == "cancelled"
-        client.restart("m", now=True)
-        assert row(client, "m")["generation"] == 2
 
 
 def test_the_control_plane_answers_while_a_model_loads_and_the_queue_is_full_H1_H5() -> None:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
+    Cancel,
     ClientDelta,
     Deltas,
     Done,
@@ -215,6 +217,24 @@ GARBAGE: list[list[bytes]] = [
     [msgpack.packb({"type": "generate", "id": "g", "model": "m"}), b"x" * (9 * 1024 * 1024)],
     [msgpack.packb({"type": "ping", "id": "g", "v": 99})],
 ]
+
+
+def test_a_cancel_never_overtakes_its_request_whatever_their_sizes_D5() -> None:
+    """One connection keeps the order, over many turns of receiving."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        asked: list[Message] = []
+        for number in range(200):
+            size = 1_000_000 if number % 20 == 0 else number
+            asked.append(replace(generate(f"r{number}"), body=b"x" * size))
+            asked.append(Cancel(id=RequestId(f"r{number}")))
+        for message in asked:
+            peer.say(message)
+        heard = [said.message for said in await bench.said(len(asked))]
+        assert heard == asked
+
+    run(body)
 
 
 def test_garbage_is_answered_and_harms_nobody_P17() -> None:

@@ -54,7 +54,7 @@ def test_a_length_that_is_not_declared_is_what_is_asked_for(undeclared: Path) ->
     assert any("set context_length" in text for text in silent.warnings)
 
 
-def test_a_limit_below_the_weights_ends_the_load_before_they_are_read(tiny: Path) -> None:
+def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_I4(tiny: Path) -> None:
     seen: list[LoadPhase] = []
     engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000))
     try:

@@ -458,7 +458,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
-def test_wiring_is_off_and_the_limit_comes_back_E3(tiny: Path, limit: list[int]) -> None:
+def test_wiring_is_off_and_the_limit_comes_back_E3_I3(tiny: Path, limit: list[int]) -> None:
     """Several workers must not wire all of it each."""
     with loaded_engine(tiny):
         assert 1000 in limit, "mlx-lm's constructor wires what the machine recommends"

@@ -1,4 +1,4 @@
-"""A daemon whose first worker loses something without a word, as a bug in its loop would."""
+"""A daemon whose first worker fails as a bug in its loop, or in mlx-lm, would make it fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LossyDaemon(Daemon):
     """See `sabotage/sitecustomize.py`; there is one such worker in a daemon's life.
 
     Args:
-        what: is lost: `running`, `leaving` or `messages`.
+        what: happens: a key of its `WAYS`.
         models, supervisor: as for `Daemon`.
     """
 

@@ -424,3 +424,14 @@ def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert "nested too deeply" in caught.value.problems[0]
+
+
+def test_models_wire_nothing_unless_each_is_asked_to_I3(tmp_path: Path) -> None:
+    """So the sum of what they wire is within the machine's; `auto` and sizes are a user's to add up
+    (docs/known-limits.md)."""
+    names = [f"m{number}" for number in range(8)]
+    tables = "".join(f'[models.{name}]\npath = "/x"\n' for name in names)
+    config = load_config(write(tmp_path, tables))
+    assert [model.launch.wired_limit_bytes for model in config.models] == [0] * 8
+    config = load_config(write(tmp_path, tables + 'wired = "1GiB"\n'))
+    assert [model.launch.wired_limit_bytes for model in config.models] == [0] * 7 + [2**30]

@@ -290,3 +290,24 @@ def test_what_waits_for_a_turn_to_come_is_held_to_the_queue_limits() -> None:
     driver.ask("elsewhere", "n")
     driver.ask("newer")
     assert driver.errors() == {"newer": "overloaded"}, "a row is free, and a turn is next"
+
+
+def test_a_thousand_requests_of_one_client_delay_another_by_its_bound_and_not_more_H6() -> None:
+    """What is not there yet: its fair share would be one (docs/known-limits.md)."""
+    driver = Driver([entry()], CoreSettings(max_queue=1024, max_queue_per_client=64))
+    driver.load()
+    driver.come_up()
+    refused = 0
+    for number in range(1000):
+        driver.ask(f"r{number}")
+        refused += len(driver.errors())
+    rows = LAUNCH.max_concurrency
+    assert refused == 1000 - rows - 64
+    driver.ask("mine", connection=BOB)
+    assert driver.errors(BOB) == {}
+    ended, running = 0, list(range(1, rows + 1))
+    while "mine" not in driver.row()["running"]:
+        driver.token(running.pop(0), finish=FinishReason.STOP)
+        running += driver.dispatched()
+        ended += 1
+    assert ended == 64 + 1, "those that waited before it, and one that makes room for it"

@@ -1,5 +1,6 @@
 """The worker's socket and its heartbeats, against real sockets in this process."""
 
+import itertools
 import shutil
 import tempfile
 import threading
@@ -13,7 +14,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.messages import WORKER_TO_SUPERVISOR, CancelRow, Heartbeat, Step
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.worker.engine import EngineBytes
-from mlxsup.worker.heartbeat import BEAT_SUFFIX, Board, HeartbeatThread
+from mlxsup.worker.heartbeat import BEAT_HIGH_WATER_MARK, BEAT_SUFFIX, Board, HeartbeatThread
 from mlxsup.worker.link import HIGH_WATER_MARK, Link, LinkBrokenError
 from support.eventually import eventually
 
@@ -180,9 +181,21 @@ def test_beats_say_what_was_published_last_F11(far: Far) -> None:
 
 
 def test_beats_to_nobody_are_dropped(far: Far) -> None:
-    thread = HeartbeatThread(f"ipc://{far.folder}/nobody", Board(), interval_s=0.001)
+    tried = itertools.count()
+    has_tried_more_than_wait = threading.Event()
+
+    class CountingBoard(Board):
+        def beat(self) -> Heartbeat:
+            if next(tried) > 4 * BEAT_HIGH_WATER_MARK:
+                has_tried_more_than_wait.set()
+            return super().beat()
+
+    thread = HeartbeatThread(f"ipc://{far.folder}/nobody", CountingBoard(), interval_s=0.001)
     thread.start()
+    assert has_tried_more_than_wait.wait(30)
+    assert not thread.is_over
     thread.stop()
+    assert thread.is_over
 
 
 def test_heartbeats_that_have_ended_are_known_to_have_P23(far: Far) -> None:

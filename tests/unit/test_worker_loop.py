@@ -337,6 +337,40 @@ def test_double_and_unknown_cancels_are_harmless_D6(bench: Bench) -> None:
     assert sum(len(step.rows) for step in bench.steps()) == 2
 
 
+def test_a_cancel_that_overtakes_its_request_is_remembered_D5(bench: Bench) -> None:
+    bench.start(2)
+    bench.cancel(1)
+    bench.loop.turn()
+    bench.dispatch(1)
+    bench.loop.turn()
+    assert 1 not in bench.text.pending, "nobody prepares it"
+    bench.dispatch(3)
+    bench.loop.turn()
+    assert bench.finishes() == {1: FinishReason.CANCELLED}
+    assert [row.key for step in bench.steps() for row in step.rows].count(RequestKey(1)) == 1
+    assert bench.loop.open_keys == {2, 3}
+    assert bench.loop._books().requests == 2
+
+
+def test_a_request_that_was_cancelled_early_is_answered_with_nothing_else_to_do_D5(
+    bench: Bench,
+) -> None:
+    bench.cancel(1)
+    bench.dispatch(1)
+    bench.loop.run(lambda: False)
+    assert bench.finishes() == {1: FinishReason.CANCELLED}
+
+
+def test_of_cancels_that_came_early_as_many_are_remembered_as_there_are_places_D5_D9(
+    bench: Bench,
+) -> None:
+    for key in range(1, 1001):
+        bench.cancel(key)
+    bench.loop.turn()
+    assert list(bench.loop._cancelled_early) == [997, 998, 999, 1000]
+    assert bench.loop.open_keys == frozenset()
+
+
 def test_a_refused_request_fails_alone_C7(bench: Bench) -> None:
     bench.start(1)
     bench.dispatch(2)
