@@ -148,8 +148,8 @@ MUTANTS = (
     Mutant(
         name="deadlines come early",
         module=SERVING,
-        right="        if request.deadline is not None and now >= request.deadline:",
-        wrong="        if request.deadline is not None:",
+        right="    return now + limit_s if limit_s > 0 else None",
+        wrong="    return now + limit_s / 2 if limit_s > 0 else None",
         check="unprovoked deadline_exceeded",
         kinds=("SIGKILL", "SIGSTOP"),
     ),
@@ -182,7 +182,7 @@ MUTANTS = (
         module="mlxsup.supervisor.core.recovery",
         right="        if len(held) == 1 and self.is_due(held[0]):",
         wrong="        if False:",
-        check="deaths",
+        check="liveness",
         kinds=("poison",),
     ),
     Mutant(
