@@ -69,11 +69,16 @@ class Faults:
                 while not ended.is_set():
                     if not order:  # each kind once before any comes again
                         order = self._dice.sample(self._setting.kinds, len(self._setting.kinds))
-                    kind, model = order.pop(), self._dice.choice([*self._setting.models])
+                    kind = order.pop()
+                    models = self._dice.sample([*self._setting.models], len(self._setting.models))
                     doer = self._doer(kind, signals, commands, neighbours, inside)
-                    self.counts[kind] += await self._within_limit(
-                        doer.strike(kind, model), kind, model
-                    )
+                    if kind in COMMANDS:  # they wait until the model is READY
+                        self._start(commands.strike(kind, models[0]), kind, models[0])
+                    elif doer is signals:
+                        self.counts[kind] += await self._strike_any(signals, kind, models)
+                    else:
+                        strike = doer.strike(kind, models[0])
+                        self.counts[kind] += await self._within_limit(strike, kind, models[0])
                     pause_s = self._dice.uniform(0.5, 1.5) * self._setting.pause_s
                     try:
                         await asyncio.wait_for(ended.wait(), pause_s)
@@ -87,6 +92,13 @@ class Faults:
                 for task in (watcher, *self._under_way):
                     task.cancel()
                 inside.close()
+
+    async def _strike_any(self, signals: Signals, kind: str, models: list[str]) -> bool:
+        """Strikes the first of these models that has a process which may be struck."""
+        for model in models:
+            if await self._within_limit(signals.strike(kind, model), kind, model):
+                return True
+        return False
 
     @staticmethod
     def _doer(
@@ -114,7 +126,7 @@ class Faults:
         """Lets what a fault leads to be seen while others strike; counts it if it struck."""
 
         async def run() -> None:
-            if await self._within_limit(work, kind, model) and kind in INSIDE:
+            if await self._within_limit(work, kind, model) and kind in (*INSIDE, *COMMANDS):
                 self.counts[kind] += 1
 
         task = asyncio.create_task(run())

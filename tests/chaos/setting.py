@@ -78,7 +78,7 @@ def fake_setting() -> Setting:
         askers=256,
         pause_s=0.4,
         kinds=(*SIGNALS, *COMMANDS, *CLIENTS, SHORT_STOP, *INSIDE),
-        requests_per_fault=4000,
+        requests_per_fault=6000,
         left_tokens=60,
         end_limit_s=120.0,
         run_limit_s=900.0,
