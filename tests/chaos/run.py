@@ -96,8 +96,7 @@ class Chaos:
                 for n in range(self._setting.askers):
                     door, model = doors[n % DOORS], models[n // DOORS % len(models)]
                     dice = random.Random(f"{self._seed} {n}")
-                    askers.create_task(self._ask_on(door, model, dice))
-            ended.set()
+                    askers.create_task(self._ask_on(door, model, dice, ended))
             await faults
 
     @property
@@ -108,7 +107,9 @@ class Chaos:
         is_met = self.ledger.struck >= FEW_STRUCK or not self._setting.has_kills
         return self.ledger.asked >= self._requests and is_struck and is_met
 
-    async def _ask_on(self, door: Door, model: str, dice: random.Random) -> None:
+    async def _ask_on(
+        self, door: Door, model: str, dice: random.Random, ended: asyncio.Event
+    ) -> None:
         limit_s = self._setting.end_limit_s
         while not self._is_over:
             one = self.ledger.ask(self._draw(dice, model))
@@ -120,6 +121,7 @@ class Chaos:
                 continue
             if end is not None and end.code == "unloaded":
                 await self.faults.is_up[model].wait()
+        ended.set()  # what is still open may come to its end undisturbed
 
     def _draw(self, dice: random.Random, model: str) -> Ask:
         number = next(self._numbers)
