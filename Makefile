@@ -45,9 +45,10 @@ fuzz: setup ## hostile bytes: a million at the decoder, 100,000 that arrive thro
 promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this very commit; hours, can be interrupted
 	@PYTHONPATH=tests .venv/bin/python -m promises
 
-chaos: setup ## requests on real processes under a seeded mix of faults, fake engine and MLX; minutes
+chaos: setup ## requests on real processes under a seeded mix of faults, fake engine and MLX, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
 	@PYTHONPATH=tests .venv/bin/python -m chaos --real
+	@PYTHONPATH=tests .venv/bin/python -m chaos.mutants
 
 MINUTES ?= 30
 OUT ?= build/soak

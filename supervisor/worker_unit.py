@@ -74,6 +74,7 @@ class WorkerUnit:
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
+        self._start_news: Spawned | SpawnFailed | None = None
 
     @property
     def model(self) -> ModelName:
@@ -130,6 +131,9 @@ class WorkerUnit:
         """Makes the sockets, then the process; returns whether it runs."""
         around = self._around
         token = secrets.token_hex(16)
+        # Before the sockets' first look, which the loop has been asked for when they are made: a
+        # worker may have said READY by then, on a machine that is busy.
+        asyncio.get_running_loop().call_soon(self._announce)
         try:
             self._link = WorkerLink(
                 around.context,
@@ -145,10 +149,8 @@ class WorkerUnit:
             self._process = WorkerProcess.spawn(around.argv, line, self._model_log.write)
         except (OSError, zmq.ZMQError) as error:
             detail = error.strerror or str(error)
-            self._post(
-                SpawnFailed(
-                    now=around.now(), model=self.model, generation=self.generation, detail=detail
-                )
+            self._start_news = SpawnFailed(
+                now=around.now(), model=self.model, generation=self.generation, detail=detail
             )
             return False
         pid = self._link.pid = self._process.pid
@@ -157,10 +159,16 @@ class WorkerUnit:
         around.log.write(
             "info", "worker spawned", model=self.model, generation=self.generation, pid=pid
         )
-        self._post(Spawned(now=around.now(), model=self.model, generation=self.generation, pid=pid))
+        self._start_news = Spawned(
+            now=around.now(), model=self.model, generation=self.generation, pid=pid
+        )
         if self._is_killed:
             self.kill()
         return True
+
+    def _announce(self) -> None:
+        assert self._start_news is not None
+        self._around.post(self._start_news)
 
     async def _end(self) -> None:
         """Waits for the exit, and for what the process said and printed before it."""

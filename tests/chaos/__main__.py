@@ -1,4 +1,7 @@
-"""`python -m chaos [--requests N] [--seed N] [--real] [--without-resume]`: it must reconcile."""
+"""`python -m chaos [--requests N] [--seed N] [--real]`: requests under faults must reconcile (P1).
+
+Exits as every campaign does (`support.verdict`): 0 kept, 4 missed, 3 not shown.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from support.tiny_model import make_tiny_model
+from support.verdict import EXIT_CODES, Verdict
 
 from .run import run_chaos
 from .setting import fake_setting, real_setting
@@ -22,19 +26,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos")
     parser.add_argument("--requests", type=int, help=f"{REQUESTS}; {REAL_REQUESTS} with --real")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--real", action="store_true", help="MLX and a tiny model, not the fake")
-    parser.add_argument("--without-resume", action="store_true")
+    parser.add_argument("--real", action="store_true", help="MLX and tiny models, not the fake")
     given = parser.parse_args()
     requests = given.requests or (REAL_REQUESTS if given.real else REQUESTS)
     tell = partial(print, file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        is_real = given.real
-        setting = real_setting(make_tiny_model(Path(folder))) if is_real else fake_setting()
-        figures = run_chaos(
-            setting, requests, given.seed, resume=not given.without_resume, tell=tell
-        )
-        print(figures)
-    return 0
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            setting = fake_setting()
+            if given.real:
+                folders = {
+                    name: make_tiny_model(Path(folder) / name, seed=seed)
+                    for seed, name in enumerate("ab")
+                }
+                setting = real_setting(folders)
+            outcome = run_chaos(setting, requests, given.seed, tell=tell)
+    except OSError as error:  # a disk that is full, a process that cannot be started
+        print(f"not shown: {error}")
+        return EXIT_CODES[Verdict.NOT_SHOWN]
+    print(outcome)
+    return EXIT_CODES[outcome.verdict]
 
 
 if __name__ == "__main__":

@@ -3,145 +3,140 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fuzz.frames import hostile_frames
-from mlxsup.client import AsyncClient, RequestError
+from mlxsup.client import AsyncClient, ConnectionLost
 from support.daemon import Daemon
-from support.raw_client import RawClient
 
+from .commands import Commands
+from .inside import Inside
 from .ledger import Ledger
-from .setting import POISON, SIGNALS, Setting
-
-ABANDONED = 5
-GARBAGE = 20
-Strike = Callable[[str], Awaitable[bool]]
+from .neighbours import Neighbours
+from .setting import CLIENTS, COMMANDS, INSIDE, SIGNALS, Setting
+from .signals import Signals
 
 
 class Faults:
-    """Strikes one model after the other until it is cancelled.
+    """Strikes one model after the other until the requests are over.
 
     Args:
         daemon: whose workers are struck.
         setting: which faults there are, and how often they come.
         seed: of their order and times.
-        ledger: where the poisoned requests are entered.
+        ledger: where each is entered before it strikes.
+        new_number: gives the numbers of the requests that are faults themselves.
 
     Attributes:
         counts: how many there were of each kind.
         recovery_s: from each signal to READY, by kind.
+        is_up: by model; clear while it is unloaded on purpose.
     """
 
-    def __init__(self, daemon: Daemon, setting: Setting, seed: int, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        setting: Setting,
+        seed: int,
+        ledger: Ledger,
+        new_number: Callable[[], int],
+    ) -> None:
         self._daemon, self._setting, self._ledger = daemon, setting, ledger
         self._dice = random.Random(seed)
-        self._poisons = 0
-        self._poisoned: set[asyncio.Task[None]] = set()
-        self._struck: dict[tuple[str, int], tuple[str, float]] = {}
+        self._new_number = new_number
+        self._under_way: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter(dict.fromkeys(setting.kinds, 0))
         self.recovery_s: defaultdict[str, list[float]] = defaultdict(list)
+        self.is_up = {model: asyncio.Event() for model in setting.models}
+        for event in self.is_up.values():
+            event.set()
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Strikes until told to end, and until those who were poisoned have been answered."""
+        """Strikes until the event is set, and until the effect of each fault has been seen."""
         async with AsyncClient(self._daemon.endpoint) as client:
             watcher = asyncio.create_task(self._watch(client))
+            signals = Signals(client, self._daemon, self._ledger, self._start)
+            commands = Commands(client, self._daemon, self._setting, self._ledger, self.is_up,
+                                signals)  # fmt: skip
+            neighbours = Neighbours(self._daemon.endpoint, self._dice)
+            inside = Inside(self._daemon.endpoint, self._setting, self._ledger, signals, commands,
+                            self._new_number, self._start)  # fmt: skip
             order: list[str] = []
-            while not ended.is_set():
-                if not order:  # each kind once before any comes again
-                    order = self._dice.sample(self._setting.kinds, len(self._setting.kinds))
-                kind = order.pop()
-                if await self._strike(client, kind, self._dice.choice([*self._setting.models])):
-                    self.counts[kind] += 1
-                pause_s = self._dice.uniform(0.5, 1.5) * self._setting.pause_s
-                try:
-                    await asyncio.wait_for(ended.wait(), pause_s)
-                except TimeoutError:
-                    pass
-            await asyncio.gather(*self._poisoned)
-            watcher.cancel()
+            try:
+                while not ended.is_set():
+                    if not order:  # each kind once before any comes again
+                        order = self._dice.sample(self._setting.kinds, len(self._setting.kinds))
+                    kind = order.pop()
+                    models = self._dice.sample([*self._setting.models], len(self._setting.models))
+                    doer = self._doer(kind, signals, commands, neighbours, inside)
+                    if kind in COMMANDS:  # they wait until the model is READY
+                        self._start(commands.strike(kind, models[0]), kind, models[0])
+                    elif doer is signals:
+                        self.counts[kind] += await self._strike_any(signals, kind, models)
+                    else:
+                        strike = doer.strike(kind, models[0])
+                        self.counts[kind] += await self._within_limit(strike, kind, models[0])
+                    pause_s = self._dice.uniform(0.5, 1.5) * self._setting.pause_s
+                    try:
+                        await asyncio.wait_for(ended.wait(), pause_s)
+                    except TimeoutError:
+                        pass
+                while self._under_way:
+                    await asyncio.wait(self._under_way)
+            except ConnectionLost as error:
+                self._ledger.violate("connection", f"of the faults: {error.message}")
+            finally:
+                for task in (watcher, *self._under_way):
+                    task.cancel()
+                inside.close()
 
-    async def _strike(self, client: AsyncClient, kind: str, model: str) -> bool:
-        """Returns whether there was something to strike."""
-        if kind in SIGNALS:
-            return await self._signal(client, model, kind)
-        match kind:
-            case "restart" | "restart --now":
-                await self._restart(client, model, now=kind == "restart --now")
-            case "reload":
-                assert self._daemon.process is not None
-                self._daemon.process.send_signal(signal.SIGHUP)
-            case "client gone":
-                await self._leave(model)
-            case "garbage":
-                await asyncio.to_thread(self._send_garbage)
-            case _:
-                assert kind == POISON
-                self._poison(client, model)
-        return True
+    async def _strike_any(self, signals: Signals, kind: str, models: list[str]) -> bool:
+        """Strikes the first of these models that has a process which may be struck."""
+        for model in models:
+            if await self._within_limit(signals.strike(kind, model), kind, model):
+                return True
+        return False
 
-    async def _signal(self, client: AsyncClient, model: str, name: str) -> bool:
-        rows = (await client.status())["models"]
-        row: dict[str, Any] = next(r for r in rows if r["name"] == model)
-        if row["pid"] is None:
-            return False
-        # Known before the blow: the news of its end may come before this task goes on.
-        self._struck.setdefault((model, row["generation"]), (name, time.monotonic()))
+    @staticmethod
+    def _doer(
+        kind: str, signals: Signals, commands: Commands, neighbours: Neighbours, inside: Inside
+    ) -> Signals | Commands | Neighbours | Inside:
+        if kind in COMMANDS:
+            return commands
+        if kind in CLIENTS:
+            return neighbours
+        if kind in INSIDE:
+            return inside
+        return signals
+
+    async def _within_limit(self, strike: Coroutine[Any, Any, bool], kind: str, model: str) -> bool:
+        """Whether it struck; one that does not end is a violation."""
         try:
-            os.kill(row["pid"], getattr(signal, name))
-        except ProcessLookupError:
+            async with asyncio.timeout(self._setting.end_limit_s):
+                return await strike
+        except TimeoutError:
+            limit_s = self._setting.end_limit_s
+            self._ledger.violate("liveness", f"{kind} of {model} did not end within {limit_s:g} s")
             return False
-        return True
+
+    def _start(self, work: Coroutine[Any, Any, bool], kind: str, model: str) -> None:
+        """Lets what a fault leads to be seen while others strike; counts it if it struck."""
+
+        async def run() -> None:
+            if await self._within_limit(work, kind, model) and kind in (*INSIDE, *COMMANDS):
+                self.counts[kind] += 1
+
+        task = asyncio.create_task(run())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _watch(self, client: AsyncClient) -> None:
         """Takes the time from each signal until the next life is READY."""
         async for change in client.events():
             if change.get("to") == "READY" and change["from"] == "LOADING":
-                struck = self._struck.pop((change["model"], change["generation"] - 1), None)
-                if struck is not None:
-                    kind, at = struck
-                    self.recovery_s[kind].append(time.monotonic() - at)
-
-    @staticmethod
-    async def _restart(client: AsyncClient, model: str, *, now: bool) -> None:
-        try:
-            await client.restart(model, now=now)
-        except RequestError as error:
-            if error.code != "load_failed":  # another fault struck the new life
-                raise
-
-    async def _leave(self, model: str) -> None:
-        """A client that asks, and is gone in the middle of its answers."""
-        async with AsyncClient(self._daemon.endpoint) as client:
-            streams = [
-                client.generate(model, prompt=f"left {n}", max_tokens=self._setting.tokens)
-                for n in range(ABANDONED)
-            ]
-            await client.ping()
-            del streams
-
-    def _send_garbage(self) -> None:
-        with RawClient(self._daemon.endpoint) as client:
-            for _ in range(GARBAGE):
-                client.say(hostile_frames(self._dice))
-            client.hear_any()
-
-    def _poison(self, client: AsyncClient, model: str) -> None:
-        self._poisons += 1
-        prompt = f"[[fault crash=SIGSEGV at=3]] {self._poisons}"
-        task = asyncio.create_task(self._ask_poisoned(client, model, prompt))
-        self._poisoned.add(task)
-        task.add_done_callback(self._poisoned.discard)
-
-    async def _ask_poisoned(self, client: AsyncClient, model: str, prompt: str) -> None:
-        try:
-            await client.complete(model, prompt=prompt, max_tokens=9)
-        except RequestError as error:
-            self._ledger.poisoned(str(error.code.value))
-        else:
-            self._ledger.poisoned("finished")
+                model, now = change["model"], time.monotonic()
+                for entry in self._ledger.provocations.take_unrecovered(model, SIGNALS):
+                    self.recovery_s[entry.kind].append(now - entry.begun_s)

@@ -1,74 +1,210 @@
-"""What every request was promised and what it got, kept where it was asked and read."""
+"""What every request was promised and what it got; nothing is allowed that was not provoked."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import asyncio
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 
-ALLOWED_ERRORS = frozenset(
-    {"worker_crashed", "overloaded", "load_failed", "unloaded", "quarantined"}
-)
-"""What a client may meet that is nobody's fault but the chaos'; everything else is a violation.
-`quarantined` is the right end of a request whose engine was made to die by a SIGSEGV from outside
-three times while it ran: nobody can tell that from a crash of its own."""
+from .asks import Ask, End, Kind, Open
+from .provocations import Provocations
 
-ENDS_OF_POISON = frozenset({"quarantined", "worker_crashed"})
+DEATHS_TO_QUARANTINE = 3
+SILENT_DEATHS_TO_GIVE_UP = 3
+CLIENT_LAG_S = 1.0
+"""By how much a client may see a token later than the supervisor sent it."""
+RESUMED_SHARE = 0.5
+"""Of the requests that ran and had more to come when their process was killed, at least so many
+must have been resumed; the others had their ends on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A broken promise.
+
+    Attributes:
+        check: the name of what saw it.
+        text: what it saw.
+    """
+
+    check: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"
+
+
+FEW_STRUCK = 10
+"""Fewer requests that ran when their process was killed say nothing about a share."""
+MOST_VIOLATIONS = 20
+"""A run that has seen more is condemned, and ends at once."""
 
 
 class Ledger:
-    """Counts ends and compares answers."""
+    """Judges ends by what was asked, what came, and what was provoked meanwhile.
 
-    def __init__(self) -> None:
+    Args:
+        left_tokens: with more than so many to come, as far as its client knows, a request that
+            runs when its process is killed cannot have ended before.
+
+    Attributes:
+        provocations: of the faults.
+        asked: how many requests there were.
+        ends: how they ended; of poison, `poison_ends`.
+        resumed: how many times answers continued after a crash.
+        struck, struck_resumed: requests that ran when their process was killed, and those of them
+            that were resumed.
+        by_door: how many ended well, through each kind of client.
+        violations: what is wrong.
+        condemned: set when that is so much that the run need not go on.
+    """
+
+    def __init__(self, left_tokens: int) -> None:
+        self._left_tokens = left_tokens
+        self.provocations = Provocations()
         self.asked = 0
-        self.resumed = 0
         self.ends: Counter[str] = Counter()
         self.poison_ends: Counter[str] = Counter()
-        self.violations: list[str] = []
+        self.resumed = self.struck = self.struck_resumed = 0
+        self.by_door: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self.condemned = asyncio.Event()
+        self._open: defaultdict[str, set[Open]] = defaultdict(set)
 
-    def ask(self) -> None:
-        """A request was sent."""
+    def ask(self, ask: Ask) -> Open:
+        """A request is about to be sent."""
         self.asked += 1
+        one = Open(ask=ask)
+        self._open[ask.model].add(one)
+        return one
 
-    def finished(self, got: Sequence[int], truth: Sequence[int], resumed: int) -> None:
-        """It ended well: its tokens must be those of the undisturbed answer."""
-        self.ends["finished"] += 1
-        self.resumed += resumed
-        if list(got) != list(truth):
-            at = next((n for n, p in enumerate(zip(got, truth, strict=False)) if p[0] != p[1]),
-                      min(len(got), len(truth)))  # fmt: skip
-            self.violations.append(f"another token at {at} after {resumed} resumes")
+    def violate(self, check: str, text: str) -> None:
+        """A promise is broken."""
+        self.violations.append(Violation(check=check, text=text))
+        if len(self.violations) >= MOST_VIOLATIONS:
+            self.condemned.set()
 
-    def cancelled(self, got: Sequence[int], truth: Sequence[int], resumed: int) -> None:
-        """Its client cancelled it: what had come must be a beginning of the answer."""
-        self.ends["cancelled"] += 1
-        self.resumed += resumed
-        if list(got) != list(truth[: len(got)]):
-            self.violations.append("other tokens before the cancel")
+    def kill(self, model: str) -> None:
+        """The process of a model is about to be killed: marks the requests that run in it."""
+        for one in self._open[model]:
+            left = len(one.ask.answer.tokens) - len(one.tokens)
+            is_lasting = one.ask.timeout_s is None and one.ask.cancel_after is None
+            if one.tokens and left > self._left_tokens and one.ask.resume and is_lasting:
+                one.was_struck = True
 
-    def failed(self, code: str, got: Sequence[int], truth: Sequence[int], sent: object) -> None:
-        """It ended with an error: what had come must be a beginning of the answer."""
-        self.ends[code] += 1
-        if code not in ALLOWED_ERRORS:
-            self.violations.append(f"ended with {code}")
-        if list(got) != list(truth[: len(got)]):
-            self.violations.append(f"other tokens before {code}")
-        if isinstance(sent, int) and sent != len(got):
-            self.violations.append(f"tokens_sent {sent}, received {len(got)}")
+    def may_accuse(self, model: str) -> bool:
+        """Whether a death with evidence, now, can lead to no quarantine of a request that is
+        innocent: that takes three deaths with evidence under one request, alone at the third."""
+        if self.provocations.is_open(model, "poison", "stall"):
+            return False
+        now = time.monotonic()
+        met = (self.provocations.evidence(model, one.sent_s, now) for one in self._open[model])
+        return max(met, default=0) < DEATHS_TO_QUARANTINE - 1
 
-    def lost(self, message: str) -> None:
+    def never_ended(self, one: Open, limit_s: float) -> None:
+        """A request has had no end for a long time."""
+        self._open[one.ask.model].discard(one)
+        self.violate("liveness", f"{one.ask.model} {one.ask.number}: no end within {limit_s:g} s")
+
+    def lost(self, one: Open, message: str) -> None:
         """Its client took the daemon for gone, which it never was."""
+        self._open[one.ask.model].discard(one)
         self.ends["connection lost"] += 1
-        self.violations.append(f"connection lost: {message}")
+        self.violate("connection", message)
 
-    def poisoned(self, end: str) -> None:
-        """A request that always kills its engine has ended; it must not have gone well."""
-        self.poison_ends[end] += 1
-        if end not in ENDS_OF_POISON:
-            self.violations.append(f"a poisoned request ended with {end}")
+    def ended(self, one: Open, end: End, door: str) -> None:
+        """A request has ended.
 
-    def reconcile(self) -> list[str]:
-        """Everything that is wrong; empty where each request had exactly one right end."""
-        problems = list(self.violations)
-        if sum(self.ends.values()) != self.asked:
-            problems.append(f"{self.asked} asked, {sum(self.ends.values())} ended")
-        return problems
+        Args:
+            one: which.
+            end: how.
+            door: through which kind of client it was asked.
+        """
+        now = time.monotonic()
+        self._open[one.ask.model].discard(one)
+        is_poison = one.ask.kind is Kind.POISON
+        (self.poison_ends if is_poison else self.ends)[_name(end)] += 1
+        self.by_door[door] += not end.is_error
+        self._check_content(one, end)
+        if end.is_error:
+            self._check_error(one, end, now)
+        else:
+            self._check_done(one, end, now)
+        if one.was_struck and not end.is_error:
+            self.struck += 1
+            self.struck_resumed += end.resumed > 0
+
+    # ------------------------------------------------------------ inside
+
+    def _check_content(self, one: Open, end: End) -> None:
+        """What came is the answer, or a beginning of it: of this model, prompt and seed."""
+        right, got = one.ask.answer, one.tokens
+        is_whole = not end.is_error and end.code != "cancelled"
+        where = f"{one.ask.model} {one.ask.number} ({_name(end)}, resumed {end.resumed})"
+        wanted = list(right.tokens) if is_whole else list(right.tokens[: len(got)])
+        if got != wanted:
+            pairs = enumerate(zip(got, wanted, strict=False))
+            at = next((n for n, (a, b) in pairs if a != b), min(len(got), len(wanted)))
+            self.violate("tokens", f"{where}: another token at {at} of {len(wanted)}")
+        elif one.text != right.text_of(got, is_whole):
+            self.violate("text", f"{where}: {one.text!r} is not the text of its tokens")
+
+    def _check_done(self, one: Open, end: End, now: float) -> None:
+        ask, where = one.ask, f"{one.ask.model} {one.ask.number}"
+        if ask.kind is Kind.POISON:
+            self.violate("poison", f"{where}: a request that kills its engine ended: {end.code}")
+        if end.code == "cancelled" and not one.is_cancelled:
+            self.violate("cancel", f"{where}: cancelled by nobody")
+        if end.code not in ("cancelled", ask.answer.finish):
+            self.violate("finish", f"{where}: {end.code}, not {ask.answer.finish}")
+        prompt = ask.answer.prompt_tokens
+        is_early = end.code == "cancelled" and not one.tokens  # it may not have been accepted
+        wanted = (0 if is_early and end.usage[0] == 0 else prompt, len(one.tokens))
+        if end.usage != wanted:
+            self.violate("usage", f"{where}: {end.usage}, not {wanted}")
+        is_started = not is_early or end.seed is not None
+        if is_started and (end.seed is None or ask.seed not in (None, end.seed)):
+            self.violate("seed", f"{where}: {end.seed}, not {ask.seed}")
+        self.resumed += end.resumed
+        if end.resumed > (most := self.provocations.losses(ask.model, one.sent_s, now)):
+            self.violate("resumed", f"{where}: {end.resumed} times under at most {most} deaths")
+
+    def _check_error(self, one: Open, end: End, now: float) -> None:
+        where = f"{one.ask.model} {one.ask.number}"
+        sent = end.detail.get("tokens_sent")
+        needs_count = end.code in ("worker_crashed", "quarantined", "deadline_exceeded")
+        is_refusal = not one.tokens and end.code == "quarantined"
+        if sent != len(one.tokens) and (sent is not None or (needs_count and not is_refusal)):
+            self.violate("tokens_sent", f"{where}: {end.code} says {sent}, {len(one.tokens)} came")
+        if not self._is_provoked(one, end.code, now):
+            what = f"{where} ({one.ask.kind}, resume={one.ask.resume}, {len(one.tokens)} tokens)"
+            self.violate(f"unprovoked {end.code}", what)
+
+    def _is_provoked(self, one: Open, code: str, now: float) -> bool:
+        """Whether this error may be this request's end, by what was done to its model."""
+        ask, done = one.ask, self.provocations
+        match code:
+            case "worker_crashed" if not ask.resume:
+                return done.losses(ask.model, one.sent_s, now) > 0
+            case "worker_crashed":
+                since_s = (one.last_token_s or one.sent_s) - CLIENT_LAG_S
+                return done.silent_losses(ask.model, since_s, now) >= SILENT_DEATHS_TO_GIVE_UP
+            case "deadline_exceeded":
+                return ask.timeout_s is not None and now - one.sent_s >= ask.timeout_s
+            case "unloaded":
+                unloads = [e for e in done.during(ask.model, one.sent_s, now) if e.unloads]
+                ran = one.first_token_s is not None and all(
+                    one.first_token_s < entry.begun_s for entry in unloads
+                )  # then it is waited for, unless its process dies
+                return bool(unloads) and (not ran or done.losses(ask.model, one.sent_s, now) > 0)
+            case "quarantined":
+                return ask.kind is Kind.POISON
+            case "insufficient_memory":
+                return ask.kind is Kind.OUT_OF_MEMORY
+            case _:
+                return False
+
+
+def _name(end: End) -> str:
+    return end.code if end.is_error or end.code == "cancelled" else "finished"

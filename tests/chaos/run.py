@@ -5,35 +5,35 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from mlxsup.client import AsyncClient, ConnectionLost, FinishReason, RequestError
+import psutil
+from mlxsup.client import AsyncClient
 from support.daemon import Daemon
 
+from .asks import Ask
 from .faults import Faults
-from .ledger import Ledger
-from .setting import Setting
+from .ledger import FEW_STRUCK, Ledger
+from .library import LibraryDoor
+from .raw import RawDoor
+from .report import Report, report
+from .setting import SUPERVISOR, Setting
 
-CLIENTS = 4
-CANCELLED = 0.02
-"""The share of requests that their clients cancel in the middle."""
-SEED = 7
-"""Of every second answer; the others are greedy."""
+DOORS = 4
+"""Connections; every second one is raw."""
+CANCELLED, LIMITED, NOT_RESUMED = 0.04, 0.03, 0.1
+"""Shares of the requests: that their clients cancel, that have a deadline, that do not outlive
+their worker."""
+TIMEOUTS_S = (0.01, 0.05, 0.2, 30.0)
+CLIENTS = ("one", "two", None)
 PROGRESS_S = 5.0
-SUPERVISOR = {"max_queue_per_client": 1024}
+CALM_S = 60.0
+"""Within this time after the last request nothing must be left of any."""
+SHOWN_CHARACTERS = 400
 
-Case = tuple[str, int, int | None]
-"""Model, number of the prompt, and seed; None for a greedy answer."""
-
-
-def parameters(case: Case, tokens: int) -> dict[str, Any]:
-    """What is asked."""
-    _, number, seed = case
-    sampling = {} if seed is None else {"seed": seed, "temperature": 0.8}
-    return {"prompt": f"prompt {number}", "max_tokens": tokens, **sampling}
+Tell = Callable[[str], object]
+Door = RawDoor | LibraryDoor
 
 
 class Chaos:
@@ -44,129 +44,146 @@ class Chaos:
         setting: sizes and faults.
         requests: how many are asked at least; more while a fault has not struck often enough.
         seed: of the faults and of the mix.
-        resume: whether answers shall outlive their workers.
         tell: given a line of progress now and then.
     """
 
     def __init__(
-        self,
-        daemon: Daemon,
-        setting: Setting,
-        requests: int,
-        seed: int,
-        *,
-        resume: bool,
-        tell: Callable[[str], object],
+        self, daemon: Daemon, setting: Setting, requests: int, seed: int, tell: Tell
     ) -> None:
         self._daemon, self._setting, self._requests = daemon, setting, requests
-        self._seed, self._resume, self._tell = seed, resume, tell
+        self._seed, self._tell = seed, tell
         self._least = setting.least_of_each(requests)
         self._numbers = itertools.count()
-        self._truth: dict[Case, list[int]] = {}
-        self.ledger = Ledger()
-        self.faults = Faults(daemon, setting, seed, self.ledger)
+        self._start_s = 0.0
+        self.ledger = Ledger(setting.left_tokens)
+        self.faults = Faults(daemon, setting, seed, self.ledger, lambda: next(self._numbers))
         self.took_s = 0.0
 
     async def run(self) -> None:
-        """Asks everything while faults strike."""
-        clients = [AsyncClient(self._daemon.endpoint) for _ in range(CLIENTS)]
-        try:
-            await self._learn_truth(clients[0])
-            start_s, ended = time.monotonic(), asyncio.Event()
-            faults = asyncio.create_task(self.faults.run(ended))
-            progress = asyncio.create_task(self._tell_progress(start_s))
-            await asyncio.gather(
-                *(
-                    self._ask_on(clients[n % CLIENTS], model, random.Random(f"{self._seed} {n}"))
-                    for n, model in zip(
-                        range(self._setting.askers),
-                        itertools.cycle(self._setting.models),
-                        strict=False,
-                    )
-                )
-            )
-            ended.set()
+        """Asks everything while faults strike, and looks at what is left."""
+        doors = [
+            (RawDoor if n % 2 else LibraryDoor)(self._daemon.endpoint, self.ledger)
+            for n in range(DOORS)
+        ]
+        async with AsyncClient(self._daemon.endpoint) as client:
+            await self._setting.answers.learn(client)
+            self._start_s, ended = time.monotonic(), asyncio.Event()
+            progress = asyncio.create_task(self._tell_progress())
+            work = asyncio.create_task(self._ask_under_faults(doors, ended))
+            condemned = asyncio.create_task(self.ledger.condemned.wait())
+            await asyncio.wait({work, condemned}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (progress, condemned):
+                task.cancel()
+            self.took_s = time.monotonic() - self._start_s
+            if work.done():
+                await work
+                await self._look_at_what_is_left(client)
+                for door in doors:
+                    await door.fence()
+            else:
+                work.cancel()
+                await asyncio.wait({work})
+        for door in doors:
+            closed = door.close()
+            if closed is not None:
+                await closed
+
+    async def _ask_under_faults(self, doors: Sequence[Door], ended: asyncio.Event) -> None:
+        models = [*self._setting.models]
+        async with asyncio.TaskGroup() as tasks:
+            faults = tasks.create_task(self.faults.run(ended))
+            async with asyncio.TaskGroup() as askers:
+                for n in range(self._setting.askers):
+                    door, model = doors[n % DOORS], models[n // DOORS % len(models)]
+                    dice = random.Random(f"{self._seed} {n}")
+                    askers.create_task(self._ask_on(door, model, dice, ended))
             await faults
-            progress.cancel()
-            self.took_s = time.monotonic() - start_s
-        finally:
-            for client in clients:
-                await client.close()
-
-    async def _learn_truth(self, client: AsyncClient) -> None:
-        """The undisturbed answers: each model gives one at a time."""
-
-        async def learn(model: str) -> None:
-            for case in itertools.product((model,), range(self._setting.prompts), (None, SEED)):
-                result = await client.complete(model, **parameters(case, self._setting.tokens))
-                self._truth[case] = result.token_ids
-
-        await asyncio.gather(*map(learn, self._setting.models))
 
     @property
-    def _is_enough(self) -> bool:
+    def _is_over(self) -> bool:
+        if time.monotonic() - self._start_s > self._setting.run_limit_s:
+            return True
         is_struck = min(self.faults.counts.values()) >= self._least
-        return self.ledger.asked >= self._requests and is_struck
+        is_met = self.ledger.struck >= FEW_STRUCK or not self._setting.has_kills
+        return self.ledger.asked >= self._requests and is_struck and is_met
 
-    async def _ask_on(self, client: AsyncClient, model: str, dice: random.Random) -> None:
-        cases = [case for case in self._truth if case[0] == model]
-        while not self._is_enough:
-            await self._ask(client, dice.choice(cases), dice)
+    async def _ask_on(
+        self, door: Door, model: str, dice: random.Random, ended: asyncio.Event
+    ) -> None:
+        limit_s = self._setting.end_limit_s
+        while not self._is_over:
+            one = self.ledger.ask(self._draw(dice, model))
+            try:
+                async with asyncio.timeout(limit_s):
+                    end = await door.ask(one)
+            except TimeoutError:
+                self.ledger.never_ended(one, limit_s)
+                continue
+            if end is not None and end.code == "unloaded":
+                await self.faults.is_up[model].wait()
+        ended.set()  # what is still open may come to its end undisturbed
 
-    async def _ask(self, client: AsyncClient, case: Case, dice: random.Random) -> None:
-        right, got = self._truth[case], []
-        cancel_at = dice.randrange(len(right)) if dice.random() < CANCELLED else None
-        self.ledger.ask()
-        stream = client.generate(
-            case[0],
-            **parameters(case, self._setting.tokens),
-            # No two requests are the same one, whose crashes would count together.
-            stop=[f"\x00{next(self._numbers)}"],
-            resume=self._resume,
+    def _draw(self, dice: random.Random, model: str) -> Ask:
+        number = next(self._numbers)
+        prompt, max_tokens, seed = self._setting.answers.draw(dice, model, number)
+        answer = self._setting.answers.answer(model, prompt, max_tokens, seed)
+        is_cancelled, is_limited = dice.random() < CANCELLED, dice.random() < LIMITED
+        return Ask(
+            number=number,
+            id=str(number),
+            model=model,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            seed=seed,
+            resume=dice.random() >= NOT_RESUMED,
+            timeout_s=dice.choice(TIMEOUTS_S) if is_limited else None,
+            cancel_after=dice.randrange(len(answer.tokens)) if is_cancelled else None,
+            client=dice.choice(CLIENTS),
+            answer=answer,
         )
-        try:
-            async for delta in stream:
-                got += delta.token_ids
-                if cancel_at is not None and len(got) > cancel_at:
-                    stream.cancel()
-            if stream.result.finish_reason is FinishReason.CANCELLED:
-                self.ledger.cancelled(got, right, stream.result.resumed)
-            else:
-                self.ledger.finished(got, right, stream.result.resumed)
-        except RequestError as error:
-            sent = error.detail.get("tokens_sent")
-            self.ledger.failed(error.code.value, got, right, sent)
-        except ConnectionLost as error:
-            self.ledger.lost(error.message)
 
-    async def _tell_progress(self, start_s: float) -> None:
+    async def _look_at_what_is_left(self, client: AsyncClient) -> None:
+        """Nothing runs or waits, no process is left over, and none has died by itself."""
+        until_s = time.monotonic() + CALM_S
+        while True:
+            status = await client.status()
+            rows = status["models"]
+            left = [*(n for row in rows for n in row["running"]), *status["queue"]["per_client"]]
+            is_settled = all(row["state"] in ("READY", "STOPPED") for row in rows)
+            if (not left and is_settled) or time.monotonic() > until_s:
+                break
+            await asyncio.sleep(0.1)
+        if left or not is_settled:
+            states = {row["name"]: row["state"] for row in rows}
+            self.ledger.violate("left over", f"{left} after the last end; {states}")
+        for row in rows:
+            died, most = row["generation"] - 1, self.ledger.provocations.deaths_of(row["name"])
+            if died > most:
+                self.ledger.violate("deaths", f"{row['name']}: {died} died, {most} were struck")
+        self._look_at_processes({row["pid"] for row in rows})
+
+    def _look_at_processes(self, known: set[int | None]) -> None:
+        assert self._daemon.process is not None
+        children = psutil.Process(self._daemon.process.pid).children(recursive=True)
+        strangers = [child for child in children if child.pid not in known]
+        if strangers:
+            self.ledger.violate("processes", f"{strangers} are left over")
+
+    async def _tell_progress(self) -> None:
+        told = 0
         while True:
             await asyncio.sleep(PROGRESS_S)  # the beat of what people see, no wait for anything
-            took_s, asked = time.monotonic() - start_s, self.ledger.asked
-            counts = self.faults.counts.values()
+            took_s, asked = time.monotonic() - self._start_s, self.ledger.asked
+            counts = self.faults.counts
+            rarest = min(counts, key=counts.__getitem__)
             self._tell(
                 f"{took_s:.1f} s: {asked} of {self._requests} requests, {asked / took_s:.0f}/s,"
-                f" {sum(counts)} faults, at least {min(counts)} of each,"
+                f" {counts.total()} faults, fewest: {counts[rarest]} {rarest},"
                 f" {len(self.ledger.violations)} violations"
             )
-
-    def report(self) -> str:
-        """The figures."""
-        ends = ", ".join(f"{count} {end}" for end, count in self.ledger.ends.most_common())
-        faults = ", ".join(f"{n} {kind}" for kind, n in sorted(self.faults.counts.items()))
-        poisons = ", ".join(f"{n} {end}" for end, n in self.ledger.poison_ends.most_common())
-        lines = [
-            f"chaos ({self._setting.where}): {self.ledger.asked} requests in {self.took_s:.0f} s:"
-            f" {ends}; {self.ledger.resumed} resumes; faults: {faults}"
-            + (f"; the poisoned: {poisons}" if poisons else "")
-            + "; 0 violations: the ledger reconciles"
-        ]
-        for kind, times_s in sorted(self.faults.recovery_s.items()):
-            lines.append(
-                f"{kind} to READY: median {statistics.median(times_s):.2f} s,"
-                f" longest {max(times_s):.2f} s of {len(times_s)}"
-            )
-        return "\n".join(lines)
+            for violation in self.ledger.violations[told:]:
+                self._tell(f"violated {violation}")
+            told = len(self.ledger.violations)
 
 
 def run_chaos(
@@ -174,17 +191,37 @@ def run_chaos(
     requests: int,
     seed: int,
     *,
-    resume: bool = True,
-    tell: Callable[[str], object] = lambda line: None,
-) -> str:
-    """Runs it and returns the figures.
+    environment: Mapping[str, str] | None = None,
+    tell: Tell = lambda line: None,
+) -> Report:
+    """Runs it once; whatever is wrong is in the report.
 
-    Raises:
-        AssertionError: the ledger does not reconcile.
+    Args:
+        setting: sizes and faults.
+        requests: how many are asked at least.
+        seed: of the faults and of the mix.
+        environment: of the daemon, beside this process's own.
+        tell: given a line of progress now and then.
     """
-    with Daemon(dict(setting.models), SUPERVISOR) as daemon:
-        chaos = Chaos(daemon, setting, requests, seed, resume=resume, tell=tell)
+    daemon = Daemon(dict(setting.models), SUPERVISOR)
+    try:
+        daemon.start(environment=dict(environment or {}))
+        chaos = Chaos(daemon, setting, requests, seed, tell)
         asyncio.run(chaos.run())
-        problems = chaos.ledger.reconcile()
-        assert not problems, problems[:20]
-    return chaos.report()
+        _check_logs(daemon, chaos.ledger)
+    except BaseException as error:
+        daemon.__exit__(type(error), error, error.__traceback__)
+        raise
+    try:
+        daemon.__exit__(None, None, None)
+    except AssertionError as error:  # processes are left
+        chaos.ledger.violate("exit", str(error)[:SHOWN_CHARACTERS])
+    return report(chaos.ledger, chaos.faults, setting, requests, chaos.took_s)
+
+
+def _check_logs(daemon: Daemon, ledger: Ledger) -> None:
+    """No log holds an unwanted word, whatever was done; the supervisor's least of all."""
+    try:
+        daemon.check_logs()
+    except AssertionError as error:
+        ledger.violate("log", str(error)[:SHOWN_CHARACTERS])

@@ -9,11 +9,17 @@ from typing import Any
 
 from support.daemon import fake
 
-SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "SIGSTOP")
-COMMANDS = ("restart", "restart --now", "reload")
-CLIENTS = ("client gone", "garbage")
-POISON = "poison"
+from .answers import Answers, FakeAnswers, LearntAnswers
 
+EVIDENCE = ("SIGSEGV", "SIGABRT")
+SILENT = ("SIGKILL", "SIGTERM", "SIGSTOP")
+SIGNALS = (*EVIDENCE, *SILENT)
+COMMANDS = ("restart", "restart --now", "reload", "other launch", "unload")
+CLIENTS = ("client gone", "client killed", "garbage")
+SHORT_STOP = "short stop"
+INSIDE = ("poison", "stall", "out of memory")
+
+SUPERVISOR = {"max_queue_per_client": 1024}
 RESTART = {"max_restarts": 1_000_000, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}
 
 
@@ -24,22 +30,31 @@ class Setting:
     Attributes:
         where: for the report (J5).
         models: entries by name.
-        prompts: how many different ones are asked.
-        tokens: of each answer.
+        answers: what is asked, and the right answers.
         askers: how many ask at the same time, each one model, one request after the other.
         pause_s: from one fault to the next, on average.
         kinds: the faults; each comes once before any comes again.
         requests_per_fault: so many requests call for one fault of each kind.
+        left_tokens: of an answer, which no client lags behind.
+        end_limit_s: a request that has no end after this is lost.
+        run_limit_s: a run that takes longer asks no more.
     """
 
     where: str
     models: Mapping[str, dict[str, Any]]
-    prompts: int
-    tokens: int
+    answers: Answers
     askers: int
     pause_s: float
     kinds: tuple[str, ...]
     requests_per_fault: int
+    left_tokens: int
+    end_limit_s: float
+    run_limit_s: float
+
+    @property
+    def has_kills(self) -> bool:
+        """Whether any fault ends a process that requests run in."""
+        return bool({*SIGNALS, "restart --now"} & {*self.kinds})
 
     def least_of_each(self, requests: int) -> int:
         """The minimum count of every kind of fault in a run of so many requests."""
@@ -48,29 +63,44 @@ class Setting:
 
 def fake_setting() -> Setting:
     """Four models of the fake engine, many short answers; one that is down holds up its own."""
-    entry = fake(fake={"step_s": 0.002}, restart=RESTART, max_concurrency=32)
     return Setting(
         where="fake engine",
-        models=dict.fromkeys("abcd", entry),
-        prompts=24,
-        tokens=16,
+        models={
+            name: fake(
+                fake={"step_s": 0.002, "voice": name},
+                restart=RESTART,
+                max_concurrency=32,
+                step_timeout_s=5.0,
+            )
+            for name in "abcd"
+        },
+        answers=FakeAnswers(short=(8, 32), long=200),
         askers=256,
-        pause_s=0.45,
-        kinds=(*SIGNALS, *COMMANDS, *CLIENTS, POISON),
-        requests_per_fault=2000,
+        pause_s=0.4,
+        kinds=(*SIGNALS, *COMMANDS, *CLIENTS, SHORT_STOP, *INSIDE),
+        requests_per_fault=6000,
+        left_tokens=60,
+        end_limit_s=120.0,
+        run_limit_s=900.0,
     )
 
 
-def real_setting(model: Path) -> Setting:
-    """Two workers of one real model on the CPU, longer answers."""
-    entry = {"path": str(model), "preload": True, "restart": RESTART, "max_concurrency": 8}
+def real_setting(folders: dict[str, Path]) -> Setting:
+    """Real models on the CPU, each of other weights, with longer answers.
+
+    Args:
+        folders: of the models, by name.
+    """
+    entry = {"preload": True, "restart": RESTART, "max_concurrency": 8}
     return Setting(
         where="MLX on the CPU",
-        models=dict.fromkeys(("a", "b"), entry),
-        prompts=8,
-        tokens=200,
+        models={name: {"path": str(folder), **entry} for name, folder in folders.items()},
+        answers=LearntAnswers(folders, prompts=8, tokens=200),
         askers=16,
-        pause_s=1.5,
-        kinds=(*SIGNALS, *COMMANDS, *CLIENTS),
-        requests_per_fault=100,
+        pause_s=1.2,
+        kinds=(*SIGNALS, *COMMANDS, *CLIENTS, SHORT_STOP),
+        requests_per_fault=250,
+        left_tokens=100,
+        end_limit_s=180.0,
+        run_limit_s=500.0,
     )

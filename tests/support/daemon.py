@@ -73,7 +73,9 @@ class Daemon:
         """Writes the configuration file."""
         top = {"runtime_dir": f"{self.folder}/run", "log_dir": f"{self.logs}", **(supervisor or {})}
         tables = {"supervisor": top} | {f'models."{name}"': e for name, e in models.items()}
-        self.config.write_text(toml_of(tables))
+        new = self.config.with_suffix(".new")
+        new.write_text(toml_of(tables))
+        new.replace(self.config)  # a reload that is under way reads the one or the other
 
     def __enter__(self) -> Self:
         self.start()
