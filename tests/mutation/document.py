@@ -19,9 +19,9 @@ ORDER = (
 PREFACE = (
     "Made by `make mutants`. Small bugs are planted at random, one at a time, and the part's fast",
     "tests that run the changed line have to notice, in the core some hundred seeds of the",
-    "simulation among them. A bug with which the module cannot be imported is replaced by the next",
-    "one drawn. A kill by a time limit, or by a test outside of tests/unit, counts only if the same",
-    "test passes on the right code directly afterwards.",
+    "simulation among them. A bug with which the module cannot be imported is replaced by the",
+    "next one drawn. A kill by a time limit, or by a test outside of tests/unit, counts only if",
+    "the same test passes on the right code directly afterwards.",
 )
 
 

@@ -80,7 +80,7 @@ class Reach:
 
 
 def measure(copy: Project, part: Part, cache: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """What each file of a part's fast tests reaches, from the cache if nothing that it runs has changed.
+    """What each file of a part's fast tests reaches, from the cache if nothing has changed.
 
     Raises:
         NotShown: if a fast test fails on the right code, twice.
