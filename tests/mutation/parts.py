@@ -125,6 +125,8 @@ PARTS = (
             "tests/unit/test_parameters*.py",
             "tests/unit/test_worker_launch*.py",
             "tests/unit/test_client_*.py",
+            "tests/unit/test_operations_document.py",
+            "tests/integration/test_protocol_document.py",
         ),
     ),
 )

@@ -54,16 +54,13 @@ class Reach:
     def tests_of(self, path: str, first: int, last: int, *, is_at_import: bool) -> list[FastTest]:
         """The tests that may notice a bug in these lines, quickest first.
 
-        What runs at import is noticed by whoever uses the file, or else the folder it is in.
+        What runs at import may be noticed by any test, first of all by those that run other lines
+        of the file: a default, a table or a word need not be run to be read.
         """
         if is_at_import:
-            folder = path.rsplit("/", 1)[0] + "/"
-            beside = (ids for file, ids in self.files.items() if file.startswith(folder))
-            ids = self.files.get(path) or set[str]().union(*beside)
-        else:
-            ids = set[str]().union(
-                *(self.lines.get((path, line), ()) for line in range(first, last + 1))
-            )
+            near = self.files.get(path, set())
+            return sorted(self.tests.values(), key=lambda t: (t.id not in near, t.work_s, t.id))
+        ids = set[str]().union(*(self.lines.get((path, n), ()) for n in range(first, last + 1)))
         return sorted((self.tests[i] for i in ids), key=lambda test: (test.work_s, test.id))
 
     def add(self, measured: dict[str, object]) -> None:
