@@ -92,6 +92,9 @@ PARTS = (
             "tests/unit/test_worker_*.py",
             "tests/unit/test_answer_*.py",
             "tests/unit/test_prefill*.py",
+            "tests/integration/test_worker_parent_watch.py",
+            "tests/contract/test_*.py",
+            "tests/mlx/test_harmony.py",
         ),
     ),
     Part(
