@@ -78,6 +78,8 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         error = call.excinfo.value if call.excinfo else AssertionError(report.longreprtext[-200:])
+        if kind_of(error) in ("assertion", "time limit"):
+            item.session.shouldstop = "a kill"
         tell(
             failed=item.nodeid,
             phase=report.when,

@@ -21,6 +21,8 @@ from .tree import environment_of
 IMPORT_LIMIT_S = 60.0
 LIMIT_S = 60.0
 """Of all tests of one mutant together."""
+MOST_FAILURES = "--maxfail=10"
+"""An assertion ends the run at once; after so many exceptions none is looked for any more."""
 WHOLE_RUN = "the limit of all tests of a mutant"
 
 
@@ -136,7 +138,7 @@ def _first_failure(copy: Project, tests: list[FastTest], limits: Limits) -> Resu
             chosen=[test.id for test in chosen],
             limit_s=limits.run_s,
             test_limit_s=limits.test_s,
-            options=["-x", "--hypothesis-seed=0"] if copy.has_hypothesis else ["-x"],
+            options=[MOST_FAILURES, *(["--hypothesis-seed=0"] if copy.has_hypothesis else [])],
         )
         result = judge(run, len(tests))
         if result.outcome is not Outcome.SURVIVED:
@@ -148,24 +150,16 @@ def judge(run: Run, tests: int) -> Result:
     """What a run of pytest says of the mutant."""
     if errors := run.values("collection_error"):
         return Result(outcome=Outcome.NOT_COUNTED, detail=errors[0][-200:])
-    if run.exit_code is None:
-        started = run.values("started")
-        return Result(
-            outcome=Outcome.TIME_LIMIT,
-            test=started[-1] if started else "",
-            detail=WHOLE_RUN,
-            tests_run=tests,
-        )
     failures = [event for event in run.events if "failed" in event]
     if not failures:
         return _without_failure(run, tests)
-    first = failures[0]
     outcomes = {
         "assertion": Outcome.ASSERTION,
         "time limit": Outcome.TIME_LIMIT,
-        "import": Outcome.NOT_COUNTED,
         "exception": Outcome.EXCEPTION,
+        "import": Outcome.NOT_COUNTED,
     }
+    first = min(failures, key=lambda event: list(outcomes).index(event["kind"]))
     return Result(
         outcome=outcomes[first["kind"]],
         test=first["failed"],
@@ -176,6 +170,9 @@ def judge(run: Run, tests: int) -> Result:
 
 def _without_failure(run: Run, tests: int) -> Result:
     started, ended = run.values("started"), run.values("ended")
+    if run.exit_code is None:
+        last = started[-1] if started else ""
+        return Result(outcome=Outcome.TIME_LIMIT, test=last, detail=WHOLE_RUN, tests_run=tests)
     if len(started) > len(ended):
         died = f"the process of the tests died with {run.exit_code}"
         return Result(outcome=Outcome.EXCEPTION, test=started[-1], detail=died, tests_run=tests)

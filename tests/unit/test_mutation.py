@@ -252,6 +252,15 @@ FAILED = {"failed": "t", "phase": "call", "error": "E", "message": "m"}
         (run_of({**FAILED, "kind": "assertion"}, exit_code=1), Outcome.ASSERTION),
         (run_of({**FAILED, "kind": "exception"}, exit_code=1), Outcome.EXCEPTION),
         (run_of({**FAILED, "kind": "time limit"}, exit_code=1), Outcome.TIME_LIMIT),
+        (
+            run_of({**FAILED, "kind": "import"}, {**FAILED, "kind": "exception"}, exit_code=1),
+            Outcome.EXCEPTION,
+        ),
+        (
+            run_of({**FAILED, "kind": "exception"}, {**FAILED, "kind": "assertion"}, exit_code=1),
+            Outcome.ASSERTION,
+        ),
+        (run_of({**FAILED, "kind": "exception"}, exit_code=None), Outcome.EXCEPTION),
         (run_of({"collected": 1}, {"started": "t"}, exit_code=None), Outcome.TIME_LIMIT),
         (run_of({"collected": 1}, {"started": "t"}, exit_code=70), Outcome.EXCEPTION),
         (run_of({"collected": 1}, {"started": "t"}, exit_code=0), Outcome.EXCEPTION),

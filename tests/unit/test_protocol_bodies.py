@@ -21,8 +21,11 @@ def body(**values: Any) -> RequestBody:
 def refusal(**values: Any) -> str:
     with pytest.raises(RemoteError) as caught:
         RequestBody(**values)
-    assert caught.value.code is ErrorCode.INVALID_REQUEST
-    return caught.value.message
+    error = caught.value
+    assert error.code is ErrorCode.INVALID_REQUEST
+    assert error.detail["parameter"] in {*values, "prompt"}
+    assert error.message.startswith(f"{error.detail['parameter']} takes {error.detail['expected']}")
+    return error.message
 
 
 # ---------------------------------------------------------------- bodies

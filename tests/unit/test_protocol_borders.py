@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from enum import Enum
 from typing import Any
 
@@ -21,7 +22,14 @@ from mlxsup.protocol.codec import (
     encode_body,
 )
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode, RemoteError
-from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import (
+    Generation,
+    ModelName,
+    RequestId,
+    RequestKey,
+    pack_tokens,
+    unpack_tokens,
+)
 from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
     PERMANENT_EXITS,
@@ -96,7 +104,9 @@ def test_a_body_of_just_the_limit_is_read() -> None:
         decode(header, bytes(MAX_BODY_BYTES + 1))
     room = MAX_BODY_BYTES - len(encode_body(body(prompt="x" * 70_000))) + 70_000
     assert len(encode_body(body(prompt="x" * room))) == MAX_BODY_BYTES
-    with pytest.raises(RemoteError, match=f"at most {MAX_BODY_BYTES} bytes, not"):
+    with pytest.raises(
+        RemoteError, match=f"^a request body has at most {MAX_BODY_BYTES} bytes, not"
+    ):
         encode_body(body(prompt="x" * (room + 1)))
 
 
@@ -263,6 +273,17 @@ def test_what_is_no_error_is_not_read_as_one(wrong: dict[str, Any]) -> None:
         RemoteError.from_wire(wire | wrong)
     with pytest.raises(ValueError, match="a known code"):
         RemoteError.from_wire([])
+
+
+def test_tokens_travel_alike_from_a_machine_that_has_the_large_end_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "byteorder", "little")
+    native = pack_tokens([1, 2**32 - 2])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    swapped = pack_tokens([1, 2**32 - 2])
+    assert swapped == native[3::-1] + native[:3:-1]
+    assert unpack_tokens(swapped) == [1, 2**32 - 2]
 
 
 # ---------------------------------------------------------------- the launch
