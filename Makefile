@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak models captures clean
+.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak models mutants captures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -38,6 +38,9 @@ REQUESTS ?= 100000
 simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
 	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
+
+mutants: setup ## random bugs in every part, which fast tests must notice: docs/mutants.md; an hour
+	@PYTHONPATH=typings:tests .venv/bin/python -m mutation
 
 fuzz: setup ## hostile bytes: a million at the decoder, 100,000 that arrive through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz

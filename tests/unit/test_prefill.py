@@ -171,3 +171,14 @@ def test_a_fixed_chunk_depends_on_nothing_measured() -> None:
     assert pacer.chunk(prefill_rows=1, decode_rows=4) == FIXED_CHUNK
     # The stall limit follows the prediction, so that a slow machine is not taken for stuck.
     assert pacer.predict_chunk_s(prefill_rows=1, longest=FIXED_CHUNK) > 30
+
+
+def test_a_chunk_is_predicted_by_what_a_token_has_cost_and_a_pass_beside_it_F5() -> None:
+    pacer = make_pacer()
+    pacer.saw_chunk(prefill_rows=1, longest=10, decode_rows=0, took_s=1.0)
+    assert pacer.predict_chunk_s(prefill_rows=2, longest=20) == pytest.approx(4.0)
+    pacer.saw_chunk(prefill_rows=1, longest=0, decode_rows=0, took_s=9.0)
+    assert pacer.predict_chunk_s(prefill_rows=2, longest=20) == pytest.approx(4.0)
+    pacer.saw_decode(rows=1, took_s=0.5)
+    assert pacer.predict_chunk_s(prefill_rows=2, longest=20) == pytest.approx(4.5)
+    assert pacer.predict_decode_s(0) == 0.0

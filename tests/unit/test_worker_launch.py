@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import signal
+import threading
 
 import pytest
-from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engine import (
     BadLaunchError,
@@ -55,6 +56,50 @@ def test_a_spec_is_read_while_the_pipe_stays_open() -> None:
     assert read(spec().to_line()) == spec()
 
 
+def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None:
+    line = spec().to_line()
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, line[:100])
+        rest = threading.Timer(0.05, os.write, (writer, line[100:]))
+        rest.start()
+        assert read_launch_spec(reader) == spec()
+        rest.join()
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [(b"", "there is no launch spec"), (spec().to_line()[:-1], "one line of JSON")],
+)
+def test_an_input_that_ends_before_the_line_does_is_said(written: bytes, words: str) -> None:
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, written)
+        os.close(writer)
+        with pytest.raises(LaunchError, match=words):
+            read_launch_spec(reader)
+    finally:
+        os.close(reader)
+
+
+def test_a_line_without_an_end_is_refused_while_the_pipe_stays_open() -> None:
+    reader, writer = os.pipe()
+    try:
+        endless = threading.Thread(
+            target=os.write, args=(writer, b" " * (MAX_LAUNCH_SPEC_BYTES + 1))
+        )
+        endless.start()
+        with pytest.raises(LaunchError, match="at most 64 KiB"):
+            read_launch_spec(reader)
+        endless.join()
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 @pytest.mark.parametrize("written", [b"[]\n", b"{}\n", b"nonsense\n", b'"x"\n'])
 def test_what_is_no_spec_is_refused(written: bytes) -> None:
     with pytest.raises(LaunchError, match="launch spec"):
@@ -92,8 +137,13 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
     wrong = dataclasses.replace(spec(), **{name: value})  # type: ignore[arg-type]
-    with pytest.raises(LaunchError, match=name):
+    with pytest.raises(LaunchError, match=f": {name} takes "):
         check_spec(wrong)
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_every_log_level_of_the_configuration_is_taken(level: str) -> None:
+    check_spec(spec(log_level=level))
 
 
 def test_a_socket_path_that_is_too_long_is_refused() -> None:

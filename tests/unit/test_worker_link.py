@@ -208,3 +208,21 @@ def test_heartbeats_that_have_ended_are_known_to_have_P23(far: Far) -> None:
     thread.stop()
     assert thread.is_over
     assert ended.is_set()
+
+
+def test_what_a_link_takes_unread_is_bounded(far: Far) -> None:
+    """Requests wait in the supervisor, where they can be cancelled and survive a crash."""
+    endpoint = far.endpoint + "-full"
+    sender: zmq.Socket[bytes] = far.context.socket(zmq.DEALER)
+    sender.set(zmq.SNDHWM, 1)
+    sender.bind(endpoint)
+    link = Link(endpoint)
+    try:
+        taken = 0
+        while sender.poll(500, zmq.POLLOUT):
+            sender.send(bytes(16 * 1024), zmq.NOBLOCK)
+            taken += 1
+        assert HIGH_WATER_MARK <= taken < 4 * HIGH_WATER_MARK
+    finally:
+        link.close(0.0)
+        sender.close(0)

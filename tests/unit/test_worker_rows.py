@@ -47,7 +47,11 @@ def test_an_absent_max_tokens_is_what_fits() -> None:
 
 @pytest.mark.parametrize(
     ("length", "max_tokens", "numbers"),
-    [(10, None, ("10 tokens", "of 10")), (12, 1, ("12",)), (4, 7, ("4 ", "7", "10", "at most 6"))],
+    [
+        (10, None, ("the prompt has 10 tokens; the context of 10 leaves no room",)),
+        (12, 1, ("the prompt has 12 tokens",)),
+        (4, 7, ("4 prompt tokens and max_tokens 7 exceed the context of 10; ", "at most 6")),
+    ],
 )
 def test_over_the_context_is_refused_with_numbers_I6_C7(length, max_tokens, numbers) -> None:
     body = RequestBody(prompt="x", max_tokens=max_tokens)
@@ -55,6 +59,7 @@ def test_over_the_context_is_refused_with_numbers_I6_C7(length, max_tokens, numb
         plan_row(KEY, body, Prompt(tokens=[5] * length), FACTS)
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert all(number in caught.value.message for number in numbers)
+    assert caught.value.message.startswith(numbers[0])
     assert caught.value.detail["prompt_tokens"] == length
     assert caught.value.detail["context_length"] == 10
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.codec import encode_body
+from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.messages import Rejected
 from mlxsup.worker.engine import Prompt
 from mlxsup.worker.text import (
     LONG_BODY_BYTES,
@@ -117,6 +118,17 @@ def test_what_a_template_raises_is_the_requests_own_error_G6(text: Text, raised,
     text.codec.raises = None
     text.submit(B, "abcd")
     assert isinstance(text.results(1)[0], Tokenised)
+
+
+def test_what_a_template_raises_travels_whatever_it_says_G6(text: Text) -> None:
+    text.codec.raises = ValueError("half a letter: \ud83e")
+    text.submit(A, "abc")
+    (result,) = text.results(1)
+    assert isinstance(result, Refused)
+    assert result.error.message == (
+        "the prompt could not be prepared: ValueError: half a letter: ?"
+    )
+    encode(Rejected(key=A, error=result.error.to_wire()))
 
 
 def test_a_body_that_is_not_msgpack_is_refused_C7(text: Text) -> None:

@@ -146,6 +146,15 @@ def test_a_hundred_thousand_letters_of_nonsense_stay_text(kind: ToolFormat, part
     assert not calls_of(got)
 
 
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+def test_words_among_the_calls_of_deepseek_make_all_of_it_text(place: str) -> None:
+    call = DEEP.format("weather", SPELLED)
+    inside = {"before": f"so: {call}", "between": f"{call} and {call}", "behind": f"{call} done"}
+    whole = "<｜tool▁calls▁begin｜>" + inside[place] + "<｜tool▁calls▁end｜>"
+    got = parse(tool_formats.DEEPSEEK, [whole])
+    assert (text_of(got), calls_of(got)) == (whole, [])
+
+
 @pytest.mark.parametrize("end", ["", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"])
 def test_many_beginnings_are_read_in_one_go(end: str) -> None:
     whole = "<｜tool▁calls▁begin｜>" + ("<｜tool▁call▁begin｜>" + end) * 20_000

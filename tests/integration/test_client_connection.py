@@ -1,0 +1,286 @@
+"""A connection against a ROUTER of the test's own, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from mlxsup.client.api import ClientBase
+from mlxsup.client.async_client import AsyncClient
+from mlxsup.client.client import Client
+from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection, RequestIds, _lost
+from mlxsup.client.errors import ConnectionLost
+from mlxsup.client.link import Link, LinkState
+from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Event, Message, Ping, Reply, Subscribe
+from support.eventually import eventually
+
+A, B = RequestId("a"), RequestId("b")
+
+
+class Box:
+    """An inbox that is a list."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+
+
+class Router:
+    """The daemon's socket, and a connection to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/c.sock"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.bind()
+        self.now = 100.0
+        self.links: list[tuple[bool, bool]] = []
+        self.connection = Connection(self.endpoint, self.on_link, lambda: self.now)
+        self.peer = b""
+
+    def bind(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(self.endpoint)
+        return socket
+
+    def on_link(self, old: Link | None, new: Link | None) -> None:
+        self.links.append((old is not None, new is not None))
+
+    def next(self) -> Message:
+        """What the client sent."""
+        eventually(self.can_read, timeout_s=60.0)
+        self.peer, *frames = self.socket.recv_multipart()
+        return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
+
+    def can_read(self) -> bool:
+        self.connection.pump()
+        return bool(self.socket.poll(10))
+
+    def send(self, message: Message) -> None:
+        self.socket.send_multipart([self.peer, *encode(message)])
+
+    def pump_until(self, is_so: Callable[[], bool]) -> None:
+        def pumped() -> bool:
+            self.connection.pump()
+            return is_so()
+
+        eventually(pumped, timeout_s=60.0)
+
+    def command(self, request_id: RequestId = A) -> Box:
+        box = Box()
+        self.connection.open_command(request_id, encode(Ping(id=request_id)), box)
+        return box
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    made = Router(tmp_path)
+    yield made
+    made.connection.close()
+    made.connection.terminate()
+    made.context.destroy(linger=0)
+
+
+def test_a_link_is_made_for_the_first_message_and_its_owner_is_told(router: Router) -> None:
+    assert (router.links, router.connection.link) == ([], None)
+    assert not router.connection.pump()
+    box = router.command()
+    assert router.links == [(False, True)]
+    assert router.next() == Ping(id=A)
+    router.send(Reply(id=A, value={"n": 1}))
+    router.pump_until(lambda: bool(box.items))
+    assert box.items == [{"n": 1}]
+    router.command(B)
+    assert router.links == [(False, True)]
+
+
+def test_a_daemon_that_is_gone_is_told_to_all_and_the_next_message_has_a_new_link_P2(
+    router: Router,
+) -> None:
+    first, second = router.command(), router.command(B)
+    router.next()
+    router.send(Reply(id=RequestId("other"), value={}))
+    router.pump_until(
+        lambda: router.connection.link is not None and router.connection.link.was_heard
+    )
+    router.socket.close(0)
+    router.pump_until(lambda: router.connection.link is None)
+    assert router.links == [(False, True), (True, False)]
+    for box in (first, second):
+        [error] = box.items
+        assert isinstance(error, ConnectionLost)
+        assert str(error) == f"the daemon at {router.endpoint} is gone"
+        assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
+    router.socket = router.bind()
+    again = router.command()
+    assert router.links[2:] == [(False, True)]
+    router.next()
+    router.send(Reply(id=A, value={}))
+    router.pump_until(lambda: bool(again.items))
+    assert again.items == [{}]
+
+
+def test_silence_ends_everything_once_it_has_lasted_P2(router: Router) -> None:
+    box = router.command()
+    router.next()
+    assert router.connection.deadline == 100.0 + SILENCE_LIMIT_S
+    router.now += SILENCE_LIMIT_S
+    assert not router.connection.pump()
+    assert box.items == []
+    router.now += DOUBT_S
+    assert not router.connection.pump()
+    [error] = box.items
+    assert isinstance(error, ConnectionLost)
+    assert str(error) == f"the daemon at {router.endpoint} has fallen silent"
+    assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
+    assert router.links == [(False, True), (True, False)]
+    assert router.connection.deadline is None
+
+
+def test_a_flood_is_read_in_portions(router: Router) -> None:
+    box = Box()
+    router.connection.open_command(A, encode(Subscribe(id=A)), box, is_subscription=True)
+    router.next()
+    sent = 3 * MESSAGES_PER_PUMP
+    for n in range(sent):
+        router.send(Event(id=A, value={"n": n}))
+    largest = 0
+
+    def all_came() -> bool:
+        nonlocal largest
+        before = len(box.items)
+        is_more = router.connection.pump()
+        got = len(box.items) - before
+        largest = max(largest, got)
+        assert is_more == (got == MESSAGES_PER_PUMP)
+        return len(box.items) == sent
+
+    eventually(all_came, timeout_s=60.0)
+    assert [item["n"] for item in box.items if isinstance(item, dict)] == list(range(sent))
+    assert largest <= MESSAGES_PER_PUMP
+
+
+def test_what_is_cancelled_is_sent_once(router: Router) -> None:
+    box = Box()
+    router.connection.open_stream(A, encode(Ping(id=A)), box)
+    assert router.next() == Ping(id=A)
+    router.connection.cancel(A)
+    router.connection.cancel(A)
+    assert router.next() == Cancel(id=A)
+    router.connection.cancel(B)
+    assert not router.socket.poll(100)
+
+
+def test_what_is_open_when_a_connection_is_closed_is_cancelled_and_the_cancel_leaves(
+    router: Router,
+) -> None:
+    box = Box()
+    router.connection.open_stream(A, encode(Ping(id=A)), box)
+    router.next()
+    router.connection.close()
+    assert router.links == [(False, True), (True, False)]
+    router.connection.terminate()
+    assert router.socket.poll(60_000)
+    assert router.next() == Cancel(id=A)
+    assert len(box.items) == 1
+
+
+def test_an_endpoint_that_cannot_be_connected_to_is_said_and_leaves_no_socket() -> None:
+    endpoint = "ipc:///" + "x" * 200
+    connection = Connection(endpoint)
+    box = Box()
+    connection.open_command(A, encode(Ping(id=A)), box)
+    [error] = box.items
+    assert isinstance(error, ConnectionLost)
+    assert str(error).startswith(f"cannot connect to {endpoint}: ")
+    assert connection.link is None
+    connection.close()
+    connection.terminate()  # would wait for a socket that is open
+    gc.collect()
+
+
+class SeenLink:
+    """How far a link came before it was lost."""
+
+    def __init__(self, *flags: str) -> None:
+        self.state = LinkState.LOST
+        for name in ("was_turned_away", "was_heard", "was_connected", "was_reset"):
+            setattr(self, name, name in flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "hint", "is_turned_away"),
+    [
+        ((), "no daemon answers at E", "start one with `mlxsup start`", False),
+        (("was_turned_away",), "the daemon at E turned the connection away", TOO_MANY, True),
+        (("was_connected", "was_heard"), "the daemon at E is gone", "", False),
+        (
+            ("was_connected",),
+            "the daemon at E ended the connection before it answered",
+            TOO_MANY,
+            True,
+        ),
+        (
+            ("was_reset",),
+            "no daemon answers at E",
+            "one may have too many connections, or has just ended: try again",
+            True,
+        ),
+    ],
+)
+def test_what_is_said_of_a_lost_connection(
+    flags: tuple[str, ...], message: str, hint: str, is_turned_away: bool
+) -> None:
+    link: Any = SeenLink(*flags)
+    error = _lost(link, "E")
+    assert (error.message, error.hint) == (message, hint)
+    assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
+
+
+def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
+    one, other = RequestIds(), RequestIds()
+    ids = [ids.next() for ids in (one, other) for _ in range(3)]
+    assert len(set(ids)) == 6
+    assert [name.split("-")[1] for name in ids] == ["1", "2", "3"] * 2
+    assert len({name.split("-")[0] for name in ids}) == 2
+
+
+COMMANDS = ("ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_both_clients_take_the_same(name: str) -> None:
+    def taken(client: type[Any]) -> dict[str, Any]:
+        parameters = inspect.signature(getattr(client, name)).parameters.values()
+        return {one.name: (one.kind, one.default) for one in parameters}
+
+    assert taken(Client) == taken(AsyncClient)
+    flags = {
+        name: default
+        for name, (_, default) in taken(Client).items()
+        if default is not inspect._empty
+    }
+    assert flags == {
+        "status": {"debug": False},
+        "restart": {"now": False, "wait": True},
+        "stop": {"now": False, "timeout_s": None},
+    }.get(name, {})
+
+
+def test_nothing_but_the_model_must_be_said_of_a_request() -> None:
+    parameters = inspect.signature(ClientBase.generate).parameters
+    _, model, *others = parameters.values()
+    assert model.default is inspect.Parameter.empty
+    assert {one.name for one in others if one.default is not None} == {"resume"}
+    assert parameters["resume"].default is True

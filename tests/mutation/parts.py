@@ -1,0 +1,177 @@
+"""The parts of mlxsup that have a score, the files of each, and the fast tests of each.
+
+Fast tests run in one process with at most a few children, most of them in milliseconds. Those of a
+part are its own: that a test of something else also fails says little about the part's tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+NOT_FAST = (
+    "tests/unit/test_architecture.py",
+    "tests/unit/test_documents.py",
+    "tests/unit/test_mutation.py",
+    "tests/mlx/test_mlx_lm_facts.py",
+    "tests/mlx/test_models_document.py",
+    "tests/mlx/test_demo_model.py",
+    "tests/mlx/test_resume_demo.py",
+)
+"""Those that judge texts, this tool, other people's libraries, or a model of real size."""
+
+NEVER_CHOSEN = (
+    "test_a_look_up_beside_long_and_many_sequences_takes_no_time",
+    "test_a_seed_replays_event_by_event_under_any_hash_seed_P22",
+    "test_a_planted_bug_is_seen",
+)
+"""Parts of names of tests: a figure, and tests of the simulation itself."""
+
+MOST_TEST_S = 3.0
+"""A test that works longer on the right code is not fast; the simulation's seeds are exempt."""
+
+MOST_WORK_S = 25.0
+"""What all tests chosen for one mutant may work together, on the right code."""
+
+SIMULATION = "tests/unit/test_core_simulation.py"
+
+_WORKER_LOOP = (
+    "__main__", "answer", "bare_calls", "bootstrap", "channels", "chat_messages", "detokenizer",
+    "engine", "harmony", "heartbeat", "life", "link", "logs", "loop", "owned_engine",
+    "parent_watch", "prefill", "rows", "stops", "text", "tool_calls", "tool_formats",
+)  # fmt: skip
+_ENGINE = (
+    "chat_checkpoints", "checkpoints", "context_length", "gguf", "grammar", "grammar_tokenizer",
+    "known_faults", "memory_need", "model_folder", "prefix_index", "prompt_turns", "mlx_*",
+)  # fmt: skip
+
+UNMEASURED = ("worker/fake_*.py", "cli/*.py")
+"""The engine of tests and demonstrations, and the command line: no parts of the promises' code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of mlxsup.
+
+    Attributes:
+        name: as the document has it.
+        globs: its files, from the root of the tree.
+        tests: files of its fast tests.
+    """
+
+    name: str
+    globs: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def files(self, root: Path) -> list[str]:
+        """Its files below `root`, sorted."""
+        found = {path.relative_to(root).as_posix() for g in self.globs for path in root.glob(g)}
+        return sorted(path for path in found if not path.endswith("__init__.py"))
+
+
+PARTS = (
+    Part(name="core", globs=("supervisor/core/*.py",), tests=("tests/unit/test_core_*.py",)),
+    Part(
+        name="shell",
+        globs=("supervisor/*.py",),
+        tests=(
+            "tests/unit/test_shell_*.py",
+            "tests/unit/test_supervisor_*.py",
+            "tests/unit/test_conf*.py",
+            "tests/unit/test_conn*.py",
+            "tests/unit/test_doors*.py",
+            "tests/unit/test_wall_clock.py",
+            "tests/unit/test_operations_document.py",
+            "tests/integration/test_shell_*.py",
+        ),
+    ),
+    Part(
+        name="loop",
+        globs=tuple(f"worker/{name}.py" for name in _WORKER_LOOP),
+        tests=(
+            "tests/unit/test_worker_*.py",
+            "tests/unit/test_answer_*.py",
+            "tests/unit/test_prefill*.py",
+            "tests/integration/test_worker_parent_watch.py",
+            "tests/contract/test_*.py",
+            "tests/mlx/test_harmony.py",
+        ),
+    ),
+    Part(
+        name="engine",
+        globs=tuple(f"worker/{name}.py" for name in _ENGINE),
+        tests=(
+            "tests/unit/test_engine_*.py",
+            "tests/unit/test_chat_*.py",
+            "tests/unit/test_known_faults*.py",
+            "tests/unit/test_prefix_*.py",
+            "tests/unit/test_prompt_*.py",
+            "tests/unit/test_worker_*.py",
+            "tests/contract/test_*.py",
+            "tests/mlx/test_*.py",
+        ),
+    ),
+    Part(
+        name="client",
+        globs=("client/*.py",),
+        tests=(
+            "tests/unit/test_client_*.py",
+            "tests/unit/test_parameters*.py",
+            "tests/integration/test_client_*.py",
+        ),
+    ),
+    Part(
+        name="protocol",
+        globs=("protocol/*.py",),
+        tests=(
+            "tests/unit/test_protocol_*.py",
+            "tests/unit/test_parameters*.py",
+            "tests/unit/test_worker_launch*.py",
+            "tests/unit/test_client_*.py",
+            "tests/unit/test_operations_document.py",
+            "tests/integration/test_protocol_document.py",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A tree that can be measured: mlxsup, or a toy in the tool's own tests.
+
+    Attributes:
+        root: of the tree.
+        parts: what has a score.
+        packages: folders whose lines are counted.
+        import_roots: folders from which children and tests import, from the root.
+        not_fast: test files that are left out.
+        never_chosen: parts of names of tests.
+        namespace: what stands before the packages' names in an import.
+        has_hypothesis: whether its tests draw examples, which a seed then fixes.
+    """
+
+    root: Path
+    parts: tuple[Part, ...] = PARTS
+    packages: tuple[str, ...] = ("protocol", "supervisor", "worker", "client")
+    import_roots: tuple[str, ...] = ("typings", "tests")
+    not_fast: tuple[str, ...] = NOT_FAST
+    never_chosen: tuple[str, ...] = NEVER_CHOSEN
+    namespace: str = "mlxsup."
+    has_hypothesis: bool = True
+
+    def test_files(self, part: Part) -> list[str]:
+        """The files of a part's fast tests, sorted."""
+        found = {p.relative_to(self.root).as_posix() for g in part.tests for p in self.root.glob(g)}
+        return sorted(found - set(self.not_fast))
+
+    def at(self, root: Path) -> Project:
+        """The same project in another folder."""
+        return replace(self, root=root)
+
+    def has_support(self) -> bool:
+        """Whether tests share helpers."""
+        return (self.root / "tests" / "support").is_dir()
+
+    def module_of(self, path: str) -> str:
+        """The name that a file is imported by."""
+        return self.namespace + path.removesuffix(".py").replace("/", ".")

@@ -1,0 +1,195 @@
+"""What a client checks before it sends, and what streams and errors are to their users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
+from mlxsup.client.errors import ConnectionLost, RequestError, internal
+from mlxsup.client.parameters import check_limit, check_model, encode_generate
+from mlxsup.client.results import Delta, Notice, Result
+from mlxsup.client.streams import StreamBase, value_of
+from mlxsup.protocol.codec import Decoder
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate, Message
+from mlxsup.protocol.states import FinishReason, NoticeKind
+
+ID = RequestId("r")
+DONE = Result(text="x", finish_reason=FinishReason.STOP)
+
+
+def encoded(model: Any = "m", **changes: Any) -> Message:
+    values: dict[str, Any] = {
+        "timeout_s": None,
+        "queue_timeout_s": None,
+        "first_token_timeout_s": None,
+        "client": None,
+        "resume": True,
+        "notices": False,
+    }
+    frames = encode_generate(ID, model, {"prompt": "p"}, **(values | changes))
+    return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
+
+
+def test_every_argument_reaches_the_header() -> None:
+    message = encoded(
+        timeout_s=3, queue_timeout_s=1, first_token_timeout_s=2, client="me", notices=True
+    )
+    assert isinstance(message, Generate)
+    assert (message.id, message.model, message.client) == ("r", "m", "me")
+    assert (message.timeout_s, message.queue_timeout_s, message.first_token_timeout_s) == (3, 1, 2)
+    assert (message.notices, message.resume) == (True, True)
+    other = encoded(resume=False)
+    assert isinstance(other, Generate)
+    assert (other.notices, other.resume, other.timeout_s) == (False, False, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": ""}, "model takes text of 1 to 128 characters, not text of 0"),
+        ({"model": "x" * 129}, "model takes text of 1 to 128 characters, not text of 129"),
+        ({"model": 5}, "model takes text of 1 to 128 characters, not 5"),
+        ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not "),
+        ({"client": ""}, "client takes text of 1 to 1024 characters, not text of 0"),
+        ({"client": "x" * 1025}, "client takes text of 1 to 1024 characters, not text of 1025"),
+        ({"resume": 1}, "resume takes true or false, not 1"),
+        ({"timeout_s": -0.1}, "timeout_s takes seconds, from 0 up, not -0.1"),
+        ({"timeout_s": True}, "timeout_s takes seconds, from 0 up, not True"),
+        ({"timeout_s": "1"}, "timeout_s takes seconds, from 0 up, not text"),
+        ({"queue_timeout_s": float("nan")}, "queue_timeout_s takes seconds, from 0 up, not nan"),
+        ({"first_token_timeout_s": 2e9}, "first_token_timeout_s takes seconds, from 0 up, not "),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_sent_C7(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        encoded(**changes)
+    assert caught.value.message.startswith(words)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.detail["parameter"] == next(iter(changes))
+
+
+def test_what_is_just_right_is_sent_C7() -> None:
+    name, client = "x" * 128, "\U0001f98a" * 1024
+    message = encoded(name, client=client, timeout_s=0, queue_timeout_s=1e9)
+    assert isinstance(message, Generate)
+    assert (message.model, message.client, message.timeout_s) == (name, client, 0.0)
+    assert check_limit("timeout_s", 1e9) == 1e9
+    assert check_limit("timeout_s", None) is None
+    assert check_model(name) == name
+    with pytest.raises(RequestError, match="timeout_s takes"):
+        check_limit("timeout_s", -1)
+
+
+# ---------------------------------------------------------------- endpoints
+
+
+def test_the_endpoint_is_that_named_then_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
+    assert find_endpoint("ipc:///named") == "ipc:///named"
+    assert find_endpoint() == "ipc:///of/the/environment"
+    monkeypatch.delenv("MLXSUP_ENDPOINT")
+    assert find_endpoint() == "ipc:///home/somebody/.mlxsup/run/client.sock"
+    assert endpoint_in("~/run") == "ipc:///home/somebody/run/client.sock"
+
+
+@pytest.mark.parametrize("wrong", ["tcp://127.0.0.1:5", "/a/path", "ipc://", ""])
+def test_an_endpoint_is_a_socket_in_a_folder(wrong: str) -> None:
+    with pytest.raises(ValueError, match="ipc:// and the path of a socket, not "):
+        check_endpoint(wrong)
+
+
+def test_a_path_that_some_system_cannot_bind_is_refused() -> None:
+    assert check_endpoint("ipc:///" + "x" * 102)
+    with pytest.raises(ValueError, match="103"):
+        check_endpoint("ipc:///" + "x" * 103)
+
+
+# ---------------------------------------------------------------- streams and errors
+
+
+class Stream:
+    """A stream, with what it cancelled and was told."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.notices: list[Notice] = []
+        self.base = StreamBase(ID, self.cancelled.append, self.notices.append)
+
+
+def test_a_stream_has_no_result_before_its_end() -> None:
+    stream = Stream()
+    assert stream.base.request_id == "r"
+    with pytest.raises(RuntimeError, match="read to its end"):
+        _ = stream.base.result
+    delta = Delta(text="x", token_ids=[1])
+    assert stream.base._take(delta) is delta
+    assert stream.base._take(DONE) is None
+    assert stream.base.result is DONE
+
+
+def test_a_stream_raises_its_error_whenever_it_is_asked() -> None:
+    stream = Stream()
+    lost = ConnectionLost("gone", "ipc:///x")
+    with pytest.raises(ConnectionLost):
+        stream.base._take(lost)
+    with pytest.raises(ConnectionLost):
+        _ = stream.base.result
+
+
+def test_a_stream_is_cancelled_while_it_runs_and_not_after_its_end_D4() -> None:
+    stream = Stream()
+    stream.base.cancel()
+    stream.base._take(DONE)
+    stream.base.cancel()
+    assert stream.cancelled == ["r"]
+
+
+def test_a_stream_that_nobody_can_read_any_more_is_cancelled() -> None:
+    stream, ended = Stream(), Stream()
+    ended.base._take(DONE)
+    del stream.base, ended.base
+    assert (stream.cancelled, ended.cancelled) == (["r"], [])
+
+
+def test_notices_are_handed_on_to_who_asked() -> None:
+    notice = Notice(kind=NoticeKind.LOADING, detail={})
+    stream = Stream()
+    stream.base._tell(notice)
+    assert stream.notices == [notice]
+    silent = StreamBase(ID, lambda _: None, None)
+    silent._tell(notice)
+    silent._take(DONE)
+
+
+@pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
+def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Any) -> None:
+    stream = Stream()
+    with pytest.raises(RequestError, match="a stream was given a reply"):
+        stream.base._take(item)
+    with pytest.raises(RequestError):
+        _ = stream.base.result
+
+
+def test_a_command_gives_its_map_or_raises() -> None:
+    assert value_of({"n": 1}) == {"n": 1}
+    with pytest.raises(RequestError, match="a command was given a piece of a stream"):
+        value_of(DONE)
+    with pytest.raises(ConnectionLost):
+        value_of(ConnectionLost("gone", "ipc:///x"))
+
+
+def test_errors_read_as_sentences() -> None:
+    plain = ConnectionLost("gone", "ipc:///x")
+    assert (str(plain), plain.hint, plain.is_turned_away) == ("gone", "", False)
+    error = internal("odd")
+    assert (error.code, str(error), error.retryable) == ("internal", "odd", False)
+    assert repr(error) == "RequestError(internal, 'odd', detail={})"

@@ -1,0 +1,195 @@
+"""A request's body: the last value that is taken, the first that is refused, and what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody, invalid
+from mlxsup.protocol.codec import (
+    decode_body,
+    encode_body,
+)
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.parameters import NUMBERS, SAMPLING, sampling_defaults
+
+
+def body(**values: Any) -> RequestBody:
+    return RequestBody(**({"prompt": "p"} | values))
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(RemoteError) as caught:
+        RequestBody(**values)
+    error = caught.value
+    assert error.code is ErrorCode.INVALID_REQUEST
+    assert error.detail["parameter"] in {*values, "prompt"}
+    assert error.message.startswith(f"{error.detail['parameter']} takes {error.detail['expected']}")
+    return error.message
+
+
+# ---------------------------------------------------------------- bodies
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
+    number = NUMBERS[name]
+    ends = [number.high] if number.is_low_open else [number.low, number.high]
+    beside = {"logprobs": True} if name == "top_logprobs" else {}
+    for value in ends:
+        if name == "min_tokens":
+            beside = {"max_tokens": max(1, int(value))}
+        exact = int(value) if number.is_integer else value
+        assert getattr(body(**beside, **{name: exact}), name) == exact
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"stop": ["x" * 256] * 16},
+        {"stop": []},
+        {"stop_token_ids": list(range(64))},
+        {"stop_token_ids": [0, 2**32 - 1]},
+        {"logit_bias": dict.fromkeys(range(1024), 1.0)},
+        {"logit_bias": {0: -100.0, 2**32 - 1: 100, "4294967295": 1.0, "0000000001": 1.0}},
+        {"min_tokens": 8, "max_tokens": 8},
+        {"top_logprobs": 0},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"},
+        {"tools": [], "tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "regex", "regex": "a+"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"ignore_eos": True, "logprobs": False},
+        {"prompt": None, "prompt_tokens": [0, 2**32 - 1]},
+        {
+            "prompt": None,
+            "messages": [{"role": "user", "content": None}],
+            "chat_template_kwargs": {"thinking": False},
+        },
+    ],
+)
+def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> None:
+    made = body(**values)
+    again = decode_body(encode_body(made))
+    as_sent = {
+        name: {str(key): one for key, one in value.items()} if name == "logit_bias" else value
+        for name, value in values.items()
+    }
+    for name, value in as_sent.items():
+        assert getattr(again, name) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prompt": "a", "messages": [1]}, "prompt takes exactly one of prompt, prompt_tokens and"
+         " messages, not prompt and messages"),
+        ({}, "prompt_tokens and messages, not none of them"),
+        ({"prompt": b"a"}, "prompt takes a string, not bytes"),
+        ({"prompt": ""}, "prompt takes a string that is not empty, not an empty one"),
+        ({"prompt": "\ud83e"}, "prompt takes text that can be encoded as UTF-8, not lone surr"),
+        ({"prompt_tokens": (1,)}, "prompt_tokens takes a list of integers, not a tuple"),
+        ({"prompt_tokens": [True]}, "prompt_tokens takes a list of integers, not this list"),
+        ({"prompt_tokens": []}, "prompt_tokens takes at least one token id, not an empty list"),
+        ({"prompt_tokens": [2**32]}, "prompt_tokens takes ids from 0 to 4294967295, not one outs"),
+        ({"messages": {}}, "messages takes a list of at least one message, not this map"),
+        ({"messages": ["x"]}, "messages takes maps with a role (text) and its content, not text"),
+        ({"messages": [{"role": 1}]}, "messages takes maps with a role (text) and its content"),
+        ({"prompt": "p", "stop": "x"}, "stop takes a list of strings that are not empty, not one"),
+        ({"prompt": "p", "stop": ["x", ""]}, "stop takes a list of strings that are not empty"),
+        ({"prompt": "p", "stop": ["ab"] * 17}, "stop takes at most 16 strings of at most 256"
+         " characters, not 17 strings, the longest of 2"),
+        ({"prompt": "p", "stop": ["x" * 257]}, "not 1 strings, the longest of 257"),
+        ({"prompt": "p", "stop": ["\ud83e"]}, "stop takes text that can be encoded as UTF-8"),
+        ({"prompt": "p", "logit_bias": {2**32: 1.0}}, "logit_bias takes token ids as keys, not 42"),
+        ({"prompt": "p", "logit_bias": {"00000000001": 1}}, "token ids as keys, not '00000000001'"),
+        ({"prompt": "p", "logit_bias": {"": 1}}, "logit_bias takes token ids as keys, not ''"),
+        ({"prompt": "p", "logit_bias": {1: "x"}}, "logit_bias takes a number from -100 to 100 for"
+         " each token, not text"),
+        ({"prompt": "p", "tools": {}}, 'tools takes a list of {"type": "function"'),
+        ({"prompt": "p", "tools": [{"type": "function", "function": {"name": ""}}]}, "tools takes"),
+        ({"prompt": "p", "tools": [{"type": "tool", "function": {"name": "f"}}]}, "tools takes"),
+        ({"prompt": "p", "chat_template_kwargs": []}, "chat_template_kwargs takes a map with names"
+         " as keys, not this list"),
+        ({"prompt": "p", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs takes messages"
+         " for the template, not none of them"),
+        ({"prompt": "p", "response_format": "json"}, 'response_format takes a map of type "'),
+        ({"prompt": "p", "response_format": {"type": "text", "x": 1}}, "response_format takes"),
+        ({"prompt": "p", "response_format": {"type": "regex", "regex": ""}}, "response_format"),
+        ({"prompt": "p", "response_format": {"type": "regex", "regex": "a", "x": 1}}, "response_f"),
+        ({"prompt": "p", "response_format": {"type": "json_schema", "json_schema": {}}}, "respons"),
+        ({"prompt": "p", "response_format": {"type": "json_schema", "x": 1,
+          "json_schema": {"schema": {}}}}, "response_format takes"),
+        ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
+        ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 up to 1, not 0"),
+        ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
+    ],
+)  # fmt: skip
+def test_what_is_just_wrong_is_refused_by_name_C7(values: dict[str, Any], words: str) -> None:
+    assert words in refusal(**values)
+
+
+OURS = (
+    "messages",
+    "conversation",
+    "tools",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "tokenizer_kwargs",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_mlxsup_says_to_templates_itself_is_not_taken_C7(name: str) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    said = refusal(messages=messages, chat_template_kwargs={name: 1, "other": 2})
+    assert said == f"chat_template_kwargs takes names that are not mlxsup's own, not {name}"
+    assert len(RESERVED_TEMPLATE_NAMES) == len(OURS)
+
+
+def test_a_refusal_shows_numbers_and_kinds_and_no_text() -> None:
+    shown = [1.5, None, True, "secret", ["secret"], {"secret": 1}, b"secret", ("secret",)]
+    said = [invalid("x", "y", value).message.removeprefix("x takes y, not ") for value in shown]
+    assert said == ["1.5", "None", "True", "text", "this list", "this map", "bytes", "a tuple"]
+    assert invalid("x", "y", 10**60).message == "x takes y, not 1" + 39 * "0"
+    assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
+
+
+def test_what_an_unknown_parameter_is_told() -> None:
+    with pytest.raises(RemoteError) as caught:
+        RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
+    assert caught.value.detail == {"parameter": "c" * 64}
+    assert "known are chat_template_kwargs, frequency_penalty, " in caught.value.message
+    with pytest.raises(RemoteError, match="body takes a map, not this list"):
+        RequestBody.from_wire([])
+    with pytest.raises(RemoteError) as caught:
+        RequestBody.from_wire({"prompt": "p", "n": 2})
+    assert caught.value.detail == {"parameter": "n"}
+
+
+def test_what_a_request_was_accepted_with_is_all_but_its_prompt_and_seed() -> None:
+    asked = body(seed=5, max_tokens=3, logit_bias={7: 1.0}, stop=["x"])
+    assert asked.parameters() == {"max_tokens": 3, "logit_bias": {"7": 1.0}, "stop": ["x"]}
+    again = RequestBody.accepted([1, 2], asked.parameters(), 9)
+    assert (again.prompt_tokens, again.seed, again.max_tokens) == ([1, 2], 9, 3)
+    assert again.bias_by_token() == {7: 1.0}
+    assert body().bias_by_token() == {}
+
+
+def test_sampling_is_what_decides_which_token_is_taken() -> None:
+    defaults = sampling_defaults()
+    assert tuple(defaults) == SAMPLING
+    assert defaults == {
+        "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "xtc_probability": 0.0,
+        "xtc_threshold": 0.1, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "penalty_window": 20,
+    }  # fmt: skip
