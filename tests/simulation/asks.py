@@ -32,6 +32,7 @@ class Ask:
         queue_s, first_token_s, total_s: its own limits as the client said them; None: not said.
         number: its place in the order of admission.
         arrived_at: when the supervisor read it.
+        placed_at: when it came into the line, or came back.
         queue_until, first_token_until, until: when each limit is over; None for none.
         key: the supervisor's name for it, as its first dispatch tells.
         acceptance: the first that the supervisor read.
@@ -57,6 +58,7 @@ class Ask:
     number: int = 0
     arrived_at: float = 0.0
     ended_at: float = 0.0
+    placed_at: float = 0.0
     queue_until: float | None = None
     first_token_until: float | None = None
     until: float | None = None

@@ -147,6 +147,7 @@ class Book:
         in_a_row: crashes since it was last stable.
         retry: the earliest and the latest time of the next start; None: as soon as it is its turn.
         is_after_crash: the next start follows a crash.
+        is_restarting: a restart was asked for, and it has not been READY since.
         is_vague: commands crossed in ways that the oracle does not follow: only what holds in
             any case is checked until its process is gone.
     """
@@ -162,6 +163,7 @@ class Book:
     in_a_row: int = 0
     retry: tuple[float, float] | None = None
     is_after_crash: bool = False
+    is_restarting: bool = False
     last_load_error: str = ""
     batching: dict[str, str] | None = None
     suspicion: Suspicion = field(default_factory=Suspicion)

@@ -45,6 +45,7 @@ class Client:
         is_slow: it does not read: what waits for it is thrown away, ends excepted.
         has_left, is_gone: it has left; the supervisor knows.
         twins: second uses of an id that were sent and not answered.
+        unheard: what was said after the supervisor had ended.
         subscriptions: ids of those that were sent, the latest last.
     """
 
@@ -58,6 +59,7 @@ class Client:
     has_left: bool = False
     is_gone: bool = False
     twins: int = 0
+    unheard: set[str] = field(default_factory=set)
 
     def open_streams(self) -> list[Stream]:
         """Those whose end has not arrived."""
@@ -71,9 +73,9 @@ class Client:
     def check_ends(self) -> None:
         """Everything was answered."""
         for stream in self.streams.values():
-            check("unanswered", stream.end is not None, stream.ask)
+            check("unanswered", stream.end or stream.ask.id in self.unheard, stream.ask)
         for id, is_answered in self.commands.items():
-            check("command unanswered", is_answered, id)
+            check("command unanswered", is_answered or id in self.unheard, id)
         check("command unanswered", self.twins == 0, "a second use of an id")
 
     def _receive(self, message: Message) -> None:

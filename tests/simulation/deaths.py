@@ -150,6 +150,7 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
             ask.is_interrupted, ask.queue_until = True, None
             record.count("interrupted")
         ask.place, ask.is_again, ask.is_yielding = Place.LINE, True, False
+        ask.placed_at = record.now
         book.line.append(ask)
     for ask in book.line:
         if ask.acceptance is not None and not ask.may_resume:

@@ -269,7 +269,10 @@ def _signal(
         case WorkerSignal.KILL if dump_at is not None:
             check("SIGKILL early", now >= dump_at + DUMP_S or is_hurried, detail)
         case WorkerSignal.KILL if term_at is not None:
-            check("SIGKILL early", now >= term_at + grace_s or is_hurried, detail)
+            began_at = term_at  # for a process that had no pid yet, when it should have been told
+            if life.told[0][0] == WorkerSignal.TERM and life.stopped_serving_at is not None:
+                began_at = life.stopped_serving_at
+            check("SIGKILL early", now >= began_at + grace_s or is_hurried, detail)
         case WorkerSignal.KILL if asked_at is not None:
             check("SIGKILL before SIGTERM", is_hurried, detail)
         case WorkerSignal.KILL if life.cause is None:

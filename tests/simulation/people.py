@@ -165,7 +165,9 @@ class People:
         world = self._world
 
         def deliver() -> None:
-            if not client.is_gone and (only_if is None or only_if()):
+            if world.has_finished:
+                client.unheard.add(getattr(message, "id", ""))
+            elif not client.is_gone and (only_if is None or only_if()):
                 world.handle(
                     ClientSaid(
                         now=world.time.now,
@@ -218,8 +220,10 @@ class People:
             ask = self._dice.choice(opened).ask
 
             def is_open() -> bool:
-                client.twins += ask.is_open
-                return ask.is_open
+                record = self._world.record
+                is_open = ask.is_open and record.is_served(ask.model)
+                client.twins += is_open
+                return is_open
 
             self._say(client, generate(ask), only_if=is_open)
 

@@ -96,6 +96,12 @@ class Record:
         limit = life.launch.memory_limit_bytes if life else None
         return limit or 9000
 
+    def is_served(self, model: ModelName) -> bool:
+        """Whether requests for a model are looked at."""
+        book = self.books.get(model)
+        is_named = book is not None and book.wanted is not Wanted.GONE
+        return is_named and not self.is_shutting_down
+
     def count(self, what: str) -> None:
         """Something that the summary tells."""
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -160,6 +166,7 @@ class Record:
             worker=worker,
             spawned_at=self.now,
             is_after_crash=book.is_after_crash,
+            is_of_restart=book.is_restarting,
             progress_at=self.now,
         )
         book.retry, book.drain_until, book.is_vague = None, None, False
@@ -214,7 +221,7 @@ class Record:
             return
         self._admitted += 1
         ask.number = self._admitted
-        ask.place = Place.LINE
+        ask.place, ask.placed_at = Place.LINE, self.now
         admission.set_limits(self, ask)
         book = self.books[ask.model]
         book.line.append(ask)
@@ -296,7 +303,7 @@ class Record:
             case LoadProgress(phase=phase, progress=progress):
                 self._progresses(life, (str(phase), progress))
             case Ready() if life.cause is None:
-                life.ready_at = self.now
+                life.ready_at, book.is_restarting = self.now, False
                 self._busy(book)
                 if life.launch.max_concurrency > 1:
                     book.batching = {

@@ -89,7 +89,7 @@ class Suspicion:
             self.suspects[number] = Suspect(since=now, places=[*ahead, *places][-PLACES:])
         if is_second:
             for suspect in self.suspects.values():
-                suspect.takes_turns = True
+                suspect.takes_turns = bool(suspect.places)
         return Finding(says=says)
 
     def _convict(self, number: int, now: float) -> Finding:

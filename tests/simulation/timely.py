@@ -67,9 +67,9 @@ def _due(ask: Ask, now: float) -> set[str]:
     is_speechless = ask.first_token_at is None
     if is_speechless and ask.first_token_until is not None and now >= ask.first_token_until:
         codes.add("deadline_exceeded")
-    is_waiting = ask.place is Place.LINE
-    if is_waiting and ask.queue_until is not None and now >= ask.queue_until:
-        codes.add("queue_timeout")
+    if ask.place is Place.LINE and ask.queue_until is not None:
+        if now >= max(ask.queue_until, ask.placed_at):
+            codes.add("queue_timeout")
     return codes
 
 

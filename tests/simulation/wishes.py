@@ -52,11 +52,13 @@ def _starts_afresh(book: Book, *, is_clean: bool) -> None:
     if is_clean:
         book.clean()
     book.failed, book.retry, book.is_after_crash = "", None, False
+    book.is_restarting = False
 
 
 def down(record: Record, book: Book, drain_s: float, *, by_user: bool) -> None:
     """A model is not wanted any more: what waits ends, what runs may finish for a while."""
     book.wanted, book.is_by_user = Wanted.DOWN, by_user
+    book.is_restarting = False
     code = cut_off(record, book)
     for ask in book.line:
         record.must.setdefault(ask, set()).add(code)
@@ -79,10 +81,12 @@ def restart(record: Record, book: Book, *, is_now: bool) -> None:
         return
     is_at_rest = book.wanted is not Wanted.UP or book.failed or book.retry is not None
     book.wanted = Wanted.UP
+    if life is None and is_at_rest:
+        _starts_afresh(book, is_clean=True)
+    book.is_restarting = True
     if life is None:
-        if is_at_rest:
-            _starts_afresh(book, is_clean=True)
-    elif life.cause is not None:
+        return
+    if life.cause is not None:
         life.is_restart = True
     elif life.ready_at is None:
         if is_now and life.is_of_restart:
