@@ -42,6 +42,7 @@ class Ask:
         resumed: how many times it went on after a death.
         is_interrupted: its process died, and no other has gone on with it yet.
         is_yielding: asked to leave the batch for the turn of another.
+        passed_over: turns of others that came before it while it was the oldest new one.
         is_again: it had been dispatched before.
     """
 
@@ -73,6 +74,7 @@ class Ask:
     is_interrupted: bool = False
     is_yielding: bool = False
     is_again: bool = False
+    passed_over: int = 0
     end: Done | Failed | None = None
 
     def __str__(self) -> str:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 EPSILON_S = 1e-6
 DUMP_S = 0.5
+MOST_PASSED_OVER = 3
+"""Turns that may come before the oldest new request: the one under way, and those of new lives."""
+
 STALLS = ("stall", "gil", "blocked", "mute", "load_stalls", "load_stops")
 BREAKS = ("stop", "load_stops", "garbage", "link_drops", "row_lost")
 
@@ -187,12 +190,28 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
         check("turn in company", not held, ask)
         if is_turn:
             record.count("turns")
+            _passes_over(book, ask)
     else:
         check("line order", ask is book.in_order[0], f"{ask} before {book.in_order[0]}")
     book.line.remove(ask)
     ask.place, ask.key = Place.GIVEN, message.key
     life.given[message.key] = ask
     check("rows", len(life.given) <= book.rows, f"{len(life.given)} of {book.rows}")
+
+
+def _passes_over(book: Book, turn: Ask) -> None:
+    """Before each turn new requests start, oldest first, as many as there are rows."""
+    newcomers = [
+        ask
+        for ask in book.in_order
+        if ask.acceptance is None
+        and ask.may_resume
+        and ask is not turn
+        and ask.prompt.number not in book.suspicion.suspects
+    ]
+    if newcomers:
+        newcomers[0].passed_over += 1
+        check("newcomer waits", newcomers[0].passed_over <= MOST_PASSED_OVER, newcomers[0])
 
 
 def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:

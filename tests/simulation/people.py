@@ -42,6 +42,9 @@ ACTS_S = 0.12
 """The mean time from one act to the next."""
 
 QUIET_S = 5.0
+HASTY_SHARE = 0.08
+"""Of requests that are cancelled soon after they were sent, wherever they have come."""
+
 AN_HOUR_S = 3700.0
 
 COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3}
@@ -212,6 +215,10 @@ class People:
         self._world.record.is_sent(ask)
         client.streams[ask.id] = Stream(ask=ask)
         self._say(client, generate(ask))
+        if dice.random() < HASTY_SHARE:
+            cancel = Cancel(id=RequestId(ask.id))
+            wait_s = dice.choice((0.0, 0.1, 0.5))
+            self._world.time.after(dice.uniform(0.0, wait_s), lambda: self._say(client, cancel))
 
     def _twin(self) -> None:
         client = self._client()

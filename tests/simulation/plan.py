@@ -159,7 +159,7 @@ class Plan:
             body=b"prompt %d" % self._prompts + padding,
             length=length,
             poison_at=dice.randrange(length) if is_poison else None,
-            is_refused=self.is_limited and dice.random() < 0.06,
+            is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
             is_long=not is_poison and dice.random() < 0.06,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.events import SpawnFailed, Tick
+from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
 from . import deaths, wishes
 from .asks import Ask, Place
@@ -84,11 +84,23 @@ def look(record: Record) -> None:
         elif not book.life.is_abandoned:
             _works(record, book, book.life)
             _is_found(record, book, book.life)
-    if not isinstance(record.event, Tick | SpawnFailed):
+    if not isinstance(record.event, Tick | SpawnFailed | Exited):
         return
     for row in record.status(record.now)["models"]:
         book = record.books[row["name"]]
         check("FAILED", (row["state"] == "FAILED") == bool(book.failed), f"{row} {book.failed}")
+        if book.retry is not None and row["retry_in_s"] is not None:
+            _backs_off(record, book, row["retry_in_s"])
+
+
+def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
+    """The delay is what the oracle has counted, a random part of its half taken off."""
+    assert book.retry is not None
+    earliest, latest = book.retry
+    retry_at = record.now + retry_in_s
+    check("back-off too short", retry_at >= earliest - EPSILON_S, f"{book.name} {retry_at}")
+    check("back-off too long", retry_at <= latest + EPSILON_S, f"{book.name} {retry_at}")
+    check("no jitter", abs(retry_at - latest) > 1e-9, f"{book.name} {retry_at}")
 
 
 def _returns(record: Record, book: Book) -> None:
