@@ -1,4 +1,4 @@
-"""What follows the end of a process: who ends, who waits again, and whether the model may return."""
+"""What follows the end of a process: who ends, who waits again, whether the model may return."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def given_up(record: Record, book: Book) -> None:
     record.count("given up")
 
 
-def _ends(
-    record: Record, book: Book, life: Life, exited: Exited | None, finding: Finding
-) -> None:
+def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding: Finding) -> None:
     ready_s = None
     if life.ready_at is not None:
         ready_s = (life.stopped_serving_at or record.now) - life.ready_at

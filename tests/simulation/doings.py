@@ -255,15 +255,13 @@ def _spawn(record: Record, spawn: Spawn) -> None:
         for other in record.books.values()
         if other.life and other.life.ready_at is None and not other.life.is_abandoned
     ]
-    is_alone = not loading if not book.is_after_crash else not any(
-        life.is_after_crash for life in loading
+    is_alone = (
+        not loading if not book.is_after_crash else not any(life.is_after_crash for life in loading)
     )
     check("loads side by side", is_alone, spawn.model)
 
 
-def _signal(
-    record: Record, model: ModelName, generation: Generation, signal: WorkerSignal
-) -> None:
+def _signal(record: Record, model: ModelName, generation: Generation, signal: WorkerSignal) -> None:
     life = record.life_of(model, generation)
     check("signal to nobody", life is not None, f"{model} {generation}")
     assert life is not None

@@ -74,7 +74,6 @@ class Link:
         for place in range(kept, len(self._under_way)):
             self._under_way[place] = _nothing
 
-
     def _deliver(self) -> None:
         self._under_way.popleft()()
 

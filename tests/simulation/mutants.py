@@ -1,8 +1,8 @@
 """`python -m simulation.mutants`: plants bugs in the core, one at a time; the seeds see each.
 
 A bug counts as seen only by a check from outside: it starts itself again with -O, which takes the
-core's own assertions away, and the invariants are not called. Each bug is planted in a forked process whose import of that one module
-reads changed text; this process imports nothing of the core.
+core's own assertions away, and the invariants are not called. Each bug is planted in a process of
+its own, whose import of that one module reads changed text; this one imports nothing of the core.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _plant(job: tuple[int, int]) -> Sight:
 
 
 def main() -> int:
-    """Plants every bug, or those whose names contain --only, without the first --skip, --most at most."""
+    """Plants every bug: or those with --only in their names, after the first --skip, --most."""
     parser = argparse.ArgumentParser(prog="simulation.mutants")
     parser.add_argument("--only", default="")
     parser.add_argument("--most", type=int, default=len(MUTANTS))

@@ -134,8 +134,8 @@ GROSS = (
        "self._fail_caller(event.caller, bad_configuration(event.problems))", "pass"),
     _m("the second signal is ignored", "core",
        "if is_immediate and (was_stopping or", "if False and (was_stopping or"),
-    _m("slow clients are kept", "core", "self._serving.fail(self._touched(request), request, error)",
-       "pass"),
+    _m("slow clients are kept", "core",
+       "self._serving.fail(self._touched(request), request, error)", "pass"),
     _m("a load is answered at once", "rules_wanted",
        "def up_joins(life: Life, trigger: WantUp, now: float) -> None:\n",
        "def up_joins(life: Life, trigger: WantUp, now: float) -> None:\n"

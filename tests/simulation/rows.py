@@ -134,7 +134,9 @@ class Batch:
     def poison(self) -> bool:
         """Whether a row is about to kill the engine."""
         return any(
-            row.acceptance is not None and not row.unread_steps and row.count == row.prompt.poison_at
+            row.acceptance is not None
+            and not row.unread_steps
+            and row.count == row.prompt.poison_at
             for row in self.rows.values()
         )
 

@@ -9,7 +9,7 @@ from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
 from . import deaths, wishes
 from .asks import Ask, Place
-from .books import Book, Cause, Life, Wanted
+from .books import Book, Life, Wanted
 from .violation import check
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def _due(ask: Ask, now: float) -> set[str]:
     is_speechless = ask.first_token_at is None
     if is_speechless and ask.first_token_until is not None and now >= ask.first_token_until:
         codes.add("deadline_exceeded")
-    if ask.place is Place.LINE and ask.queue_until is not None:
-        if now >= max(ask.queue_until, ask.placed_at):
-            codes.add("queue_timeout")
+    is_limited = ask.place is Place.LINE and ask.queue_until is not None
+    if is_limited and now >= max(ask.queue_until or 0.0, ask.placed_at):
+        codes.add("queue_timeout")
     return codes
 
 
@@ -165,6 +165,3 @@ def _is_found(record: Record, book: Book, life: Life) -> None:
 def _drain_ends(record: Record, book: Book) -> None:
     if book.drain_until is not None:
         check("drain late", record.now <= book.drain_until + SLACK_S, book.name)
-
-
-__all__ = ["Cause", "look", "tick"]

@@ -43,9 +43,10 @@ def up(record: Record, book: Book, *, by_user: bool) -> None:
     if life is None:
         if before is not Wanted.UP or book.failed or book.retry is not None:
             _starts_afresh(book, is_clean=by_user)
-    elif book.drain_until is not None and life.cause is None and before is not Wanted.UP:
-        if life.launch == book.entry.launch:
-            book.drain_until = None
+        return
+    is_draining = book.drain_until is not None and life.cause is None
+    if is_draining and before is not Wanted.UP and life.launch == book.entry.launch:
+        book.drain_until = None
 
 
 def _starts_afresh(book: Book, *, is_clean: bool) -> None:

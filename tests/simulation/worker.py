@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.ids import Generation, ModelName
@@ -29,6 +28,7 @@ from mlxsup.supervisor.core.events import (
     WorkerUnlinked,
 )
 
+from .faults import ACCUSING, HANGS, MUTE_HANGS, SIGNAL_NUMBERS, Fault
 from .links import Link
 from .rows import Batch
 from .violation import check
@@ -39,24 +39,6 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 TEARDOWN_S = (0.0, 0.0, 0.01, 0.3, 3.0)
 """How long the kernel may take from an exit to its being seen."""
-
-SIGNAL_NUMBERS = {"SIGKILL": 9, "SIGTERM": 15, "SIGSEGV": 11, "SIGABRT": 6, "SIGBUS": 7}
-ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS")
-HANGS = ("stall", "gil", "blocked", "stop", "load_stalls", "load_stops")
-MUTE_HANGS = ("gil", "stop", "load_stops")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What is wrong with a process that lives.
-
-    Attributes:
-        name: which fault of the plan.
-        since: virtual seconds.
-    """
-
-    name: str
-    since: float
 
 
 class PlayedWorker:

@@ -271,4 +271,3 @@ class World:
         """The shell gives a client up: what waits for it is dropped, ends excepted."""
         client.is_slow = True
         self.handle(ClientTooSlow(now=self.time.now, connection=ConnectionId(client.name)))
-
