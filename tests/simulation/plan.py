@@ -55,6 +55,7 @@ WITHOUT_EVIDENCE = {
     "link_drops": 0.006,
     "row_lost": 0.004,
 }
+STALLS = {"stall": 0.008, "gil": 0.004, "blocked": 0.004}
 STRAY = {"segv": 0.01, "raise_70": 0.008, "stall": 0.006, "gil": 0.004, "blocked": 0.004,
          "mute": 0.003}  # fmt: skip
 MEMORY = {"oom_75": 0.012, "oom_kill": 0.012, "oom_near": 0.006}
@@ -168,13 +169,13 @@ def _faults(kind: Kind, dice: random.Random) -> list[tuple[str, float]]:
     tables: dict[Kind, tuple[dict[str, float], ...]] = {
         Kind.CALM: (),
         Kind.KILLS: (WITHOUT_EVIDENCE,),
-        Kind.POISON: ({"kill": 0.01, "stop": 0.004},),
+        Kind.POISON: ({"kill": 0.01, "stop": 0.004}, STALLS),
         Kind.LOADS: (LOADING, {"kill": 0.03, "idle_dies": 0.05}, MEMORY),
         Kind.PEOPLE: ({"kill": 0.01, "load_dies": 0.02}, STUCK),
         Kind.STORM: (WITHOUT_EVIDENCE, STRAY, MEMORY, LOADING, STUCK),
     }
     names = [(name, chance) for table in tables[kind] for name, chance in table.items()]
-    most = len(names) if kind is not Kind.STORM else 12
+    most = len(names) if kind is not Kind.STORM else 16
     return dice.sample(names, min(most, len(names)))
 
 
