@@ -160,7 +160,8 @@ CROSSINGS = (
     _m("cancel × restart: it is taken for running", "serving",
        "self.ledger.move(request, Stage.QUEUED)\n        request.dispatched_at = None",
        "request.dispatched_at = None"),
-    _m("cancel × turn: it comes back", "serving", "request.stage is Stage.YIELDING:\n", "True:\n"),
+    _m("cancel × turn: who leaves for a turn is cancelled", "serving",
+       "and request.stage is Stage.YIELDING:", "and False:"),
 )  # fmt: skip
 
 MODULES = (

@@ -160,7 +160,7 @@ class PlayedWorker:
         self._down.send(lambda: self._take(message))
 
     def _take(self, message: Message) -> None:
-        if not self.is_alive or not self.is_linked or self.is_frozen:
+        if not self.is_alive or not self.is_linked or self.is_frozen or self.is_hung:
             return
         self.received += 1
         match message:
@@ -256,6 +256,8 @@ class PlayedWorker:
             self._world.measure(self, is_over=False)
             self._time.after(0.001, lambda: self.exit(signal="SIGKILL"))
             return True
+        if self.fault is not None:
+            return False  # one at a time, so that it is known what a kill is for
         for name in ("stop", "stall", "gil", "blocked"):
             if happens(name):
                 self._hang(name)
