@@ -63,7 +63,7 @@ LOADING = {
     "load_dies": 0.05,
     "load_raises": 0.05,
     "load_alike": 0.03,
-    "load_lacks_memory": 0.04,
+    "load_lacks_memory": 0.08,
     "load_stalls": 0.02,
     "spawn_fails": 0.05,
     "bad_model": 0.01,

@@ -124,7 +124,8 @@ def cuts_off(record: Record, book: Book) -> None:
     if book.wanted is not Wanted.UP:
         for ask in life.given.values():
             if ask.is_open:
-                record.must.setdefault(ask, set()).add(cut_off(record, book))
+                code = "shutting_down" if record.is_shutting_down else "unloaded"
+                record.must.setdefault(ask, set()).add(code)
     record.stops(life, Cause.ASKED)
     life.is_restart = life.is_restart or book.wanted is Wanted.UP
 
