@@ -240,7 +240,7 @@ class Recovery:
         story = f"{_requests(count)} under suspicion"
         if is_second:
             for suspect in self._suspects.values():
-                suspect.is_on_probation = True
+                suspect.is_on_probation = bool(suspect.places)
             story = f"{_requests(self.suspects)} under suspicion for the second time: each runs"
             story += " alone until it has come past the crash"
         return Verdict(evidence=Evidence.ACCUSES, story=story)

@@ -1,4 +1,8 @@
-"""`python -m simulation [--seeds N] [--first N] [--jobs N]`: many seeds; a failing one is named."""
+"""`python -m simulation [--seeds N] [--first N] [--jobs N]`: many seeds; a failing one is named.
+
+Exits as `support.verdict` says; a run that did not meet the faults that it is to judge by shows
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,117 @@ import multiprocessing
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from support.verdict import EXIT_CODES, Verdict
+
+from .plan import EVENTS, LOADING, MEMORY, STRAY, STUCK, WITHOUT_EVIDENCE
+from .violation import Violation
 from .world import World
 
-CHUNK = 25
+CHUNK = 10
 """Seeds that one process takes at a time."""
 
+FULL_RUN = 1000
+"""From so many seeds on, a run has to have met everything."""
 
-def run_seed(seed: int) -> tuple[int, int, int, str]:
-    """One seed: itself, its events, its resumed answers, and what went wrong."""
+FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "idle_dies")
+COUNTED = (
+    "cancel met finish", "cancel met rejection", "cancel met exit", "yielded", "turns",
+    "quarantine", "given up", "back-off", "unloaded as idle", "stall found", "broken found",
+    "FAILED: too often", "FAILED: load", "FAILED: version", "FAILED: engine",
+    "death: out of memory", "ended: insufficient_memory", "ended: queue_timeout",
+    "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
+)  # fmt: skip
+RESUMES_PER_SEED = 2
+PULSE_SHARE = 0.15
+"""Of all events: heartbeats and ticks, at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What one seed showed, or several.
+
+    Attributes:
+        seeds: how many.
+        events: by kind.
+        counts: what happened how often, faults as `fault: name`.
+        with_deaths: seeds in which a process died under requests.
+        with_resumes: those of them in which an answer was resumed.
+        problem: what went wrong in the seed that failed; empty if none did.
+        is_violation: whether a check found it, and the simulation itself did not just break.
+    """
+
+    seeds: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    with_deaths: int = 0
+    with_resumes: int = 0
+    problem: str = ""
+    is_violation: bool = False
+
+    def add(self, other: Outcome) -> None:
+        """Sums up."""
+        self.seeds += other.seeds
+        self.events += other.events
+        self.counts += other.counts
+        self.with_deaths += other.with_deaths
+        self.with_resumes += other.with_resumes
+
+
+def run_seed(seed: int) -> Outcome:
+    """Lives through one seed."""
     world = World(seed)
-    problem = ""
+    outcome = Outcome(seeds=1)
     try:
         world.run()
-    except Exception:  # noqa: BLE001 - whatever it is, the seed must be named
+    except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be named
         story = "\n".join(line for lines in world.core.stories().values() for line in lines[-12:])
-        problem = f"{traceback.format_exc()}\n{story}"
-    return seed, world.events, world.clients.resumed, problem
+        outcome.problem = f"{traceback.format_exc()}\n{story}\nseed {seed} fails ({error}); again:"
+        outcome.problem += f" make simulate SEEDS=1 FIRST={seed}"
+        outcome.is_violation = isinstance(error, Violation)
+    outcome.events.update(world.events)
+    outcome.counts.update(world.record.counts)
+    outcome.counts.update({f"fault: {name}": count for name, count in world.faults.items()})
+    outcome.with_deaths = int("interrupted" in world.record.counts)
+    outcome.with_resumes = int("resumed" in world.record.counts)
+    return outcome
+
+
+def summary(whole: Outcome, took_s: float) -> str:
+    """What the run has shown, for the document."""
+    events = whole.events.total()
+    kinds = ", ".join(f"{name} {count / events:.1%}" for name, count in whole.events.most_common(9))
+    return (
+        f"simulation of the core (played workers, virtual time): {whole.seeds} seeds,"
+        f" {events} events ({kinds}), {whole.counts['resumed']} resumed streams,"
+        f" {whole.with_resumes} of {whole.with_deaths} seeds with interrupted streams resumed"
+        f" some, no violation, {took_s:.0f} s, {whole.seeds / took_s:.0f} seeds/s"
+    )
+
+
+def not_shown(whole: Outcome) -> Iterable[str]:
+    """What a full run must have met, and this one has not."""
+    if whole.counts["resumed"] < RESUMES_PER_SEED * whole.seeds:
+        yield f"only {whole.counts['resumed']} streams were resumed"
+    if 2 * whole.with_resumes < whole.with_deaths:
+        yield f"only {whole.with_resumes} of {whole.with_deaths} seeds resumed a stream"
+    if 2 * whole.with_deaths < whole.seeds:
+        yield f"only {whole.with_deaths} seeds interrupted a stream"
+    pulse = whole.events["Heartbeat"] + whole.events["Tick"]
+    if pulse > PULSE_SHARE * whole.events.total():
+        yield f"{pulse} of {whole.events.total()} events are beats and ticks"
+    for name in (*(f"fault: {fault}" for fault in FAULTS), *COUNTED):
+        if not whole.counts[name]:
+            yield f"never met: {name}"
+    if whole.events.total() < EVENTS * whole.seeds:
+        yield "too few events"
 
 
 def main() -> int:
-    """Runs the seeds; exit code 1 where one fails."""
+    """Runs the seeds."""
     parser = argparse.ArgumentParser(prog="simulation")
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=1)
@@ -35,23 +129,20 @@ def main() -> int:
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     start_s = time.monotonic()
-    events = resumed = 0
+    whole = Outcome()
     with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-        for seed, count, went_on, problem in pool.imap_unordered(run_seed, seeds, CHUNK):
-            events += count
-            resumed += went_on
-            if problem:
-                print(problem, file=sys.stderr)
-                print(f"seed {seed} fails; again: make simulate SEEDS=1 FIRST={seed}")
+        for outcome in pool.imap_unordered(run_seed, seeds, CHUNK):
+            whole.add(outcome)
+            if outcome.problem:
+                print(outcome.problem)
                 pool.terminate()
-                return 1
-    took_s = time.monotonic() - start_s
-    print(
-        f"simulation of the core (fake workers, virtual time): {len(seeds)} seeds, {events} events,"
-        f" {resumed} resumed streams, no violation, {took_s:.0f} s,"
-        f" {len(seeds) / took_s:.0f} seeds/s"
-    )
-    return 0
+                verdict = Verdict.MISSED if outcome.is_violation else Verdict.NOT_SHOWN
+                return EXIT_CODES[verdict]
+    print(summary(whole, time.monotonic() - start_s))
+    missing = list(not_shown(whole)) if whole.seeds >= FULL_RUN else []
+    for reason in missing:
+        print(f"not shown: {reason}")
+    return EXIT_CODES[Verdict.NOT_SHOWN if missing else Verdict.KEPT]
 
 
 if __name__ == "__main__":

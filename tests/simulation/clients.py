@@ -1,84 +1,171 @@
-"""Clients as the simulation plays them: each stream is checked token by token (P1)."""
+"""Clients as the simulation plays them: each checks its streams as they arrive."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxsup.protocol.ids import unpack_tokens
-from mlxsup.protocol.messages import Deltas, Done, Event, Failed, Message, Notice, Reply
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.messages import (
+    ClientDelta,
+    Deltas,
+    Done,
+    Event,
+    Failed,
+    Message,
+    Notice,
+    Reply,
+)
+from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
-from .plan import Prompt
+from . import answers
+from .asks import Ask
+from .links import Link
+from .violation import check
 
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
     """What one client has received for one request."""
 
-    prompt: Prompt
-    may_resume: bool
-    received: int = 0
+    ask: Ask
+    tokens: int = 0
     pieces: int = 0
+    text: dict[Channel, str] = field(default_factory=dict)
     end: Done | Failed | None = None
-    is_given_up: bool = False
-    """The client has left: nothing may be expected, and nothing may come."""
 
 
-class PlayedClients:
-    """Every connection's open streams and commands."""
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """One connection.
 
-    def __init__(self) -> None:
-        self.streams: dict[tuple[bytes, str], Stream] = {}
-        self.commands: dict[tuple[bytes, str], bool] = {}
-        """Whether each has been answered."""
-        self.quarantined: list[Stream] = []
-        self.resumed = 0
+    Attributes:
+        up, down: its link, in both directions.
+        streams: by request id, ended ones too.
+        commands: whether each command has been answered, by id.
+        is_slow: it does not read: what waits for it is thrown away, ends excepted.
+        has_left, is_gone: it has left; the supervisor knows.
+        twins: second uses of an id that were sent and not answered.
+        unheard: what was said after the supervisor had ended.
+        subscriptions: ids of those that were sent, the latest last.
+    """
 
-    def receive(self, connection: bytes, message: Message) -> None:
-        """Takes what the core sends."""
+    name: bytes
+    up: Link
+    down: Link
+    streams: dict[str, Stream] = field(default_factory=dict)
+    commands: dict[str, bool] = field(default_factory=dict)
+    subscriptions: list[str] = field(default_factory=list)
+    is_slow: bool = False
+    has_left: bool = False
+    is_gone: bool = False
+    twins: int = 0
+    unheard: set[str] = field(default_factory=set)
+
+    def open_streams(self) -> list[Stream]:
+        """Those whose end has not arrived."""
+        return [stream for stream in self.streams.values() if stream.end is None]
+
+    def send_down(self, message: Message) -> None:
+        """The shell sends it, or drops it: nothing but ends goes to those who do not read."""
+        if not (self.is_slow and isinstance(message, Deltas | Event)):
+            self.down.send(lambda: self._receive(message))
+
+    def check_ends(self) -> None:
+        """Everything was answered."""
+        for stream in self.streams.values():
+            check("unanswered", stream.end or stream.ask.id in self.unheard, stream.ask)
+        for id, is_answered in self.commands.items():
+            check("command unanswered", is_answered or id in self.unheard, id)
+        check("command unanswered", self.twins == 0, "a second use of an id")
+
+    def _receive(self, message: Message) -> None:
+        if self.has_left:
+            return
         match message:
             case Deltas(deltas=deltas):
                 for delta in deltas:
-                    self._take(self.streams[connection, delta.id], delta.seq, delta.tokens)
-            case Done() | Failed():
-                self._end(connection, message)
+                    self._take(self.streams[delta.id], delta)
+            case Done():
+                self._done(self.streams[message.id], message)
+            case Failed(id=id):
+                if message.error["code"] == "duplicate_id":
+                    self.twins -= 1
+                elif id in self.streams:
+                    self._failed(self.streams[id], message)
+                elif id in self.subscriptions:
+                    self.subscriptions.remove(id)
+                else:
+                    self._answered(id)
             case Reply(id=id):
-                assert self.commands[connection, id] is False, f"{id} was answered twice"
-                self.commands[connection, id] = True
-            case Notice() | Event():
-                pass
+                self._answered(id)
+            case Notice(id=id, kind=kind):
+                self._noticed(self.streams[id], kind)
+            case Event(id=id):
+                check("event without subscription", id in self.subscriptions, id)
             case _:
                 raise AssertionError(message)
 
-    @staticmethod
-    def _take(stream: Stream, seq: int, packed: bytes) -> None:
-        assert stream.end is None, "a piece after the end"
-        assert not stream.is_given_up
-        assert seq == stream.pieces, "a gap in the numbers"
-        stream.pieces += 1
-        for token in unpack_tokens(packed):
-            assert token == stream.prompt.token(stream.received), "another token, or one twice"
-            stream.received += 1
+    def _answered(self, id: str) -> None:
+        check("answer to nobody", id in self.commands, id)
+        check("answered twice", not self.commands[id], id)
+        self.commands[id] = True
 
-    def _end(self, connection: bytes, message: Done | Failed) -> None:
-        if (connection, message.id) in self.commands:
-            assert not self.commands[connection, message.id]
-            self.commands[connection, message.id] = True
+    def _noticed(self, stream: Stream, kind: NoticeKind) -> None:
+        check("notice after the end", stream.end is None, kind)
+        check("notice to nobody", stream.ask.wants_notices, kind)
+
+    def _take(self, stream: Stream, delta: ClientDelta) -> None:
+        ask, accepted = stream.ask, stream.ask.acceptance
+        check("after the end", stream.end is None, ask)
+        check("token before acceptance", accepted is not None, ask)
+        assert accepted is not None
+        check("sequence", delta.seq == stream.pieces or self.is_slow, f"{ask}: {delta.seq}")
+        stream.pieces = delta.seq + 1
+        if self.is_slow:
             return
-        stream = self.streams[connection, message.id]
-        assert stream.end is None, "two ends"
-        assert not stream.is_given_up
-        stream.end = message
-        if isinstance(message, Failed):
-            sent = message.error["detail"].get("tokens_sent")
-            assert sent is None or sent == stream.received, "tokens_sent is wrong"
-            if message.error["code"] == "quarantined":
-                self.quarantined.append(stream)
+        for token in unpack_tokens(delta.tokens):
+            expected = answers.token(accepted, stream.tokens)
+            check("tokens", token == expected, f"{ask}: token {stream.tokens} is {token}")
+            check("channel", delta.channel == answers.channel(accepted, stream.tokens), ask)
+            stream.tokens += 1
+        stream.text[delta.channel] = stream.text.get(delta.channel, "") + delta.text
+        is_end = stream.tokens == answers.length(accepted)
+        shown = answers.shown(accepted, stream.tokens, is_end=is_end)
+        received = "".join(stream.text.values())
+        check("text", received == shown, f"{ask}: {received!r} and not {shown!r}")
+
+    def _done(self, stream: Stream, done: Done) -> None:
+        ask, accepted = stream.ask, stream.ask.acceptance
+        check("two ends", stream.end is None, ask)
+        stream.end = done
+        if self.is_slow:
             return
-        assert message.seq == stream.pieces
-        assert message.usage.completion_tokens == stream.received
-        self.resumed += message.resumed
-        assert stream.may_resume or not message.resumed
-        if message.finish_reason is FinishReason.LENGTH:
-            assert stream.received == stream.prompt.length, "an answer that is cut short"
-            assert stream.prompt.poison_at is None
+        check("pieces counted", done.seq == stream.pieces, f"{ask}: {done.seq}")
+        check("resumed counted", done.resumed == ask.resumed, f"{ask}: {done.resumed}")
+        check("warnings", done.warnings == ask.warnings, f"{ask}: {done.warnings}")
+        usage = done.usage
+        check("usage of the answer", usage.completion_tokens == stream.tokens, f"{ask} {usage}")
+        if accepted is None:
+            check("usage of the prompt", usage.prompt_tokens == 0, f"{ask} {usage}")
+            check("seed", done.seed is None, f"{ask}: {done.seed}")
+        else:
+            prompt = len(accepted.prompt_tokens) // 4
+            check("usage of the prompt", usage.prompt_tokens == prompt, f"{ask} {usage}")
+            check("seed", done.seed == accepted.seed, f"{ask}: {done.seed}")
+        check("usage of the cache", usage.cached_tokens == ask.cached, f"{ask} {usage}")
+        times = done.timings
+        first_s = 0.0 if ask.first_token_at is None else ask.first_token_at - ask.arrived_at
+        check("timings", abs(times.first_token_s - first_s) < 1e-6, f"{ask}: {times}")
+        check("timings", abs(times.total_s - (ask.ended_at - ask.arrived_at)) < 1e-6, ask)
+        if done.finish_reason is not FinishReason.CANCELLED:
+            check("finished unaccepted", accepted is not None, ask)
+            assert accepted is not None
+            check("whole answer", stream.tokens == answers.length(accepted), ask)
+            check("finish reason", done.finish_reason == answers.finish(accepted), ask)
+
+    def _failed(self, stream: Stream, failed: Failed) -> None:
+        check("two ends", stream.end is None, stream.ask)
+        stream.end = failed
+        sent = failed.error["detail"].get("tokens_sent")
+        if not self.is_slow:
+            check("tokens_sent", sent in (None, stream.tokens), f"{stream.ask}: {sent}")

@@ -1,6 +1,8 @@
-"""`python -m simulation.mutants`: plants one bug per module of the core; the simulation sees it.
+"""`python -m simulation.mutants`: plants bugs in the core, one at a time; the seeds see each.
 
-Each bug is tried in an interpreter of its own, whose import of that one module reads changed text.
+A bug counts as seen only by a check from outside: it starts itself again with -O, which takes the
+core's own assertions away, and the invariants are not called. Each bug is planted in a process of
+its own, whose import of that one module reads changed text; this one imports nothing of the core.
 """
 
 from __future__ import annotations
@@ -8,67 +10,40 @@ from __future__ import annotations
 import argparse
 import importlib.abc
 import importlib.machinery
-import subprocess
+import importlib.util
+import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from support.verdict import EXIT_CODES, Verdict
+
+from .planted import MUTANTS, Mutant
+
 CORE = "mlxsup.supervisor.core."
 MOST_SEEDS = 400
+LIMIT_S = 400
+"""Of wall clock for one bug; one that hangs is neither seen nor missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """A bug.
+class Sight:
+    """How a planted bug was seen.
 
     Attributes:
-        module: where.
-        right, wrong: the text, and what is put in its place.
+        name: of the bug.
+        check: that saw it; empty if none did.
+        seed: in which run.
+        problem: why nothing can be said of it.
     """
 
-    module: str
-    right: str
-    wrong: str
-
-
-def _m(module: str, right: str, wrong: str) -> Mutant:
-    return Mutant(module=module, right=right, wrong=wrong)
-
-
-MUTANTS = (
-    _m("admission", "if life.state is State.FAILED:", "if False:"),
-    _m("causes", "if exit_code == code:", "if False:"),
-    _m("core", "for request in self._serving.ledger.of_connection(event.connection):",
-       "for request in self._serving.ledger.of_connection(event.connection)[1:]:"),
-    _m("deadlines", "while (when := self.earliest()) is not None and when <= now:",
-       "while (when := self.earliest()) is not None and when < now - 1e9:"),
-    _m("exits", "life.do(RunningLost(text=text, verdict=trigger.verdict))", "pass"),
-    _m("fairness", "sorted([*keys, *self._again])", "sorted([*keys])"),
-    _m("life", "self.phase = phase\n        self.pid = None", "self.phase = phase"),
-    _m("lifecycle", "(State.BACKOFF, Due): rules_process.retry",
-       "(State.BACKOFF, Due): rules_process.nothing"),
-    _m("loading", "if not is_any_loading and not turns:", "if not turns:"),
-    _m("model", "len(self.running) + len(self.leaving) < self.row_limit",
-       "len(self.running) < self.row_limit"),
-    _m("models", "self._serving.fail_queue(model, error)", "pass"),
-    _m("phases", "return self.escalates_at", "return None"),
-    _m("recovery", "suspect.is_on_probation = True", "suspect.is_on_probation = False"),
-    _m("refusals", '"cause": text, "tokens_sent": tokens_sent}',
-       '"cause": text, "tokens_sent": tokens_sent + 1}'),
-    _m("requests", "request.sent_tokens += tokens", "request.sent_tokens = bytearray(tokens)"),
-    _m("restart", "while self._crashes[0] <= now - window_s", "while self._crashes[0] <= now"),
-    _m("rules_process", "life.tell_to_end(stage)", "pass"),
-    _m("rules_wanted", "life.do(QueueEnds(error=cut_off(life.name, trigger.why)))\n"
-       "    life.enter(\n", "life.enter(\n"),
-    _m("serving", "request.seq += 1", "request.seq += request.resumed + 1"),
-    _m("turns", "return next((r for r in turns.waiting if r not in turns.due), None)",
-       "return None"),
-    _m("status", '"name": model.name', '"name": model.nome'),
-    _m("watchdog", "return Alarm.STOPPED", "return Alarm.NONE"),
-    _m("worker_events", "event.generation != model.life.generation", "False"),
-)  # fmt: skip
-"""`status` is read by no played client: it is looked at at the end of each run."""
+    name: str
+    check: str = ""
+    seed: int = 0
+    problem: str = ""
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -78,9 +53,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> object:
         """Never from a cache."""
-        source = self.get_data(self.path).decode()
-        assert source.count(self._mutant.right) >= 1, f"{self._mutant} is out of date"
-        changed = source.replace(self._mutant.right, self._mutant.wrong, 1)
+        changed = self._mutant.plant(self.get_data(self.path).decode())
         return self.source_to_code(changed.encode(), self.path)
 
 
@@ -95,50 +68,70 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != CORE + self._mutant.module:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert spec is not None
-        assert spec.origin is not None
+        if spec is None or spec.origin is None:
+            return None
         spec.loader = _Loader(fullname, spec.origin, self._mutant)
         return spec
 
 
-def first_failing_seed(mutant: Mutant, most: int) -> int | None:
-    """Runs seeds with the bug in this very interpreter; call it in one of its own."""
+def _hangs(number: int, frame: object) -> None:
+    raise TimeoutError(f"no end within {LIMIT_S} s")
+
+
+def plant(number: int, most: int) -> Sight:
+    """Runs seeds with one bug in this very process; call it in one of its own."""
+    mutant = MUTANTS[number]
     sys.meta_path.insert(0, _Finder(mutant))
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.alarm(LIMIT_S)
+    from .violation import Violation
     from .world import World
 
     for seed in range(1, most + 1):
         try:
-            World(seed).run()
-        except Exception:  # noqa: BLE001 - the bug has shown itself
-            return seed
-    return None
+            World(seed, has_invariants=False).run()
+        except Violation as violation:
+            return Sight(name=mutant.name, check=violation.name, seed=seed)
+        except Exception as error:  # noqa: BLE001 - the simulation itself is at fault: say so
+            problem = f"seed {seed}: {type(error).__name__}: {error}"
+            return Sight(name=mutant.name, problem=problem)
+    return Sight(name=mutant.name)
 
 
-def is_caught(module: str, most: int = MOST_SEEDS) -> str:
-    """Plants the bug of a module in a new interpreter; what that says."""
-    command = [sys.executable, "-m", "simulation.mutants", "--plant", module, "--seeds", str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    return done.stdout.strip() if done.returncode == 0 else ""
+def _plant(job: tuple[int, int]) -> Sight:
+    return plant(*job)
 
 
 def main() -> int:
-    """Every bug, or with --plant one of them here."""
+    """Plants every bug: or those with --only in their names, after the first --skip, --most."""
     parser = argparse.ArgumentParser(prog="simulation.mutants")
-    parser.add_argument("--plant")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--most", type=int, default=len(MUTANTS))
+    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=MOST_SEEDS)
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
     given = parser.parse_args()
-    if given.plant:
-        [mutant] = [m for m in MUTANTS if m.module == given.plant]
-        seed = first_failing_seed(mutant, given.seeds)
-        print("" if seed is None else f"seed {seed}")
-        return 1 if seed is None else 0
-    missed = []
+    if __debug__:
+        again = [sys.executable, "-O", "-m", "simulation.mutants", *sys.argv[1:]]
+        os.execv(sys.executable, again)
     for mutant in MUTANTS:
-        caught = is_caught(mutant.module, given.seeds)
-        print(f"{mutant.module}: {caught or 'NOT CAUGHT'}", flush=True)
-        missed += [] if caught else [mutant.module]
-    print(f"{len(MUTANTS) - len(missed)} of {len(MUTANTS)} planted bugs were caught")
-    return 1 if missed else 0
+        spec = importlib.util.find_spec("mlxsup.supervisor")
+        if spec is None or CORE + mutant.module in sys.modules:
+            print("not shown: the core is imported already, or is not there")
+            return EXIT_CODES[Verdict.NOT_SHOWN]
+    jobs = [(n, given.seeds) for n, m in enumerate(MUTANTS) if given.only in m.name]
+    jobs = jobs[given.skip : given.skip + given.most]
+    missed, unclear = 0, 0
+    with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
+        for sight in pool.imap(_plant, jobs, 1):
+            said = f"{sight.check}, seed {sight.seed}" if sight.check else "NOT SEEN"
+            print(f"{sight.name}: {sight.problem or said}", flush=True)
+            unclear += bool(sight.problem)
+            missed += not (sight.problem or sight.check)
+    print(f"{len(jobs) - missed - unclear} of {len(jobs)} planted bugs were seen from outside")
+    if missed:
+        return EXIT_CODES[Verdict.MISSED]
+    return EXIT_CODES[Verdict.NOT_SHOWN if unclear or not jobs else Verdict.KEPT]
 
 
 if __name__ == "__main__":

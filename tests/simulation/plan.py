@@ -1,36 +1,97 @@
-"""What one seed decides beforehand: the models, the faults, the requests and their true answers."""
+"""What one seed decides beforehand: the kind of run, the models, the faults, the prompts."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings, RestartSettings
-from support.core_driver import LAUNCH, entry
+from mlxsup.protocol.ids import ModelName
+from mlxsup.supervisor.core.settings import (
+    CoreSettings,
+    LaunchSettings,
+    ModelSettings,
+    RestartSettings,
+)
 
-EVENTS = 220
-"""At least so many events happen in one run, before it is wound up."""
+EVENTS = 230
+"""So many events happen in one run, at least, before its faults end."""
+
+
+class Kind(StrEnum):
+    """Kinds of runs, by what may happen; the fewer things may, the stricter the rules."""
+
+    CALM = "calm"
+    """No faults, no limits: everything finishes."""
+    KILLS = "kills"
+    """Deaths without evidence: everything that may resume does so, and finishes."""
+    POISON = "poison"
+    """Requests that kill their engines: they alone pay."""
+    LOADS = "loads"
+    """Loads and idle engines fail: restarts, back-off, FAILED."""
+    PEOPLE = "people"
+    """Commands, reloads, signals, limits, clients that come and go."""
+    STORM = "storm"
+    """All of it together."""
+
+
+WEIGHTS = {
+    Kind.CALM: 8,
+    Kind.KILLS: 26,
+    Kind.POISON: 18,
+    Kind.LOADS: 12,
+    Kind.PEOPLE: 18,
+    Kind.STORM: 18,
+}
+
+WITHOUT_EVIDENCE = {
+    "kill": 0.03,
+    "term": 0.008,
+    "fault_71": 0.008,
+    "gpu_72": 0.008,
+    "odd_exit": 0.004,
+    "stop": 0.008,
+    "garbage": 0.006,
+    "link_drops": 0.006,
+    "row_lost": 0.004,
+}
+STALLS = {"stall": 0.008, "gil": 0.004, "blocked": 0.004}
+STRAY = {"segv": 0.01, "raise_70": 0.008, "stall": 0.006, "gil": 0.004, "blocked": 0.004,
+         "mute": 0.003}  # fmt: skip
+MEMORY = {"oom_75": 0.012, "oom_kill": 0.012, "oom_near": 0.006}
+LOADING = {
+    "load_dies": 0.05,
+    "load_raises": 0.05,
+    "load_alike": 0.03,
+    "load_lacks_memory": 0.08,
+    "load_stalls": 0.02,
+    "spawn_fails": 0.05,
+    "bad_model": 0.01,
+    "other_version": 0.006,
+    "load_stops": 0.01,
+}
+STUCK = {"unkillable": 0.12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One kind of request; several requests may share it.
+    """One request as a client would write it; sent again, it is the same one.
 
     Attributes:
+        number: what tells it from others.
         body: what is sent.
         length: tokens of the whole answer.
-        poison_at: with so many tokens delivered the engine dies; None for an innocent.
+        poison_at: with so many tokens computed the engine dies; None for an innocent.
         is_refused: the worker rejects it.
+        is_long: its prompt takes long steps to read, as the worker predicts.
     """
 
+    number: int
     body: bytes
     length: int
     poison_at: int | None = None
     is_refused: bool = False
-
-    def token(self, index: int) -> int:
-        """The token that stands at this place of the answer, whichever life computes it."""
-        return (sum(self.body) * 31 + index * 7) % 1000 + 1
+    is_long: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,84 +99,126 @@ class Plan:
     """One run.
 
     Attributes:
+        seed: of the run.
+        kind: what may happen.
         random: for everything that is decided on the way.
         models: the entries.
         settings: the limits.
-        prompts: what clients ask.
-        faults: the chance of each fault, at each step or load.
-        has_stray_accusations: engines also die with evidence that is nobody's fault.
+        faults: the chance of each fault, at each step, load or kill.
+        delays_s: the mean delay of each link by name.
+        step_s: how long a step takes.
+        is_limited: whether requests have time limits, and queues are short.
     """
 
+    seed: int
+    kind: Kind
     random: random.Random
     models: list[ModelSettings]
     settings: CoreSettings
-    prompts: list[Prompt]
-    faults: dict[str, float] = field(default_factory=dict)
-    has_stray_accusations: bool = False
+    faults: dict[str, float]
+    delays_s: dict[str, float]
+    step_s: float
+    is_limited: bool
+    poison_share: float
+    _prompts: int = 0
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         """The same for the same seed, always."""
         dice = random.Random(seed)
-        has_stray = dice.random() < 0.3
-        models = [_model(dice, name) for name in ("a", "b", "c")[: dice.randint(1, 3)]]
-        scale = dice.choice((0.0, 0.5, 1.0, 3.0))
-        faults = {
-            "kill": 0.02,
-            "oom": 0.004,
-            "stop": 0.006,
-            "garbage": 0.003,
-            "link_drops": 0.004,
-            "row_lost": 0.004,
-            "beats_end": 0.004,
-            "load_dies": 0.06,
-            "load_raises": 0.03,
-            "load_lacks_memory": 0.03,
-            "load_stalls": 0.02,
-            "spawn_fails": 0.03,
-            "bad_model": 0.01,
+        kind = dice.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
+        is_limited = kind in (Kind.PEOPLE, Kind.STORM)
+        names = ("a", "b", "c")[: dice.choice((1, 1, 2, 3))]
+        models = [_model(dice, name, kind) for name in names]
+        scale = dice.choice((0.5, 1.0, 2.0))
+        delays_s = {
+            name: dice.choice((0.0, 0.002, 0.02, 0.1, 0.4))
+            for name in ("client_up", "client_down", "worker_up", "worker_down", "beat")
         }
-        if has_stray:
-            faults |= {"segv": 0.01, "stall": 0.006, "gil": 0.006, "blocked": 0.006}
         return cls(
+            seed=seed,
+            kind=kind,
             random=dice,
             models=models,
-            settings=CoreSettings(
-                max_queue=dice.randint(4, 12),
-                max_queue_per_client=dice.randint(2, 8),
-                max_queue_bytes=dice.choice((400, 10_000)),
-                drain_timeout_s=dice.choice((2.0, 20.0)),
-                queue_timeout_s=dice.choice((30.0, 600.0)),
-                first_token_timeout_s=dice.choice((0.0, 40.0)),
-            ),
-            prompts=[_prompt(dice, number) for number in range(dice.randint(4, 14))],
-            faults={name: min(chance * scale, 0.5) for name, chance in faults.items()},
-            has_stray_accusations=has_stray,
+            settings=_settings(dice, is_limited=is_limited),
+            faults={name: min(chance * scale, 0.4) for name, chance in _faults(kind, dice)},
+            delays_s=delays_s,
+            step_s=dice.choice((0.02, 0.05, 0.1)),
+            is_limited=is_limited,
+            poison_share=0.12 if kind in (Kind.POISON, Kind.STORM) else 0.0,
+        )
+
+    def new_prompt(self) -> Prompt:
+        """A prompt that was never sent before."""
+        dice = self.random
+        self._prompts += 1
+        length = dice.randint(1, 24)
+        is_poison = dice.random() < self.poison_share
+        padding = b"." * (dice.choice((0, 0, 300)) if self.is_limited else 0)
+        return Prompt(
+            number=self._prompts,
+            body=b"prompt %d" % self._prompts + padding,
+            length=length,
+            poison_at=dice.randrange(length) if is_poison else None,
+            is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
+            is_long=not is_poison and dice.random() < 0.06,
         )
 
 
-def _model(dice: random.Random, name: str) -> ModelSettings:
-    return entry(
-        name,
-        launch=replace(LAUNCH, max_concurrency=dice.randint(1, 4), step_timeout_s=5.0),
+def _faults(kind: Kind, dice: random.Random) -> list[tuple[str, float]]:
+    tables: dict[Kind, tuple[dict[str, float], ...]] = {
+        Kind.CALM: (),
+        Kind.KILLS: (WITHOUT_EVIDENCE,),
+        Kind.POISON: ({"kill": 0.01, "stop": 0.004}, STALLS),
+        Kind.LOADS: (LOADING, {"kill": 0.03, "idle_dies": 0.05}, MEMORY),
+        Kind.PEOPLE: ({"kill": 0.01, "load_dies": 0.02}, STUCK),
+        Kind.STORM: (WITHOUT_EVIDENCE, STRAY, MEMORY, LOADING, STUCK),
+    }
+    names = [(name, chance) for table in tables[kind] for name, chance in table.items()]
+    most = len(names) if kind is not Kind.STORM else 16
+    return dice.sample(names, min(most, len(names)))
+
+
+def _model(dice: random.Random, name: str, kind: Kind) -> ModelSettings:
+    has_memory = kind in (Kind.LOADS, Kind.STORM)
+    launch = LaunchSettings(
+        path=f"/{name}",
+        engine="fake",
+        max_concurrency=dice.randint(1, 5),
+        step_timeout_s=dice.choice((2.0, 4.0)),
+        memory_limit_bytes=dice.choice((None, 1000)) if has_memory else None,
+    )
+    return ModelSettings(
+        name=ModelName(name),
+        launch=launch,
         preload=dice.random() < 0.5,
-        idle_unload_s=dice.choice((0.0, 0.0, 15.0)),
+        idle_unload_s=dice.choice((0.0, 0.0, 2.5)),
+        load_stall_timeout_s=6.0,
         restart=RestartSettings(
-            max_restarts=dice.choice((2, 30)),
-            window_s=300.0,
-            stable_s=dice.choice((3.0, 20.0)),
-            backoff_initial_s=0.5,
-            backoff_max_s=4.0,
+            max_restarts=dice.choice((1, 3)) if kind in (Kind.LOADS, Kind.STORM) else 1000,
+            window_s=dice.choice((20.0, 300.0)),
+            stable_s=dice.choice((1.0, 4.0)),
+            backoff_initial_s=0.2,
+            backoff_max_s=dice.choice((0.8, 3.2)),
         ),
     )
 
 
-def _prompt(dice: random.Random, number: int) -> Prompt:
-    length = dice.randint(1, 15)
-    is_poison = dice.random() < 0.12
-    return Prompt(
-        body=f"prompt {number}".encode(),
-        length=length,
-        poison_at=dice.randrange(length) if is_poison else None,
-        is_refused=dice.random() < 0.05,
+def _settings(dice: random.Random, *, is_limited: bool) -> CoreSettings:
+    if not is_limited:
+        return CoreSettings(queue_timeout_s=0.0)
+    return CoreSettings(
+        max_queue=dice.randint(3, 12),
+        max_queue_per_client=dice.randint(2, 8),
+        max_queue_bytes=dice.choice((1500, 1_000_000)),
+        drain_timeout_s=dice.choice((0.5, 3.0)),
+        queue_timeout_s=dice.choice((4.0, 600.0)),
+        first_token_timeout_s=dice.choice((0.0, 0.0, 8.0)),
+        exit_grace_s=dice.choice((0.3, 2.0)),
     )
+
+
+def other_launch(dice: random.Random, entry: ModelSettings) -> ModelSettings:
+    """The entry with another launch, as an edited file has it."""
+    rows = dice.choice([n for n in range(1, 6) if n != entry.launch.max_concurrency])
+    return replace(entry, launch=replace(entry.launch, max_concurrency=rows))

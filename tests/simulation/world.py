@@ -1,22 +1,22 @@
-"""The world around one core: a virtual clock, played workers and clients, and what must hold."""
+"""The world around one core: what the shell guarantees, with played processes and clients."""
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens
-from mlxsup.protocol.messages import Cancel, Generate, Load, Message, Restart, Unload
-from mlxsup.protocol.states import HAS_PROCESS, Wanted
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.supervisor.core.actions import (
+    Abandon,
     Action,
     Announce,
     Finish,
     ForgetModel,
+    LogFault,
     LookAtWorker,
+    ReadConfiguration,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -25,26 +25,46 @@ from mlxsup.supervisor.core.actions import (
 )
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
-    ClientGone,
-    ClientSaid,
     ClientTooSlow,
     ConnectionId,
     Event,
-    Reloaded,
-    ShutdownAsked,
+    Exited,
+    Sampled,
     Started,
     Tick,
+    WorkerSaid,
+    WorkerSeen,
 )
 
-from .clients import PlayedClients, Stream
-from .loads import Loads
+from .clients import Client
+from .links import Link, Timeline
+from .people import People
 from .plan import EVENTS, Plan, Prompt
-from .workers import PlayedWorker
+from .record import Record
+from .violation import Violation, check
+from .worker import PlayedWorker
 
-CLIENTS = (b"alice", b"bob", b"carol")
-MAX_WIND_UP_S = 20_000.0
-MAX_POISON_CRASHES = 3
-MAX_EVENTS = 50_000
+LOOK_S = 0.05
+"""From a look at a process to its being told: what has arrived meanwhile is read before."""
+
+MAX_HEAL_S = 400.0
+"""Virtual seconds in which everything that is open must end once the faults have ended."""
+
+MAX_EVENTS = 30_000
+MACHINE_BYTES = 10_000
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Every prompt that was sent, by number and by body."""
+
+    by_number: dict[int, Prompt] = field(default_factory=dict)
+    by_body: dict[bytes, Prompt] = field(default_factory=dict)
+
+    def add(self, prompt: Prompt) -> None:
+        """One more, or one again."""
+        self.by_number[prompt.number] = prompt
+        self.by_body[prompt.body] = prompt
 
 
 class World:
@@ -52,232 +72,202 @@ class World:
 
     Args:
         seed: decides everything.
+        has_invariants: have the core check itself, too, after each event.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_invariants: bool = True) -> None:
         self.plan = Plan.of(seed)
-        self.now = 0.0
-        self.events = 0
-        self.is_healing = False
-        self.has_finished = False
-        self.workers: dict[ModelName, PlayedWorker] = {}
-        self.clients = PlayedClients()
-        self.loads = Loads(self)
-        self.prompt_of = {prompt.body: prompt for prompt in self.plan.prompts}
-        # Prompts are known again by their tokens, as after a crash the body is gone.
-        self.packed_of = {
-            p.body: pack_tokens([n, 5]) for n, p in enumerate(self.plan.prompts, start=1)
-        }
-        self.prompts = {self.packed_of[body]: p for body, p in self.prompt_of.items()}
-        self._crashes: Counter[tuple[str, bytes]] = Counter()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self._asked = 0
+        self.time = Timeline()
+        self.prompts = Prompts()
+        self.events: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.is_healing = self.has_finished = False
+        self._has_invariants = has_invariants
+        # One for each process that lives or whose exit has not been seen.
+        self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
+        self._pids = 1000
+        self._tick_at: float | None = None
+        self._rest_s = 0.0
+        self._samples: dict[int, int] = {}
         self.core = Core(
             self.plan.settings,
             self.plan.models,
             facts={"pid": 1},
             random=random.Random(seed + 1),
-            is_strict=True,
+            is_strict=has_invariants,
         )
+        self.record = Record(self.plan, self.core.status)
+        self.people = People(self)
 
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Lives through the plan, winds up, and checks what must be true at the end."""
-        self.handle(Started(now=self.now))
-        self.after(0.0, self._act)
-        while self.events < EVENTS and not self.has_finished:
-            self._next()
+        """Lives through the plan, heals, ends, and checks what must be true then."""
+        self.handle(Started(now=0.0))
+        self.people.begin()
+        while self.events.total() < EVENTS and not self.has_finished:
+            self.time.advance()
         self.is_healing = True
-        if self.plan.random.random() < 0.5:
-            self._come_to_rest()
-        self.handle(ShutdownAsked(now=self.now, is_immediate=False))
-        limit = self.now + MAX_WIND_UP_S
-        while not self.has_finished:
-            assert self._queue, "nothing is to come and the shutdown has not ended"
-            assert self.now < limit, "the shutdown does not come to an end"
-            self._next()
-        self._check_ends()
+        if not self.has_finished:
+            self._until(lambda: not self.record.open_asks() and not self.people.awaited(), "heals")
+            if not self.record.is_shutting_down:
+                self.people.say_goodbye()
+        self._until(lambda: self.has_finished, "ends")
+        while len(self.time):  # what is still on its way to clients
+            self.time.advance()
+        self.people.check_ends()
+        self.record.check_ends()
 
-    def _come_to_rest(self) -> None:
-        """With no more faults, everything that is open comes to its end."""
-        limit = self.now + MAX_WIND_UP_S
-        while len(self.core._serving.ledger):
-            assert self.now < limit, "requests never end"
-            self._next()
+    def rest(self, seconds: float) -> None:
+        """The end is expected later by so much."""
+        self._rest_s = seconds
 
-    def _next(self) -> None:
-        when, _, happen = heapq.heappop(self._queue)
-        self.now = max(self.now, when)
-        happen()
-
-    def after(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Something will happen."""
-        self._order += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._order, happen))
+    def _until(self, is_reached: Callable[[], bool], name: str) -> None:
+        limit = self.time.now + MAX_HEAL_S + self._rest_s
+        while not is_reached():
+            open_asks = self.record.open_asks()
+            check(name, len(self.time), f"nothing is to come; open: {open_asks[:3]}")
+            check(
+                name,
+                self.time.now < limit,
+                f"open after {MAX_HEAL_S:g} s: {[str(a) for a in open_asks[:3]]}",
+            )
+            self.time.advance()
 
     def handle(self, event: Event) -> None:
-        """Hands an event to the core, checks what must always hold, and obeys."""
-        self.events += 1
-        assert self.events < MAX_EVENTS, "the core is busy with nothing"
-        actions = self.core.handle(event)
-        self.core.check_invariants()
+        """Hands an event to the core, obeys, and lets the record judge."""
+        if self.has_finished:
+            return  # the daemon has ended
+        kind = type(event).__name__
+        if isinstance(event, WorkerSaid):
+            kind = type(event.message).__name__
+        self.events[kind] += 1
+        check("busy with nothing", self.events.total() < MAX_EVENTS, self.events)
+        self.record.before(event)
+        try:
+            actions = self.core.handle(event)
+            if self._has_invariants:
+                self.core.check_invariants()
+        except AssertionError as error:
+            raise Violation("own invariant", str(error)) from error
+        except Exception as error:
+            raise Violation("raised", f"{type(error).__name__}: {error}") from error
         for action in actions:
+            self.record.act(action)
             self._obey(action)
-        with_process = {m.name for m in self.core._models if m.life.state in HAS_PROCESS}
-        assert with_process == set(self.workers), "a process without a state, or the reverse"
+        self.record.after()
 
     def _obey(self, action: Action) -> None:
         match action:
             case SendToClient(connection=connection, message=message):
-                self.clients.receive(bytes(connection), message)
+                self.people.deliver(bytes(connection), message)
             case SendToWorker(model=model, generation=generation, message=message):
-                worker = self.workers.get(model)
-                if worker is not None and worker.generation == generation:
-                    worker.take(message)
-            case Spawn(model=model, generation=generation, launch=launch, known_batching=known):
-                assert model not in self.workers, "two processes of one model"
-                self.loads.begins(model, known)
-                rows = launch.max_concurrency
-                self.workers[model] = PlayedWorker(self, model, generation, rows)
-            case SignalWorker(model=model):
-                self.workers[model].signalled(action)
+                worker = self._workers.get((model, generation))
+                if worker is not None and not worker.is_abandoned:
+                    worker.tell(message)
+            case Spawn(model=model, generation=generation):
+                self._pids += 1
+                worker = PlayedWorker(self, action, self._pids)
+                self._workers[model, generation] = worker
+                self.record.begins(action, worker)
+            case SignalWorker(model=model, generation=generation, signal=signal):
+                worker = self._workers.get((model, generation))
+                if worker is not None:
+                    self.time.after(0.001, lambda: worker.signalled(signal))
             case LookAtWorker(model=model, generation=generation):
-                worker = self.workers[model]
-                assert worker.generation == generation
-                self.after(0.05, lambda: worker.looked_at(action))
+                self._look_at(model, generation)
             case WakeAt(when=when):
-                self.after(max(0.0, when - self.now), lambda: self.handle(Tick(now=self.now)))
-            case ForgetModel(model=model):
-                self.loads.forgotten(model)
-            case Announce():
+                self._wake_at(when)
+            case ReadConfiguration(caller=caller):
+                self.people.read_configuration(caller)
+            case Abandon(model=model, generation=generation):
+                self._workers[model, generation].is_abandoned = True
+            case Announce() | ForgetModel():
                 pass
+            case LogFault(story=story):
+                raise Violation("no rule", "; ".join(story[-3:]))
             case Finish():
-                assert not self.workers, "the supervisor ends before its workers"
                 self.has_finished = True
             case _:
                 raise AssertionError(action)
 
-    # ------------------------------------------------------------ what people do
-
-    def _act(self) -> None:
-        if self.is_healing:
+    def _wake_at(self, when: float) -> None:
+        if self._tick_at is not None and self._tick_at <= when:
             return
-        dice = self.plan.random
-        kind = dice.choices(
-            ("ask", "cancel", "leave", "slow", "load", "unload", "restart", "reload", "idle"),
-            weights=(60, 10, 2, 1, 3, 3, 4, 1, 6),
-        )[0]
-        getattr(self, f"_{kind}")()
-        self.after(dice.expovariate(1.5) * (10.0 if kind == "idle" else 1.0), self._act)
+        self._tick_at = when
+        late_s = self.plan.random.choice((0.0, 0.0, 0.001, 0.01))
 
-    def _say(self, connection: bytes, message: Message) -> None:
-        self.handle(ClientSaid(now=self.now, connection=ConnectionId(connection), message=message))
+        def tick() -> None:
+            if self._tick_at == when:
+                self._tick_at = None
+                self.handle(Tick(now=self.time.now))
 
-    def _model(self) -> ModelName:
-        return self.plan.random.choice(self.plan.models).name
+        self.time.at(when + late_s, tick)
 
-    def _ask(self) -> None:
-        dice = self.plan.random
-        self._asked += 1
-        connection, id = dice.choice(CLIENTS), f"r{self._asked}"
-        prompt = dice.choice(self.plan.prompts)
-        may_resume = dice.random() < 0.85
-        self.clients.streams[connection, id] = Stream(prompt=prompt, may_resume=may_resume)
-        request = Generate(
-            id=RequestId(id),
-            model=self._model(),
-            body=prompt.body,
-            resume=may_resume,
-            notices=dice.random() < 0.3,
-            queue_timeout_s=dice.choice((None, None, 3.0)),
-            first_token_timeout_s=dice.choice((None, None, 5.0)),
-            timeout_s=dice.choice((None, None, None, 10.0)),
+    def _look_at(self, model: ModelName, generation: Generation) -> None:
+        worker = self._workers.get((model, generation))
+        if worker is None:
+            return
+        fault = worker.fault.name if worker.fault and worker.is_alive else ""
+        is_stopped = fault in ("stop", "load_stops")
+
+        def tell() -> None:
+            self.handle(
+                WorkerSeen(
+                    now=self.time.now, model=model, generation=generation, is_stopped=is_stopped
+                )
+            )
+
+        self.time.after(LOOK_S, tell)
+
+    # ------------------------------------------------------------ what workers need
+
+    def happens(self, fault: str) -> bool:
+        """Whether this fault strikes now."""
+        chance = self.plan.faults.get(fault)
+        if chance is None or self.is_healing or self.plan.random.random() >= chance:
+            return False
+        self.faults[fault] += 1
+        return True
+
+    def struck(self, fault: str) -> None:
+        """A fault that no dice decide has struck."""
+        self.faults[fault] += 1
+
+    def gone(self, worker: PlayedWorker) -> None:
+        """Nothing of this process is left."""
+        self._workers.pop((worker.model, worker.generation), None)
+
+    def is_gone(self, worker: PlayedWorker) -> bool:
+        """Whether its end has been seen: nothing that it said is read any more."""
+        return self._workers.get((worker.model, worker.generation)) is not worker
+
+    def exited(self, worker: PlayedWorker, exited: Exited) -> None:
+        """The exit is seen."""
+        self.gone(worker)
+        self.handle(replace(exited, now=self.time.now))
+
+    def measure(self, worker: PlayedWorker, *, is_over: bool) -> None:
+        """The monitor measures a process that nears its limit, or is over it, and all others."""
+        limit = self.record.memory_limit(worker.model)
+        self._samples[worker.pid] = limit + 1 if is_over else limit
+        self.handle(
+            Sampled(
+                now=self.time.now,
+                footprint_bytes=dict(self._samples),
+                machine_bytes=MACHINE_BYTES,
+            )
         )
-        self._say(connection, request)
 
-    def _cancel(self) -> None:
-        opened = [key for key, stream in self.clients.streams.items() if stream.end is None]
-        if opened:
-            connection, id = self.plan.random.choice(opened)
-            self._say(connection, Cancel(id=RequestId(id)))
+    def reported_bytes(self, worker: PlayedWorker) -> int:
+        """What a worker's beats say that it holds."""
+        return 10
 
-    def _leave(self) -> None:
-        connection = self.plan.random.choice(CLIENTS)
-        for (owner, _), stream in self.clients.streams.items():
-            if owner == connection and stream.end is None:
-                stream.is_given_up = True
-        for key in self.clients.commands:
-            if key[0] == connection:
-                self.clients.commands[key] = True
-        self.handle(ClientGone(now=self.now, connection=ConnectionId(connection)))
+    def link(self, name: str) -> Link:
+        """A new link with the delays of the plan."""
+        return Link(self.time, self.plan.random, self.plan.delays_s[name], 1.0)
 
-    def _slow(self) -> None:
-        connection = ConnectionId(self.plan.random.choice(CLIENTS))
-        self.handle(ClientTooSlow(now=self.now, connection=connection))
-
-    def _command(self, message_of: Callable[[RequestId, ModelName], Message]) -> None:
-        self._asked += 1
-        connection, id = self.plan.random.choice(CLIENTS), RequestId(f"c{self._asked}")
-        self.clients.commands[connection, id] = False
-        self._say(connection, message_of(id, self._model()))
-
-    def _load(self) -> None:
-        self.loads.asked_for()
-        self._command(lambda id, model: Load(id=id, model=model))
-        self._crashes.clear()  # of a FAILED model it lifts what was held against requests
-
-    def _unload(self) -> None:
-        self._command(lambda id, model: Unload(id=id, model=model))
-
-    def _restart(self) -> None:
-        is_now = self.plan.random.random() < 0.6
-        self.loads.asked_for()
-        self._command(lambda id, model: Restart(id=id, model=model, now=is_now))
-        self._crashes.clear()
-
-    def _reload(self) -> None:
-        dice, models = self.plan.random, []
-        for model in self.plan.models:
-            if dice.random() < 0.9:
-                idle_s = dice.choice((0.0, 15.0))
-                models.append(replace(model, idle_unload_s=idle_s))
-        self._crashes.clear()
-        self.loads.asked_for()  # what failed alike may have been another entry
-        settings = self.plan.settings
-        self.handle(Reloaded(now=self.now, settings=settings, models=tuple(models)))
-
-    def _idle(self) -> None:
-        """Nothing happens for a while."""
-
-    # ------------------------------------------------------------ what must hold
-
-    def told_to_end(self, model: ModelName) -> bool:
-        """Whether the supervisor wants this model's process gone anyhow."""
-        life = self.core._models.by_name[model].life
-        is_restart = getattr(life.phase, "is_restart", False)
-        is_asked = getattr(life.phase, "cause", None) == "asked"
-        return life.wanted is not Wanted.UP or is_restart or is_asked
-
-    def poisoned(self, prompt: Prompt, model: ModelName) -> None:
-        """A poison kills its engine; a death that was asked for anyhow accuses nobody."""
-        if self.told_to_end(model):
-            return
-        self._crashes[model, prompt.body] += 1
-        if not self.plan.has_stray_accusations and self.now < 3000.0:
-            count = self._crashes[model, prompt.body]
-            assert count <= MAX_POISON_CRASHES, "a poison cost more than three crashes (P10)"
-
-    def _check_ends(self) -> None:
-        for key, stream in self.clients.streams.items():
-            assert stream.end is not None or stream.is_given_up, f"{key} was not answered (P1)"
-        for key, is_answered in self.clients.commands.items():
-            assert is_answered, f"the command {key} was not answered"
-        if not self.plan.has_stray_accusations:
-            for stream in self.clients.quarantined:
-                assert stream.prompt.poison_at is not None, "an innocent was quarantined (F10)"
-        rows = self.core.status(self.now)["models"]
-        assert all(row["state"] == "STOPPED" for row in rows), "not everything is down"
-        ledger = self.core._serving.ledger
-        assert (len(ledger), ledger.held_bytes, ledger.waiting) == (0, 0, 0)
+    def too_slow(self, client: Client) -> None:
+        """The shell gives a client up: what waits for it is dropped, ends excepted."""
+        client.is_slow = True
+        self.handle(ClientTooSlow(now=self.time.now, connection=ConnectionId(client.name)))

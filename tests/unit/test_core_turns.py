@@ -295,6 +295,17 @@ def test_the_places_of_a_suspect_are_bounded() -> None:
     assert due == [100 * n for n in range(5, MAX_PLACES + 5)]
 
 
+def test_who_has_come_past_its_crashes_is_on_probation_no_more_for_those_of_others() -> None:
+    recovery = Recovery()
+    one, two, three = (Held(digest=Digest(name)) for name in (b"1", b"2", b"3"))
+    for _ in range(2):
+        recovery.judge(Evidence.ACCUSES, [one, two], 0.0)
+    recovery.gained(Held(digest=one.digest, tokens=1), 0.0)
+    assert recovery.gained(Held(digest=one.digest, tokens=PROBATION_TOKENS), PROBATION_S)
+    recovery.judge(Evidence.ACCUSES, [two, three], 1.0)
+    assert (recovery.suspects, recovery.on_probation) == (3, 2)
+
+
 def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
     driver = engine_of(2)
     driver.serve("a", "b")

@@ -1,0 +1,77 @@
+"""Whether a request may be refused at the door, by the oracle's own count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlxsup.protocol.messages import Generate
+
+from .asks import Ask
+from .books import Book, Wanted
+
+if TYPE_CHECKING:
+    from .record import Record
+
+
+def refusals(record: Record, ask: Ask, message: Generate) -> set[str]:
+    """The codes with which a request must be refused; empty if it must not be."""
+    if record.is_shutting_down:
+        return {"shutting_down"}
+    book = record.books.get(ask.model)
+    if book is None or book.wanted is Wanted.GONE:
+        return {"unknown_model"}
+    if book.failed:
+        return {"model_failed"}
+    life = book.life
+    if life is not None and book.wanted is Wanted.DOWN and book.is_by_user:
+        return {"unloaded"}
+    book.suspicion.forget(record.now)
+    if ask.prompt.number in book.suspicion.quarantined:
+        return {"quarantined"}
+    return {"overloaded"} if _is_full(record, book, ask) else set()
+
+
+def _is_full(record: Record, book: Book, ask: Ask) -> bool:
+    settings = record.plan.settings
+    others = [one for one in record.open if one is not ask]
+    if sum(map(_held, others)) + len(ask.prompt.body) > settings.max_queue_bytes:
+        return True
+    if can_start(book):
+        return False
+    waiting = [one for one in others if one.is_waiting]
+    share = max(1, settings.max_queue // len(record.books))
+    if len(waiting) >= settings.max_queue and len(book.line) >= share:
+        return True
+    mine = sum(one.connection == ask.connection for one in waiting)
+    return mine >= settings.max_queue_per_client
+
+
+def _held(ask: Ask) -> int:
+    """Bytes: the body, and once it is not needed any more what it takes to resume."""
+    if ask.acceptance is None:
+        return len(ask.prompt.body)
+    parameters = len(repr(ask.acceptance.parameters))
+    return len(ask.acceptance.prompt_tokens) + parameters + len(ask.sent)
+
+
+def can_start(book: Book) -> bool:
+    """Whether a request that came now would be dispatched at once."""
+    life = book.life
+    if not book.serves or life is None or life.unlinked_at is not None or book.line:
+        return False
+    if any(book.suspicion.takes_turn(number) for number, _ in life.held()):
+        return False
+    return len(life.given) < book.rows
+
+
+def set_limits(record: Record, ask: Ask) -> None:
+    """When the limits of a request that was let in are over."""
+    settings, now = record.plan.settings, record.now
+    ask.queue_until = _until(now, ask.queue_s, settings.queue_timeout_s)
+    ask.first_token_until = _until(now, ask.first_token_s, settings.first_token_timeout_s)
+    ask.until = _until(now, ask.total_s, 0.0)
+
+
+def _until(now: float, asked_s: float | None, usual_s: float) -> float | None:
+    limit_s = usual_s if asked_s is None else asked_s
+    return now + limit_s if limit_s > 0 else None

@@ -1,0 +1,72 @@
+"""What a played engine answers: tokens and text that follow from the acceptance alone.
+
+Another seed, other parameters, another prompt or another place give other tokens, so that whatever
+is lost or changed on the way shows in the answer.
+"""
+
+from __future__ import annotations
+
+from mlxsup.protocol.ids import pack_tokens, unpack_tokens
+from mlxsup.protocol.messages import Acceptance
+from mlxsup.protocol.states import Channel, FinishReason
+
+from .plan import Prompt
+
+HOLDS_BACK = 5
+"""The text of a token that this divides comes with the next one, as half a character does."""
+
+REASONING_TOKENS = 2
+"""So many tokens at the beginning of an answer may be reasoning."""
+
+
+def accept(prompt: Prompt, generation: int) -> Acceptance:
+    """What a worker makes of a prompt; each life draws another seed."""
+    return Acceptance(
+        prompt_tokens=pack_tokens([prompt.number] + [7] * (prompt.number % 5)),
+        opening="<think>" if prompt.number % 4 == 0 else "",
+        parameters={"temperature": prompt.number % 3 / 2, "max_tokens": prompt.length},
+        seed=prompt.number * 1000 + generation,
+        fingerprint="f",
+    )
+
+
+def number_of(acceptance: Acceptance) -> int:
+    """The prompt's number, which its tokens tell."""
+    return unpack_tokens(acceptance.prompt_tokens)[0]
+
+
+def token(acceptance: Acceptance, index: int) -> int:
+    """The token at this place of the answer, whichever life computes it."""
+    warmth = int(acceptance.parameters["temperature"] * 2)
+    base = number_of(acceptance) * 7919 + acceptance.seed * 31 + warmth * 101
+    return (base + index * 17) % 997 + 1
+
+
+def shown(acceptance: Acceptance, count: int, *, is_end: bool = False) -> str:
+    """The text that is shown once this many tokens are known."""
+    tokens = [token(acceptance, index) for index in range(count)]
+    if tokens and not is_end and tokens[-1] % HOLDS_BACK == 0:
+        tokens.pop()
+    return "".join(f"<{one}>" for one in tokens)
+
+
+def channel(acceptance: Acceptance, index: int) -> Channel:
+    """Which part of the answer a token belongs to."""
+    is_reasoning = acceptance.opening and index < REASONING_TOKENS
+    return Channel.REASONING if is_reasoning else Channel.CONTENT
+
+
+def length(acceptance: Acceptance) -> int:
+    """Tokens of the whole answer."""
+    return int(acceptance.parameters["max_tokens"])
+
+
+def finish(acceptance: Acceptance) -> FinishReason:
+    """How the answer ends by itself."""
+    return FinishReason.STOP if number_of(acceptance) % 3 == 0 else FinishReason.LENGTH
+
+
+def warning(acceptance: Acceptance) -> str | None:
+    """What the worker warns of with the first token."""
+    number = number_of(acceptance)
+    return f"warning of {number}" if number % 7 == 0 else None

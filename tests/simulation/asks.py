@@ -1,0 +1,96 @@
+"""One request as the record of what was said knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.messages import Acceptance, Done, Failed
+
+from .plan import Prompt
+
+
+class Place(StrEnum):
+    """Where a request stands."""
+
+    SENT = "sent"
+    """On its way to the supervisor, or refused there."""
+    LINE = "line"
+    GIVEN = "given"
+    """Dispatched to the process that lives now."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ask:
+    """One request, from its client's words to its end.
+
+    Attributes:
+        connection, id, model, prompt: what was asked, by whom, of whom.
+        may_resume, wants_notices: as the client said.
+        queue_s, first_token_s, total_s: its own limits as the client said them; None: not said.
+        number: its place in the order of admission.
+        arrived_at: when the supervisor read it.
+        placed_at: when it came into the line, or came back.
+        queue_until, first_token_until, until: when each limit is over; None for none.
+        key: the supervisor's name for it, as its first dispatch tells.
+        acceptance: the first that the supervisor read.
+        sent: packed tokens that the supervisor has sent to its client.
+        first_token_at, cached, warnings: as the worker said with the first token.
+        deaths: in a row, without a token and without evidence.
+        resumed: how many times it went on after a death.
+        is_interrupted: its process died, and no other has gone on with it yet.
+        is_yielding: asked to leave the batch for the turn of another.
+        passed_over: turns of others that came before it while it was the oldest new one.
+        is_again: it had been dispatched before.
+    """
+
+    connection: bytes
+    id: str
+    model: ModelName
+    prompt: Prompt
+    may_resume: bool = True
+    wants_notices: bool = False
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+    place: Place = Place.SENT
+    number: int = 0
+    arrived_at: float = 0.0
+    ended_at: float = 0.0
+    placed_at: float = 0.0
+    queue_until: float | None = None
+    first_token_until: float | None = None
+    until: float | None = None
+    key: RequestKey | None = None
+    acceptance: Acceptance | None = None
+    sent: bytearray = field(default_factory=bytearray)
+    first_token_at: float | None = None
+    cached: int = 0
+    warnings: list[str] = field(default_factory=list)
+    deaths: int = 0
+    resumed: int = 0
+    is_interrupted: bool = False
+    is_yielding: bool = False
+    is_again: bool = False
+    passed_over: int = 0
+    end: Done | Failed | None = None
+
+    def __str__(self) -> str:
+        return f"{self.connection.decode()}/{self.id} of {self.model} ({self.place})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the supervisor owes it an end."""
+        return self.place in (Place.LINE, Place.GIVEN)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it takes a place in the queue: not if its answer has begun."""
+        return self.place is Place.LINE and self.acceptance is None
+
+    @property
+    def tokens(self) -> int:
+        """Sent to its client."""
+        return len(self.sent) // 4

@@ -1,0 +1,217 @@
+"""What the oracle knows of each model and each process, from what was said and from the plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.supervisor.core.actions import WorkerSignal
+from mlxsup.supervisor.core.events import Exited
+from mlxsup.supervisor.core.settings import LaunchSettings, ModelSettings
+
+from .asks import Ask
+from .suspicion import Says, Suspicion
+from .worker import PlayedWorker
+
+MACHINE_SHARE = 0.9
+PERMANENT = (64, 65, 66, 69)
+OWN_FAULTS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
+
+
+class Wanted(StrEnum):
+    """What was asked for last."""
+
+    UP = "up"
+    DOWN = "down"
+    GONE = "gone"
+
+
+class Cause(StrEnum):
+    """Why a process is being ended."""
+
+    ASKED = "asked"
+    STALL = "stall"
+    BROKEN = "broken"
+    VERSION = "version"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Life:
+    """One process.
+
+    Attributes:
+        worker: the truth about it.
+        launch: what it was started with.
+        pid: once the supervisor knows it.
+        ready_at: when the supervisor read READY.
+        stopped_serving_at: when it was first told to end.
+        cause: why; None while it is not.
+        is_restart: a restart was asked for meanwhile.
+        told: what ended it: `Exit` or a signal, and when.
+        given: requests that it holds as far as is known, by key, ended ones too.
+        progress_at, progress: of its load.
+    """
+
+    model: ModelName
+    generation: Generation
+    launch: LaunchSettings
+    worker: PlayedWorker
+    spawned_at: float
+    is_after_crash: bool
+    is_of_restart: bool = False
+    pid: int | None = None
+    has_greeted: bool = False
+    ready_at: float | None = None
+    stopped_serving_at: float | None = None
+    cause: Cause | None = None
+    is_restart: bool = False
+    told: list[tuple[str, float]] = field(default_factory=list)
+    unlinked_at: float | None = None
+    broke_at: float | None = None
+    given: dict[RequestKey, Ask] = field(default_factory=dict)
+    tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
+    footprint: int = 0
+    announced: str = ""
+    progress_at: float = 0.0
+    progress: tuple[str, float] = ("", 0.0)
+    is_abandoned: bool = False
+    hurried_at: float | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is READY and not being ended, as far as the supervisor can know."""
+        return self.ready_at is not None and self.cause is None
+
+    @property
+    def kill_stage_at(self) -> float | None:
+        """When it was first told SIGKILL."""
+        return self.was_told(WorkerSignal.KILL)
+
+    def held(self) -> list[tuple[int, int]]:
+        """Prompt and delivered tokens of each request in its hands."""
+        return [
+            (ask.prompt.number, self.tokens_at_end.get(key, ask.tokens))
+            for key, ask in self.given.items()
+        ]
+
+    def ended_by(self, exited: Exited | None) -> Cause | None:
+        """Why it was ended; None if it ended by itself, even if a kill of a broken one crossed."""
+        is_killed = exited is None or exited.signal_name == "SIGKILL"
+        if self.cause is Cause.BROKEN and not is_killed and not self.is_restart:
+            return None
+        return self.cause
+
+    def says(self, exited: Exited, machine_bytes: int) -> Says:
+        """What its death says of the requests that it held."""
+        match self.ended_by(exited):
+            case Cause.STALL:
+                return Says.ACCUSES if self.ready_at is not None else Says.NOTHING
+            case Cause.BROKEN:
+                return Says.NOTHING
+            case Cause.ASKED | Cause.VERSION:
+                return Says.ASKED
+        if self.ready_at is None:
+            return Says.NOTHING
+        if exited.exit_code == 75:
+            return Says.NO_MEMORY
+        if exited.signal_name == "SIGKILL" and self.is_over_memory(machine_bytes):
+            return Says.NO_MEMORY
+        is_own = exited.exit_code == 70 or exited.signal_name in OWN_FAULTS
+        return Says.ACCUSES if is_own else Says.NOTHING
+
+    def is_over_memory(self, machine_bytes: int) -> bool:
+        """Whether its last measure was over its limit, or over a share of the machine."""
+        limit = self.launch.memory_limit_bytes or machine_bytes * MACHINE_SHARE
+        return 0 < limit < self.footprint
+
+    def was_told(self, what: str | WorkerSignal) -> float | None:
+        """When it was first told so."""
+        return next((when for one, when in self.told if one == what), None)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Book:
+    """One model.
+
+    Attributes:
+        entry: of the configuration that counts.
+        wanted: up, down or gone.
+        is_by_user: whether a person wants it down.
+        life: its process until the exit is seen; one given up, too.
+        line: requests that wait, those that had been dispatched before included.
+        failed: why it is FAILED; empty if it is not.
+        drain_until: when what runs is cut off.
+        crashes: times of those that count, the latest last.
+        in_a_row: crashes since it was last stable.
+        retry: the earliest and the latest time of the next start; None: as soon as it is its turn.
+        is_after_crash: the next start follows a crash.
+        is_restarting: a restart was asked for, and it has not been READY since.
+        is_vague: commands crossed in ways that the oracle does not follow: only what holds in
+            any case is checked until its process is gone.
+    """
+
+    entry: ModelSettings
+    wanted: Wanted = Wanted.DOWN
+    is_by_user: bool = True
+    life: Life | None = None
+    line: list[Ask] = field(default_factory=list)
+    failed: str = ""
+    drain_until: float | None = None
+    crashes: deque[float] = field(default_factory=deque)
+    in_a_row: int = 0
+    retry: tuple[float, float] | None = None
+    is_after_crash: bool = False
+    is_restarting: bool = False
+    last_load_error: str = ""
+    batching: dict[str, str] | None = None
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    busy_at: float = 0.0
+    is_vague: bool = False
+
+    @property
+    def name(self) -> ModelName:
+        """Its name."""
+        return self.entry.name
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests may be dispatched to its process."""
+        life = self.life
+        is_up = self.wanted is Wanted.UP and self.drain_until is None
+        return is_up and life is not None and life.serves and life.broke_at is None
+
+    @property
+    def rows(self) -> int:
+        """How many requests may be given at once."""
+        rows = (self.life.launch if self.life else self.entry.launch).max_concurrency
+        return rows if self.suspicion.rows is None else min(rows, self.suspicion.rows)
+
+    @property
+    def in_order(self) -> list[Ask]:
+        """Those who wait: first who had been dispatched, then the others, oldest first."""
+        return sorted(self.line, key=lambda ask: (not ask.is_again, ask.number))
+
+    def clean(self) -> None:
+        """Somebody asked for a start: no crash is held against it."""
+        self.crashes.clear()
+        self.in_a_row = 0
+        self.last_load_error = ""
+
+    def crashed(self, now: float) -> tuple[float, float] | None:
+        """Counts a crash.
+
+        Returns:
+            The shortest and the longest delay of the next start; None if it is FAILED now.
+        """
+        policy = self.entry.restart
+        self.crashes.append(now)
+        recent = [when for when in self.crashes if when > now - policy.window_s]
+        if len(recent) > policy.max_restarts:
+            return None
+        self.in_a_row += 1
+        if self.in_a_row == 1:
+            return 0.0, 0.0
+        longest = min(policy.backoff_initial_s * 2 ** (self.in_a_row - 2), policy.backoff_max_s)
+        return longest / 2, longest

@@ -1,0 +1,183 @@
+"""What follows the end of a process: who ends, who waits again, whether the model may return."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mlxsup.supervisor.core.events import Exited, SpawnFailed
+
+from . import wishes
+from .asks import Ask, Place
+from .books import PERMANENT, Book, Cause, Life, Wanted
+from .suspicion import Finding, Says
+
+if TYPE_CHECKING:
+    from .record import Record
+
+MOST_DEATHS = 3
+"""In a row, without a token and without evidence."""
+
+CAUSED_ELSEWHERE = (72, 75)
+TERMINATED = 143
+KILL_LIMIT_S = 10.0
+KILL_LIMIT_S_PER_BYTE = 0.5e-9
+
+
+def seen(record: Record, event: Exited | SpawnFailed) -> None:
+    """The end of a process is seen, or it could not be started."""
+    book = record.books.get(event.model)
+    life = book.life if book else None
+    if book is None or life is None or life.generation != event.generation:
+        return
+    if life.is_abandoned:
+        book.life, book.failed = None, ""
+        book.is_after_crash = False
+        if book.wanted is Wanted.GONE:
+            del record.books[book.name]
+        return
+    if isinstance(event, SpawnFailed):
+        _ends(record, book, life, None, Finding(says=Says.NOTHING))
+        return
+    says = life.says(event, record.machine_bytes)
+    record.count(f"death: {says}")
+    if any(ask.is_open for ask in life.given.values()):
+        record.count("death under requests")
+    finding = book.suspicion.died(says, life.held(), record.now)
+    if finding.culprit is not None:
+        record.count("quarantine")
+    if any(not ask.is_open for ask in life.given.values()):
+        record.count("cancel met exit")
+    _ends(record, book, life, event, finding)
+
+
+def given_up(record: Record, book: Book) -> None:
+    """SIGKILL has not ended a process within its limit: nobody waits for it any more (P26)."""
+    life = book.life
+    assert life is not None
+    says = Says.ASKED
+    if life.cause is Cause.STALL:
+        says = Says.ACCUSES if life.ready_at is not None else Says.NOTHING
+    elif life.cause is Cause.BROKEN and not life.is_restart:
+        says = Says.NOTHING
+    finding = book.suspicion.died(says, life.held(), record.now)
+    _requests_end(record, book, life, finding)
+    code = "load_failed" if book.wanted is Wanted.UP else wishes.cut_off(record, book)
+    for ask in list(book.line):
+        record.must.setdefault(ask, set()).add(_worded(ask, code))
+    life.is_abandoned = True
+    life.given.clear()
+    book.failed, book.drain_until, book.retry = "it cannot be ended", None, None
+    record.count("given up")
+
+
+def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding: Finding) -> None:
+    ready_s = None
+    if life.ready_at is not None:
+        ready_s = (life.stopped_serving_at or record.now) - life.ready_at
+    is_alike = _fails_alike(book, life, exited)
+    if ready_s is not None and ready_s >= book.entry.restart.stable_s:
+        book.in_a_row = 0
+    was_draining = book.drain_until is not None
+    _requests_end(record, book, life, finding)
+    book.life, book.drain_until = None, None
+    book.retry, book.is_after_crash = None, False
+    if book.wanted is not Wanted.UP:
+        for ask in book.line:
+            record.must.setdefault(ask, set()).add(wishes.cut_off(record, book))
+        if book.wanted is Wanted.GONE:
+            del record.books[book.name]
+        return
+    cause = life.ended_by(exited)
+    is_permanent = (
+        cause is None
+        and exited is not None
+        and life.ready_at is None
+        and exited.exit_code in PERMANENT
+    )
+    is_restart = life.is_restart if cause is not None else was_draining and life.cause is None
+    if cause is Cause.VERSION:
+        _fails(record, book, "version")
+    elif is_permanent or (is_alike and cause is None):
+        _fails(record, book, "load")
+    elif finding.is_broken:
+        _fails(record, book, "engine")
+    elif is_restart:
+        book.clean()
+    elif cause is Cause.ASKED:
+        pass
+    elif finding.culprit is not None:
+        book.is_after_crash = True
+    else:
+        _crashes(record, book)
+
+
+def _crashes(record: Record, book: Book) -> None:
+    delays = book.crashed(record.now)
+    record.count("crash")
+    if delays is None:
+        _fails(record, book, "too often")
+        return
+    book.is_after_crash = True
+    if delays[1] > 0.0:
+        book.retry = record.now + delays[0], record.now + delays[1]
+
+
+def _fails(record: Record, book: Book, why: str) -> None:
+    book.failed = why
+    record.count(f"FAILED: {why}")
+    for ask in book.line:
+        record.must.setdefault(ask, set()).add(_worded(ask, "load_failed"))
+
+
+def _worded(ask: Ask, code: str) -> str:
+    """An answer that had begun was not waiting for a load: its worker has crashed."""
+    is_begun = ask.acceptance is not None and code == "load_failed"
+    return "worker_crashed" if is_begun else code
+
+
+def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> None:
+    for ask in life.given.values():
+        if not ask.is_open:
+            continue
+        code = _loss(book, ask, finding)
+        if code:
+            record.must[ask] = {code}
+            continue
+        if ask.acceptance is not None:
+            ask.is_interrupted, ask.queue_until = True, None
+            record.count("interrupted")
+        ask.place, ask.is_again, ask.is_yielding = Place.LINE, True, False
+        ask.placed_at = record.now
+        book.line.append(ask)
+    for ask in book.line:
+        if ask.acceptance is not None and not ask.may_resume:
+            record.must[ask] = {"worker_crashed"}
+        elif finding.culprit is not None and ask.prompt.number == finding.culprit:
+            record.must[ask] = {"quarantined"}
+
+
+def _loss(book: Book, ask: Ask, finding: Finding) -> str:
+    """Why a request does not outlive its process; empty if it does."""
+    if finding.culprit == ask.prompt.number:
+        return "quarantined"
+    if finding.is_too_large:
+        return "insufficient_memory"
+    if ask.acceptance is not None and not ask.may_resume:
+        return "worker_crashed"
+    if finding.says is Says.NOTHING:
+        ask.deaths += 1
+        if ask.deaths >= MOST_DEATHS:
+            return "worker_crashed"
+    return ""
+
+
+def _fails_alike(book: Book, life: Life, exited: Exited | None) -> bool:
+    """Whether it failed to load with the error of the attempt right before."""
+    error = ""
+    code = exited.exit_code if exited else None
+    is_own = life.ready_at is None and life.ended_by(exited) is None
+    if is_own and life.announced and code not in (*CAUSED_ELSEWHERE, TERMINATED):
+        error = f"{code} {re.sub(r'0x[0-9a-f]+|[0-9]+', '#', life.announced)}"
+    before, book.last_load_error = book.last_load_error, error
+    return error != "" and error == before

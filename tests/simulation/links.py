@@ -1,0 +1,82 @@
+"""Virtual time, and links that carry things in order, each with delays of its own."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+
+Happening = Callable[[], None]
+
+
+class Timeline:
+    """What will happen, earliest first; equal times in the order in which they were asked for.
+
+    Attributes:
+        now: virtual seconds.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Happening]] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def at(self, when: float, happen: Happening) -> None:
+        """Something will happen at this time, or now if that is past."""
+        self._order += 1
+        heapq.heappush(self._queue, (max(when, self.now), self._order, happen))
+
+    def after(self, seconds: float, happen: Happening) -> None:
+        """Something will happen."""
+        self.at(self.now + seconds, happen)
+
+    def advance(self) -> None:
+        """Lets the next thing happen."""
+        when, _, happen = heapq.heappop(self._queue)
+        self.now = when
+        happen()
+
+
+class Link:
+    """Delivers in order, late; what crosses another link is in no order with it.
+
+    Args:
+        timeline: of the run.
+        dice: draws the delays.
+        scale_s: the mean delay; 0 for none.
+        longest_s: the longest one.
+    """
+
+    def __init__(
+        self, timeline: Timeline, dice: random.Random, scale_s: float, longest_s: float
+    ) -> None:
+        self._timeline, self._dice = timeline, dice
+        self._scale_s, self._longest_s = scale_s, longest_s
+        self._under_way: deque[Happening] = deque()
+        self._last_at = 0.0
+
+    def send(self, deliver: Happening, *, more_s: float = 0.0) -> None:
+        """Has `deliver` called after all that was sent before; `more_s` later than usual."""
+        delay_s = more_s
+        if self._scale_s:
+            delay_s += min(self._dice.expovariate(1 / self._scale_s), self._longest_s)
+        self._last_at = max(self._last_at, self._timeline.now + delay_s)
+        self._under_way.append(deliver)
+        self._timeline.at(self._last_at, self._deliver)
+
+    def lose_end(self) -> None:
+        """Some of what is under way is lost: from a random place on."""
+        kept = self._dice.randint(0, len(self._under_way))
+        for place in range(kept, len(self._under_way)):
+            self._under_way[place] = _nothing
+
+    def _deliver(self) -> None:
+        self._under_way.popleft()()
+
+
+def _nothing() -> None:
+    """What was lost."""

@@ -1,0 +1,365 @@
+"""What people do: clients that ask, cancel and leave, operators, signals, an edited file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.messages import (
+    Cancel,
+    Generate,
+    Load,
+    Message,
+    Ping,
+    Reload,
+    Restart,
+    StatusQuery,
+    Stop,
+    Subscribe,
+    Unload,
+)
+from mlxsup.supervisor.core.events import (
+    Caller,
+    ClientGone,
+    ClientSaid,
+    ConnectionId,
+    Reloaded,
+    ReloadRefused,
+    ShutdownAsked,
+)
+
+from .asks import Ask
+from .clients import Client, Stream
+from .plan import Kind, Prompt, other_launch
+
+if TYPE_CHECKING:
+    from .world import World
+
+CONNECTIONS = 3
+ACTS_S = 0.12
+"""The mean time from one act to the next."""
+
+QUIET_S = 5.0
+HASTY_SHARE = 0.08
+"""Of requests that are cancelled soon after they were sent, wherever they have come."""
+
+AN_HOUR_S = 3700.0
+
+COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3}
+OPERATE = {"load": 1.2, "unload": 1.2, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
+           "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
+           "signal": 0.15, "stop": 0.15}  # fmt: skip
+LIFT = {"load": 0.8, "quiet": 2.0}
+
+
+class People:
+    """Every client, and what they say.
+
+    Args:
+        world: that they live in.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._dice = world, world.plan.random
+        self._kind = world.plan.kind
+        self._connected = 0
+        self._said = 0
+        self.clients = [self._connect() for _ in range(CONNECTIONS)]
+        self.past: list[Client] = []
+        self._asked: list[Ask] = []
+        self._entries = list(world.plan.models)
+        weights = dict(COMMON)
+        if self._kind in (Kind.PEOPLE, Kind.STORM):
+            weights |= OPERATE
+        if self._kind is Kind.LOADS:
+            weights |= LIFT
+        self._acts: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
+        self._weights = list(weights.values())
+
+    def begin(self) -> None:
+        """A few requests at once, then whatever the dice say."""
+        for _ in range(self._dice.randint(1, 6)):
+            self._ask()
+        self._act()
+
+    def awaited(self) -> bool:
+        """Whether anybody who is there waits for something."""
+        return any(
+            client.open_streams() or not all(client.commands.values()) for client in self.clients
+        )
+
+    def _connect(self) -> Client:
+        self._connected += 1
+        name = b"client%d" % self._connected
+        return Client(
+            name=name, up=self._world.link("client_up"), down=self._world.link("client_down")
+        )
+
+    # ------------------------------------------------------------ what arrives
+
+    def deliver(self, connection: bytes, message: Message) -> None:
+        """The supervisor sends a client something; dropped if it is gone."""
+        for client in self.clients:
+            if client.name == connection:
+                client.send_down(message)
+
+    def read_configuration(self, caller: Caller | None) -> None:
+        """The file is read, in a moment; what it says then counts."""
+        dice, world = self._dice, self._world
+
+        def read() -> None:
+            if caller is not None and dice.random() < 0.25:
+                problems = ("line 3: no such key",)
+                world.handle(ReloadRefused(now=world.time.now, problems=problems, caller=caller))
+                return
+            entries = tuple(self._entries) or (world.plan.models[0],)
+            world.handle(
+                Reloaded(
+                    now=world.time.now,
+                    settings=world.plan.settings,
+                    models=entries,
+                    caller=caller,
+                    later=("log_dir",) if dice.random() < 0.3 else (),
+                )
+            )
+
+        world.time.after(dice.choice((0.0, 0.05)), read)
+
+    def check_ends(self) -> None:
+        """Everybody who stayed was answered."""
+        for client in self.clients:
+            client.check_ends()
+
+    # ------------------------------------------------------------ what they do
+
+    def _act(self) -> None:
+        if self._world.is_healing:
+            return
+        act = self._dice.choices(self._acts, weights=self._weights)[0]
+        act()
+        wait_s = self._dice.expovariate(1 / ACTS_S)
+        if act == self._quiet:
+            wait_s += self._dice.uniform(0.5, 1.0) * QUIET_S
+        self._world.time.after(wait_s, self._act)
+
+    def say_goodbye(self) -> None:
+        """All is well: the supervisor is asked to end, sometimes after an hour at rest."""
+        world = self._world
+        if self._kind is Kind.POISON and self._dice.random() < 0.3:
+            for entry in self._entries:
+                self._command(lambda id, name=entry.name: Unload(id=id, model=name))
+            world.time.after(60.0 + AN_HOUR_S, self._status)
+            world.time.after(70.0 + AN_HOUR_S, self._again)
+            world.time.after(75.0 + AN_HOUR_S, self._again)
+            world.time.after(100.0 + AN_HOUR_S, self._signal)
+            world.rest(200.0 + AN_HOUR_S)
+        else:
+            self._signal()
+
+    def _client(self) -> Client:
+        return self._dice.choice(self.clients)
+
+    def _model(self) -> ModelName:
+        return self._dice.choice(self._world.plan.models).name
+
+    def _say(self, client: Client, message: Message, *, only_if: Callable[[], bool] | None = None):
+        world = self._world
+
+        def deliver() -> None:
+            if world.has_finished:
+                client.unheard.add(getattr(message, "id", ""))
+            elif not client.is_gone and (only_if is None or only_if()):
+                world.handle(
+                    ClientSaid(
+                        now=world.time.now,
+                        connection=ConnectionId(client.name),
+                        message=message,
+                    )
+                )
+
+        client.up.send(deliver)
+
+    def _new_id(self) -> str:
+        self._said += 1
+        return f"r{self._said}"
+
+    def _ask(self) -> None:
+        self._generate(self._client(), self._model(), self._world.plan.new_prompt())
+
+    def _again(self) -> None:
+        """The same request once more, once it has ended: it may be under suspicion, or worse."""
+        ended = [ask for ask in self._asked if ask.end is not None]
+        if ended:
+            ask = self._dice.choice(ended)
+            self._asked = [one for one in self._asked if one.prompt is not ask.prompt]
+            self._generate(self._client(), ask.model, ask.prompt)
+
+    def _generate(self, client: Client, model: ModelName, prompt: Prompt) -> None:
+        dice, is_limited = self._dice, self._world.plan.is_limited
+        ask = Ask(
+            connection=client.name,
+            id=self._new_id(),
+            model=model,
+            prompt=prompt,
+            may_resume=dice.random() < 0.9,
+            wants_notices=dice.random() < 0.15,
+        )
+        if is_limited:
+            ask.queue_s = dice.choice((None, None, 0.0, 1.5))
+            ask.first_token_s = dice.choice((None, None, None, 3.0))
+            ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
+        self._asked.append(ask)
+        self._world.prompts.add(prompt)
+        self._world.record.is_sent(ask)
+        client.streams[ask.id] = Stream(ask=ask)
+        self._say(client, generate(ask))
+        if dice.random() < HASTY_SHARE:
+            cancel = Cancel(id=RequestId(ask.id))
+            wait_s = dice.choice((0.0, 0.1, 0.5))
+            self._world.time.after(dice.uniform(0.0, wait_s), lambda: self._say(client, cancel))
+
+    def _twin(self) -> None:
+        client = self._client()
+        opened = client.open_streams()
+        if opened:
+            ask = self._dice.choice(opened).ask
+
+            def is_open() -> bool:
+                record = self._world.record
+                is_open = ask.is_open and record.is_served(ask.model)
+                client.twins += is_open
+                return is_open
+
+            self._say(client, generate(ask), only_if=is_open)
+
+    def _unknown(self) -> None:
+        self._generate(self._client(), ModelName("nobody"), self._world.plan.new_prompt())
+
+    def _nonsense(self) -> None:
+        client = self._client()
+        message = Generate(id=RequestId(self._new_id()), model=self._model(), timeout_s=-1.0)
+        client.commands[message.id] = False
+        self._say(client, message)
+
+    def _cancel(self) -> None:
+        client = self._client()
+        opened = client.open_streams()
+        if opened:
+            stream = self._dice.choice(opened)
+            self._say(client, Cancel(id=RequestId(stream.ask.id)))
+
+    def _leave(self) -> None:
+        place = self._dice.randrange(len(self.clients))
+        client, world = self.clients[place], self._world
+
+        def gone() -> None:
+            client.is_gone = True
+            world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
+
+        client.has_left = True
+        client.up.send(gone)
+        self.clients[place] = self._connect()
+        self.past.append(client)
+
+    def _slow(self) -> None:
+        """A client does not read: it is given up, and leaves after that."""
+        client = self._client()
+        if not client.is_slow:
+            self._world.too_slow(client)
+
+            def leave() -> None:
+                if client in self.clients:
+                    self.clients[self.clients.index(client)] = self._connect()
+                    client.has_left = True
+                    client.up.send(lambda: self._gone(client))
+
+            self._world.time.after(self._dice.uniform(0.0, 2.0), leave)
+
+    def _gone(self, client: Client) -> None:
+        client.is_gone = True
+        world = self._world
+        world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
+
+    def _command(self, message_of: Callable[[RequestId], Message]) -> None:
+        client, id = self._client(), RequestId(self._new_id())
+        client.commands[id] = False
+        self._say(client, message_of(id))
+
+    def _ping(self) -> None:
+        self._command(lambda id: Ping(id=id))
+
+    def _status(self) -> None:
+        is_debug = self._dice.random() < 0.2
+        self._command(lambda id: StatusQuery(id=id, debug=is_debug))
+
+    def _load(self) -> None:
+        model = self._model()
+        self._command(lambda id: Load(id=id, model=model))
+
+    def _unload(self) -> None:
+        model = self._model()
+        self._command(lambda id: Unload(id=id, model=model))
+
+    def _restart(self) -> None:
+        model, is_now = self._model(), self._dice.random() < 0.5
+        self._command(lambda id: Restart(id=id, model=model, now=is_now))
+
+    def _subscribe(self) -> None:
+        client = self._client()
+        id = RequestId(self._new_id())
+        client.subscriptions.append(id)
+        self._say(client, Subscribe(id=id))
+
+    def _edit(self) -> None:
+        """Somebody edits the file: nothing happens before it is read."""
+        dice, entries = self._dice, []
+        for entry in self._world.plan.models:
+            what = dice.random()
+            if what < 0.2:
+                continue
+            if what < 0.5:
+                entry = other_launch(dice, entry)
+            elif what < 0.7:
+                entry = replace(entry, idle_unload_s=dice.choice((0.0, 2.5, 4.0)))
+            entries.append(entry)
+        self._entries = entries
+
+    def _reload(self) -> None:
+        if self._dice.random() < 0.3:
+            self.read_configuration(None)  # SIGHUP
+        else:
+            self._command(lambda id: Reload(id=id))
+
+    def _stop(self) -> None:
+        dice = self._dice
+        is_now, timeout_s = dice.random() < 0.3, dice.choice((None, 0.2, 5.0))
+        self._command(lambda id: Stop(id=id, now=is_now, timeout_s=timeout_s))
+
+    def _signal(self) -> None:
+        """SIGTERM; sometimes a second one."""
+        world = self._world
+        world.handle(ShutdownAsked(now=world.time.now, is_immediate=False))
+        if self._dice.random() < 0.3:
+            world.time.after(
+                self._dice.uniform(0.0, 1.0),
+                lambda: world.handle(ShutdownAsked(now=world.time.now, is_immediate=True)),
+            )
+
+    def _quiet(self) -> None:
+        """Nothing happens for a while."""
+
+
+def generate(ask: Ask) -> Generate:
+    """What the client sends."""
+    return Generate(
+        id=RequestId(ask.id),
+        model=ask.model,
+        body=ask.prompt.body,
+        resume=ask.may_resume,
+        notices=ask.wants_notices,
+        queue_timeout_s=ask.queue_s,
+        first_token_timeout_s=ask.first_token_s,
+        timeout_s=ask.total_s,
+    )

@@ -1,0 +1,209 @@
+"""The bugs that the simulation has to see: gross ones, crossings of a cancel, one per module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A bug.
+
+    Attributes:
+        name: what is broken, as the list prints it.
+        module: of the core.
+        right, wrong: the text, and what is put in the place of its first occurrence.
+    """
+
+    name: str
+    module: str
+    right: str
+    wrong: str
+
+    def plant(self, source: str) -> str:
+        """The module's text with the bug.
+
+        Raises:
+            LookupError: the text is not there: this list is out of date.
+        """
+        if self.right not in source:
+            raise LookupError(f"{self.name}: {self.module} does not contain {self.right!r}")
+        return source.replace(self.right, self.wrong, 1)
+
+
+def _m(name: str, module: str, right: str, wrong: str) -> Mutant:
+    return Mutant(name=name, module=module, right=right, wrong=wrong)
+
+
+GROSS = (
+    _m("every request refused", "admission", "if life.state is State.FAILED:", "if True:"),
+    _m("the queue is full from the start", "admission",
+       "if ledger.waiting < settings.max_queue or", "if"),
+    _m("the queue has no limit", "admission", "if waiting >= settings.max_queue_per_client:",
+       "if False:"),
+    _m("nothing ever resumed", "serving",
+       "if request.acceptance is not None and not request.may_resume:\n            return worker",
+       "if request.acceptance is not None:\n            return worker"),
+    _m("resumed from its beginning", "serving", "delivered=bytes(request.sent_tokens)",
+       'delivered=b""'),
+    _m("resumed with the wish not to be", "serving",
+       "if request.acceptance is not None and not request.may_resume:\n            return worker",
+       "if False:\n            return worker"),
+    _m("deaths without progress never end", "serving",
+       "if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:", "if False:"),
+    _m("progress does not count", "serving", "request.deaths = 0", "pass"),
+    _m("FAILED at the first crash", "restart",
+       "if len(self._crashes) > self.settings.max_restarts:", "if True:"),
+    _m("being stable clears the restart window", "restart",
+       "self._in_a_row = 0\n\n    def clean", "self._in_a_row = 0\n        "
+       "self._crashes.clear()\n\n    def clean"),
+    _m("the restart window never ends", "restart", "<= now - window_s", "<= now - 1e9"),
+    _m("back-off never grows", "restart", "2.0**exponent", "1.0"),
+    _m("back-off has no limit", "restart", ", self.settings.backoff_max_s)", ", 1e9)"),
+    _m("back-off without jitter", "restart", " * self.random.uniform(0.5, 1.0)", ""),
+    _m("back-off of nothing", "restart", "self.random.uniform(0.5, 1.0)", "0.0"),
+    _m("being stable changes nothing", "restart", "self._in_a_row = 0\n\n    def clean",
+       "pass\n\n    def clean"),
+    _m("every deadline due at once", "serving", "return now + limit_s if", "return now if"),
+    _m("no deadline is ever due", "serving",
+       "if request.deadline is not None and now >= request.deadline:", "if False:"),
+    _m("no wait is ever too long", "serving", "and now >= request.queue_deadline", "and False"),
+    _m("busy models unloaded as idle", "model", "and idle_s > 0 and self.is_idle",
+       "and idle_s > 0"),
+    _m("idle models stay", "model", "and idle_s > 0 and self.is_idle", "and idle_s < 0"),
+    _m("text lost", "serving", "text=row.text,", ""),
+    _m("usage lost", "serving", "usage=request.usage(),", ""),
+    _m("cached tokens of the last life", "serving",
+       "if request.first_token_at is None:\n            request.first_token_at = now",
+       "if True:\n            request.first_token_at = now"),
+    _m("seed lost", "serving", "seed=request.acceptance.seed if request.acceptance else None,",
+       ""),
+    _m("warnings lost", "serving", "warnings=request.warnings,", ""),
+    _m("channel lost", "serving", "channel=row.channel,", ""),
+    _m("resumes not counted", "serving", "request.resumed += 1", "pass"),
+    _m("a kill from outside accuses", "exits",
+       "if died.exit_code == ExitCode.STEP_ERROR or died", "if True or died"),
+    _m("nobody is ever accused", "exits",
+       "if died.exit_code == ExitCode.STEP_ERROR or died.signal_name in ACCUSING_SIGNALS:",
+       "if False:"),
+    _m("out of memory ignored", "exits", "if died.exit_code == ExitCode.OUT_OF_MEMORY:",
+       "if False:"),
+    _m("a kill over the limit taken for one from outside", "model",
+       "return limit < max(self.life.footprint_bytes, reported)", "return False"),
+    _m("as many rows after out of memory", "model",
+       "return limit if self.recovery.rows is None else min(limit, self.recovery.rows)",
+       "return limit"),
+    _m("everybody convicted at the first crash", "recovery",
+       "if len(held) == 1 and self.is_due(held[0]):", "if True:"),
+    _m("suspects never take turns", "recovery",
+       "suspect.is_on_probation = bool(suspect.places)", "pass"),
+    _m("turns last for ever", "recovery", "suspect.is_on_probation = bool(left)", "pass"),
+    _m("turns in company", "turns", "return None if model.held else turns.due[0]",
+       "return turns.due[0]"),
+    _m("newcomers wait for all turns", "turns", "if model.lets_newcomers_in:", "if False:"),
+    _m("a broken engine is never found", "recovery",
+       "if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:", "if False:"),
+    _m("quarantines stay in the status", "recovery", "if now >= until]:", "if False]:"),
+    _m("the quarantining crash counts", "exits", "elif not trigger.verdict.is_counted:",
+       "elif False:"),
+    _m("SIGTERM is the last resort", "rules_process",
+       "StopStage.KILL:\n            stage = StopStage.KILL",
+       "StopStage.KILL:\n            stage = StopStage.TERM"),
+    _m("killed without a word", "rules_process", "stage=StopStage.ASK", "stage=StopStage.KILL"),
+    _m("drains are cut short", "rules_wanted", "ends_at=now + trigger.drain_s", "ends_at=now"),
+    _m("drains never end", "phases", "return self.ends_at", "return None"),
+    _m("a process that cannot be ended is waited for", "core",
+       "phase.is_last and model.life.pid is not None", "False"),
+    _m("long prompts taken for stalls", "watchdog",
+       "return self.progress_at + step_timeout_s + PREDICTIONS * self.predicted_s",
+       "return self.progress_at + step_timeout_s"),
+    _m("stalls are never found", "watchdog", "return Alarm.STUCK", "return Alarm.NONE"),
+    _m("lost rows are never found", "watchdog",
+       "if given and (self.lost or self._waits_in_vain(now, step_timeout_s)):", "if False:"),
+    _m("dead connections are never found", "watchdog",
+       "return Alarm.BROKEN if now >= self.unlinked_at + UNLINKED_S else Alarm.NONE",
+       "return Alarm.NONE"),
+    _m("dispatched over a dead connection", "model", "return not is_unlinked and", "return"),
+    _m("load errors are tried for ever", "restart", "and load_error == before", "and False"),
+    _m("another version is a crash", "exits", "return ExitReason.VERSION",
+       "return ExitReason.CRASH"),
+    _m("the latest comes first", "fairness", "return next(iter(self))", "return [*self][-1]"),
+    _m("reloads keep the old process", "rules_wanted",
+       "return is_other_launch or life.wanted is Wanted.GONE", "return False"),
+    _m("a refused reload is not answered", "core",
+       "self._fail_caller(event.caller, bad_configuration(event.problems))", "pass"),
+    _m("the second signal is ignored", "core",
+       "if is_immediate and (was_stopping or", "if False and (was_stopping or"),
+    _m("slow clients are kept", "core",
+       "self._serving.fail(self._touched(request), request, error)", "pass"),
+    _m("a load is answered at once", "rules_wanted",
+       "def up_joins(life: Life, trigger: WantUp, now: float) -> None:\n",
+       "def up_joins(life: Life, trigger: WantUp, now: float) -> None:\n"
+       "    life.do(UpWaitersEnd(error=None))\n"),
+)  # fmt: skip
+"""What users would notice at once."""
+
+CROSSINGS = (
+    _m("cancel × finish: its row is never free", "serving",
+       "model.leaving.pop(row.key, None)\n                    has_freed", "has_freed"),
+    _m("cancel × finish: its row is free before it has left", "serving",
+       "model.leaving[request.key] = request.held", "pass"),
+    _m("cancel × rejection: its row is never free", "serving",
+       "model.leaving.pop(key, None)\n        request = model", "request = model"),
+    _m("cancel × rejection: nobody to tell", "serving",
+       "request = model.running.pop(key, None)", "request = model.running.pop(key)"),
+    _m("cancel × exit: its row outlives the process", "model", "self.leaving.clear()", "pass"),
+    _m("cancel × exit: who was cancelled is not accused", "model",
+       ", *self.leaving.values()]", "]"),
+    _m("cancel × restart: it waits on", "serving",
+       "model.line.leave(request.key)\n            return", "return"),
+    _m("cancel × restart: it is taken for running", "serving",
+       "self.ledger.move(request, Stage.QUEUED)\n        request.dispatched_at = None",
+       "request.dispatched_at = None"),
+    _m("cancel × turn: who leaves for a turn is cancelled", "serving",
+       "and request.stage is Stage.YIELDING:", "and False:"),
+)  # fmt: skip
+
+MODULES = (
+    _m("causes: none is known", "causes", "if exit_code == code:", "if False:"),
+    _m("core: one request of a lost client stays", "core",
+       "for request in self._serving.ledger.of_connection(event.connection):",
+       "for request in self._serving.ledger.of_connection(event.connection)[1:]:"),
+    _m("deadlines: none comes", "deadlines",
+       "while (when := self.earliest()) is not None and when <= now:",
+       "while (when := self.earliest()) is not None and when < now - 1e9:"),
+    _m("exits: what ran is forgotten", "exits",
+       "life.do(RunningLost(text=text, verdict=trigger.verdict))", "pass"),
+    _m("fairness: who waited again is forgotten", "fairness", "sorted([*keys, *self._again])",
+       "sorted([*keys])"),
+    _m("life: the pid stays", "life", "self.phase = phase\n        self.pid = None",
+       "self.phase = phase"),
+    _m("lifecycle: back-off has no end", "lifecycle", "(State.BACKOFF, Due): rules_process.retry",
+       "(State.BACKOFF, Due): rules_process.nothing"),
+    _m("loading: side by side", "loading", "if not is_any_loading and not turns:",
+       "if not turns:"),
+    _m("models: who waits for a failed load waits on", "models",
+       "self._serving.fail_queue(model, error)", "pass"),
+    _m("phases: asking is for ever", "phases", "return self.escalates_at", "return None"),
+    _m("refusals: tokens_sent is wrong", "refusals", '"cause": text, "tokens_sent": tokens_sent}',
+       '"cause": text, "tokens_sent": tokens_sent + 1}'),
+    _m("requests: only the last tokens are kept", "requests", "request.sent_tokens += tokens",
+       "request.sent_tokens = bytearray(tokens)"),
+    _m("rules_process: nobody is told harder", "rules_process", "life.tell_to_end(stage)",
+       "pass"),
+    _m("rules_wanted: who waits is not answered", "rules_wanted",
+       "life.do(QueueEnds(error=cut_off(life.name, trigger.why)))\n    life.enter(\n",
+       "life.enter(\n"),
+    _m("serving: gaps in the numbers", "serving", "request.seq += 1",
+       "request.seq += request.resumed + 1"),
+    _m("status: nobody waits", "status", '"queued": len(model.line)', '"queued": 0'),
+    _m("turns: who is not due waits", "turns",
+       "return next((r for r in turns.waiting if r not in turns.due), None)", "return None"),
+    _m("watchdog: stopped processes stay", "watchdog", "return Alarm.STOPPED",
+       "return Alarm.NONE"),
+    _m("worker_events: rejections are not read", "worker_events",
+       "self._serving.rejected(model, message.key, error, event.now)", "pass"),
+)  # fmt: skip
+"""At least one for each module of the core, beside those above."""
+
+MUTANTS = GROSS + CROSSINGS + MODULES

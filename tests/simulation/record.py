@@ -1,0 +1,355 @@
+"""What was said on the links, event by event, and what must follow from it.
+
+Nothing here reads the core: each event is entered before the core sees it, with the ends that it
+must bring about, and each action is held against that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.messages import (
+    Accepted,
+    Cancel,
+    Dying,
+    Generate,
+    Hello,
+    LoadProgress,
+    Ready,
+    Rejected,
+    RowDelta,
+    Step,
+    Stop,
+)
+from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.version import VERSION
+from mlxsup.supervisor.core.actions import Action, Spawn
+from mlxsup.supervisor.core.events import (
+    ClientGone,
+    ClientSaid,
+    ClientTooSlow,
+    Event,
+    Exited,
+    Reloaded,
+    Sampled,
+    ShutdownAsked,
+    Spawned,
+    SpawnFailed,
+    Started,
+    Tick,
+    WorkerBroke,
+    WorkerSaid,
+    WorkerUnlinked,
+)
+
+from . import admission, deaths, doings, timely, wishes
+from .asks import Ask, Place
+from .books import Book, Cause, Life, Wanted
+from .plan import Plan
+from .violation import check
+from .worker import PlayedWorker
+
+Ends = dict[Ask, set[str]]
+"""How requests must end in the event at hand: any of these codes, or `done:` and a reason."""
+
+
+class Record:
+    """The oracle's own account of one run.
+
+    Args:
+        plan: of the run.
+        status: what the supervisor says of itself, to be compared, never believed.
+    """
+
+    def __init__(self, plan: Plan, status: Callable[[float], dict[str, Any]]) -> None:
+        self.plan = plan
+        self.status = status
+        self.now = 0.0
+        self.event: Event = Started(now=0.0)
+        self.books: dict[ModelName, Book] = {e.name: Book(entry=e) for e in plan.models}
+        self.asks: dict[tuple[bytes, str], Ask] = {}
+        self.open: dict[Ask, None] = {}
+        self.must: Ends = {}
+        self.deltas: list[tuple[Ask, RowDelta]] = []
+        self.is_twin = self.is_shutting_down = False
+        self.machine_bytes = 0
+        self.commands: dict[tuple[bytes, str], tuple[Any, float]] = {}
+        self.gone: set[bytes] = set()
+        self.counts: dict[str, int] = {}
+        self._admitted = 0
+
+    # ------------------------------------------------------------ what others ask
+
+    def open_asks(self) -> list[Ask]:
+        """Requests that are owed an end."""
+        return list(self.open)
+
+    def is_sent(self, ask: Ask) -> None:
+        """A client has sent a request."""
+        self.asks[ask.connection, ask.id] = ask
+
+    def memory_limit(self, model: ModelName) -> int:
+        """What the process of a model may hold."""
+        life = self.books[model].life if model in self.books else None
+        limit = life.launch.memory_limit_bytes if life else None
+        return limit or 9000
+
+    def is_served(self, model: ModelName) -> bool:
+        """Whether requests for a model are looked at."""
+        book = self.books.get(model)
+        is_named = book is not None and book.wanted is not Wanted.GONE
+        return is_named and not self.is_shutting_down
+
+    def count(self, what: str) -> None:
+        """Something that the summary tells."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # ------------------------------------------------------------ events
+
+    def before(self, event: Event) -> None:
+        """Enters an event that the core is about to see."""
+        self.now, self.event = event.now, event
+        self.must, self.deltas, self.is_twin = {}, [], False
+        match event:
+            case WorkerSaid():
+                life = self.life_of(event.model, event.generation)
+                if life is not None:
+                    self._said(self.books[event.model], life, event.message)
+            case Tick():
+                timely.tick(self)
+            case ClientSaid():
+                self._client_said(event)
+            case ClientGone(connection=connection):
+                self._client_gone(bytes(connection))
+            case ClientTooSlow(connection=connection):
+                for ask in self.open:
+                    if ask.connection == connection:
+                        self.must[ask] = {"slow_consumer"}
+            case Exited() | SpawnFailed():
+                deaths.seen(self, event)
+            case Spawned() | WorkerBroke() | WorkerUnlinked():
+                self._process(event)
+            case Sampled():
+                self._sampled(event)
+            case Reloaded():
+                wishes.reloaded(self, event)
+            case ShutdownAsked(is_immediate=is_immediate):
+                wishes.shut_down(self, self.plan.settings.drain_timeout_s, is_now=is_immediate)
+            case Started():
+                for book in self.books.values():
+                    if book.entry.preload:
+                        wishes.up(self, book, by_user=True)
+        for book in self.books.values():
+            wishes.drained(self, book)
+
+    def act(self, action: Action) -> None:
+        """Holds an action against what is known."""
+        doings.judge(self, action)
+
+    def after(self) -> None:
+        """The core has said all that it has to say of the event."""
+        for ask, codes in self.must.items():
+            check("must end", not ask.is_open, f"{ask}: {sorted(codes)} after {self.event}")
+        check("delta lost", not self.deltas, self.deltas[:1])
+        check("duplicate answered", not self.is_twin, self.event)
+        timely.look(self)
+
+    def begins(self, spawn: Spawn, worker: PlayedWorker) -> None:
+        """The process that the core asked for is being started."""
+        book = self.books[spawn.model]
+        book.life = Life(
+            model=spawn.model,
+            generation=spawn.generation,
+            launch=spawn.launch,
+            worker=worker,
+            spawned_at=self.now,
+            is_after_crash=book.is_after_crash,
+            is_of_restart=book.is_restarting,
+            progress_at=self.now,
+        )
+        book.retry, book.drain_until, book.is_vague = None, None, False
+
+    def check_ends(self) -> None:
+        """Everything is over."""
+        check("unanswered", not self.open, [str(ask) for ask in self.open])
+        rows = self.status(self.now)["models"]
+        for row in rows:
+            life = self.books[row["name"]].life
+            is_over = row["state"] == "STOPPED" or (life is not None and life.is_abandoned)
+            check("everything is down", is_over, row)
+            check("reserved", row["footprint_bytes"] == 0 or life is not None, row)
+        queue = self.status(self.now)["queue"]
+        check("nobody waits", queue["waiting"] == 0 and not queue["per_client"], queue)
+
+    # ------------------------------------------------------------ clients
+
+    def _client_said(self, event: ClientSaid) -> None:
+        message, connection = event.message, bytes(event.connection)
+        match message:
+            case Generate():
+                self._asked(connection, message)
+            case Cancel(id=id):
+                ask = self.asks.get((connection, id))
+                if ask is not None and ask.is_open:
+                    self.must[ask] = {"done:cancelled"}
+                    self.count("cancelled")
+            case _:
+                self.commands[connection, getattr(message, "id", "")] = (message, event.now)
+                if isinstance(message, Stop):
+                    limit_s = message.timeout_s
+                    if limit_s is None:
+                        limit_s = self.plan.settings.drain_timeout_s
+                    wishes.shut_down(self, limit_s, is_now=message.now)
+                else:
+                    wishes.command(self, message)
+
+    def _asked(self, connection: bytes, message: Generate) -> None:
+        ask = self.asks.get((connection, message.id))
+        if ask is None:
+            return  # nonsense, which its client expects to be refused
+        if ask.is_open:
+            self.is_twin = True
+            return
+        ask.arrived_at = self.now
+        self.open[ask] = None
+        codes = admission.refusals(self, ask, message)
+        if codes:
+            self.must[ask] = codes
+            ask.place = Place.LINE  # for as long as its refusal takes
+            return
+        self._admitted += 1
+        ask.number = self._admitted
+        ask.place, ask.placed_at = Place.LINE, self.now
+        admission.set_limits(self, ask)
+        book = self.books[ask.model]
+        book.line.append(ask)
+        if book.wanted is not Wanted.UP:
+            wishes.up(self, book, by_user=False)
+
+    def _client_gone(self, connection: bytes) -> None:
+        self.gone.add(connection)
+        for ask in list(self.open):
+            if ask.connection == connection:
+                self.close(ask)
+
+    def close(self, ask: Ask) -> None:
+        """A request is over; its row may still be in the batch."""
+        book = self.books.get(ask.model)
+        if book is not None and ask in book.line:
+            book.line.remove(ask)
+            self._busy(book)
+        if book is not None and book.life is not None and ask.key in book.life.given:
+            book.life.tokens_at_end[ask.key] = ask.tokens
+        ask.place, ask.ended_at = Place.ENDED, self.now
+        self.open.pop(ask, None)
+
+    # ------------------------------------------------------------ processes
+
+    def life_of(self, model: ModelName, generation: Generation) -> Life | None:
+        """The process, if it is the model's latest and was not given up."""
+        book = self.books.get(model)
+        life = book.life if book else None
+        is_it = life is not None and life.generation == generation and not life.is_abandoned
+        return life if is_it else None
+
+    def _process(self, event: Spawned | WorkerBroke | WorkerUnlinked) -> None:
+        life = self.life_of(event.model, event.generation)
+        if life is None:
+            return
+        match event:
+            case Spawned(pid=pid):
+                life.pid = pid
+            case WorkerUnlinked():
+                life.unlinked_at = self.now
+            case WorkerBroke(is_other_version=is_other_version):
+                life.broke_at = self.now
+                self.stops(life, Cause.VERSION if is_other_version else Cause.BROKEN)
+
+    def stops(self, life: Life, cause: Cause) -> None:
+        """From now on a process is being ended, if it was not already."""
+        if life.cause is None:
+            life.cause, life.stopped_serving_at = cause, self.now
+
+    def _sampled(self, event: Sampled) -> None:
+        self.machine_bytes = event.machine_bytes
+        for book in self.books.values():
+            if book.life is not None and book.life.pid is not None:
+                book.life.footprint = event.footprint_bytes.get(book.life.pid, 0)
+
+    def _said(self, book: Book, life: Life, message: object) -> None:
+        match message:
+            case Step():
+                for row in message.rows:
+                    self._row(book, life, row)
+                self._busy(book)
+            case Accepted(key=key, acceptance=acceptance):
+                ask = life.given.get(key)
+                if ask is not None and ask.is_open and ask.acceptance is None:
+                    ask.acceptance = acceptance
+            case Rejected(key=key, error=error):
+                ask = life.given.pop(key, None)
+                if ask is not None and ask.is_open:
+                    self.must[ask] = {error["code"]}
+                elif ask is not None:
+                    self.count("cancel met rejection")
+                self._busy(book)
+            case Hello(version=version):
+                life.has_greeted = True
+                self._progresses(life, ("import", 0.0))
+                if version != VERSION:
+                    self.stops(life, Cause.VERSION)
+            case LoadProgress(phase=phase, progress=progress):
+                self._progresses(life, (str(phase), progress))
+            case Ready() if life.cause is None:
+                life.ready_at, book.is_restarting = self.now, False
+                self._busy(book)
+                if life.launch.max_concurrency > 1:
+                    book.batching = {
+                        "fingerprint": message.fingerprint,
+                        "batching": message.batching.value,
+                        "reason": message.batching_reason,
+                    }
+            case Dying(message=words):
+                life.announced = words
+
+    def _progresses(self, life: Life, progress: tuple[str, float]) -> None:
+        if progress != life.progress:
+            life.progress, life.progress_at = progress, self.now
+
+    def _busy(self, book: Book) -> None:
+        book.busy_at = self.now
+
+    def _row(self, book: Book, life: Life, row: RowDelta) -> None:
+        ask = life.given.get(row.key)
+        if ask is None:
+            return
+        if not ask.is_open:
+            if row.finish is not None:
+                del life.given[row.key]
+                if row.finish is not FinishReason.CANCELLED:
+                    self.count("cancel met finish")
+            return
+        if ask.is_interrupted:
+            ask.is_interrupted = False
+            ask.resumed += 1
+            self.count("resumed")
+        if row.text or row.tokens:
+            self.deltas.append((ask, row))
+            if ask.first_token_at is None:
+                ask.first_token_at, ask.cached = self.now, row.cached_tokens
+        if row.tokens:
+            ask.deaths = 0
+            tokens = ask.tokens + len(row.tokens) // 4
+            book.suspicion.gained(ask.prompt.number, tokens, self.now)
+        if row.warning is not None and row.warning not in ask.warnings:
+            ask.warnings.append(row.warning)
+        if row.finish is None:
+            return
+        del life.given[row.key]
+        if row.finish is FinishReason.CANCELLED and ask.is_yielding:
+            wishes.waits_again(self, book, ask)
+            return
+        self.must[ask] = {f"done:{row.finish}"}
+        book.suspicion.completed(ask.prompt.number)

@@ -1,0 +1,186 @@
+"""The rows of a played worker: prompts are prepared, read and answered, token by token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.messages import (
+    Acceptance,
+    Accepted,
+    Dispatch,
+    Message,
+    PrefillProgress,
+    Rejected,
+    RowDelta,
+    Step,
+)
+from mlxsup.protocol.states import FinishReason
+
+from . import answers
+from .plan import Prompt
+from .violation import check
+
+LONG_STEPS = 2
+"""A long prompt is read in so many steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One request that the worker holds.
+
+    Attributes:
+        prompt: what it is, with its faults.
+        acceptance: what the worker made of it; None while it is being prepared.
+        resumes: what an earlier life had made of it.
+        count: tokens computed, those of earlier lives too.
+        unread_steps: steps that reading the prompt still takes.
+        has_spoken: whether this life has given a token.
+    """
+
+    key: RequestKey
+    prompt: Prompt
+    acceptance: Acceptance | None = None
+    resumes: Acceptance | None = None
+    count: int = 0
+    unread_steps: int = 0
+    has_spoken: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """All rows of one worker.
+
+    Attributes:
+        generation: of the worker.
+        max_rows: as its launch says.
+        prompts: by number and by body, as the plan made them.
+        say: sends the supervisor a message.
+        rows: by key, in order of arrival.
+        ended: what cancels took out since the last step message.
+        steps: made so far.
+    """
+
+    dice: random.Random
+    generation: int
+    max_rows: int
+    by_number: dict[int, Prompt]
+    by_body: dict[bytes, Prompt]
+    say: Callable[[Message], None]
+    rows: dict[RequestKey, Row] = field(default_factory=dict)
+    ended: list[RowDelta] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def held(self) -> int:
+        """Requests that the supervisor must not miss in a beat."""
+        return len(self.rows) + len(self.ended)
+
+    @property
+    def preparing(self) -> int:
+        """Those that are being tokenised."""
+        return sum(row.acceptance is None for row in self.rows.values())
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the next step reads a long prompt."""
+        return any(row.acceptance and row.unread_steps for row in self.rows.values())
+
+    def begin(self, dispatch: Dispatch) -> None:
+        """A request is dispatched."""
+        check("dispatched twice", dispatch.key not in self.rows, dispatch.key)
+        resume = dispatch.resume
+        if resume is None:
+            prompt = self.by_body.get(dispatch.body)
+            check("dispatched body", prompt is not None, dispatch.body)
+            assert prompt is not None
+            row = Row(key=dispatch.key, prompt=prompt)
+        else:
+            prompt = self.by_number[answers.number_of(resume.acceptance)]
+            count = len(unpack_tokens(resume.delivered))
+            row = Row(key=dispatch.key, prompt=prompt, resumes=resume.acceptance, count=count)
+        if prompt.is_long:
+            row.unread_steps = LONG_STEPS
+        self.rows[dispatch.key] = row
+        check("too many rows", len(self.rows) <= self.max_rows, f"{len(self.rows)} rows")
+
+    def cancel(self, key: RequestKey) -> bool:
+        """Takes a row out; one that is not there has its end under way already."""
+        if self.rows.pop(key, None) is None:
+            return False
+        self.ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        return True
+
+    def lose_one(self) -> None:
+        """A bug: a row is gone, and nobody was told."""
+        del self.rows[self.dice.choice(list(self.rows))]
+
+    def prepare(self) -> None:
+        """Answers the preparation of prompts: accepted or rejected, in any order, some later."""
+        for key, row in list(self.rows.items()):
+            if row.acceptance is not None or self.dice.random() < 0.25:
+                continue
+            if row.prompt.is_refused:
+                del self.rows[key]
+                error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
+                self.say(Rejected(key=key, error=error.to_wire()))
+                continue
+            row.acceptance = row.resumes or answers.accept(row.prompt, self.generation)
+            self.say(Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
+
+    def poison(self) -> bool:
+        """Whether a row is about to kill the engine."""
+        return any(
+            row.acceptance is not None
+            and not row.unread_steps
+            and row.count == row.prompt.poison_at
+            for row in self.rows.values()
+        )
+
+    def step(self) -> None:
+        """One engine step, and its message."""
+        self.steps += 1
+        deltas, self.ended = self.ended, []
+        prefill = []
+        for key, row in list(self.rows.items()):
+            if row.acceptance is None:
+                continue
+            if row.unread_steps:
+                row.unread_steps -= 1
+                prefill.append(PrefillProgress(key=key, done=9 - row.unread_steps, total=9))
+                continue
+            deltas.append(self._advance(row, row.acceptance))
+        self.say(Step(step=self.steps, rows=deltas, prefill=prefill))
+
+    def flush(self) -> None:
+        """Tells of rows that left between two steps."""
+        if self.ended:
+            deltas, self.ended = self.ended, []
+            self.say(Step(step=self.steps, rows=deltas))
+
+    def _advance(self, row: Row, accepted: Acceptance) -> RowDelta:
+        before = row.count
+        row.count = min(before + self.dice.choice((1, 1, 1, 2)), answers.length(accepted))
+        poison_at = row.prompt.poison_at
+        if poison_at is not None and before < poison_at < row.count:
+            row.count = poison_at
+        if answers.channel(accepted, before) != answers.channel(accepted, row.count - 1):
+            row.count = before + 1
+        is_last = row.count == answers.length(accepted)
+        text = answers.shown(accepted, row.count, is_end=is_last)
+        is_first, row.has_spoken = not row.has_spoken, True
+        if is_last:
+            del self.rows[row.key]
+        return RowDelta(
+            key=row.key,
+            text=text[len(answers.shown(accepted, before)) :],
+            tokens=pack_tokens([answers.token(accepted, n) for n in range(before, row.count)]),
+            channel=answers.channel(accepted, before),
+            warning=answers.warning(accepted) if is_first else None,
+            finish=answers.finish(accepted) if is_last else None,
+            prefill_s=0.5 if is_first else None,
+            cached_tokens=row.key % 3 + self.generation if is_first else 0,
+        )
