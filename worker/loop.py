@@ -126,7 +126,7 @@ class StepLoop:
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
-        # Mostly of requests whose end was on the way; the others are no more than there are places.
+        # Mostly of requests with their end already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
         self._is_exit_asked = False
@@ -225,7 +225,8 @@ class StepLoop:
             del self._running[key]
         else:
             # Its end is on the way (D6), or the cancel has overtaken it, which no link of ours lets
-            # happen (D5). Keys are never used twice, so to remember it harms nobody.
+            # happen (D5). To remember it harms nobody: a key that has ended never comes again, and
+            # one that left for its turn comes again only after its cancel was answered.
             self._cancelled_early.append(key)
             return
         self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
