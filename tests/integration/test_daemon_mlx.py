@@ -58,6 +58,7 @@ def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_the_real_model_answers_as_it_does_alone_A8() -> None:
     folder = demo_model_folder()
     prompt = "The capital of France is"

@@ -154,6 +154,7 @@ Clients.send = planted
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", SABOTAGE)
 def test_a_bug_planted_in_the_supervisor_is_seen_P17(tmp_path: Path, bug: str) -> None:
     sabotage, seen = SABOTAGE[bug]
@@ -172,6 +173,7 @@ WorkerLink._has_token = lambda self, message: isinstance(message, Hello)
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", FATAL)
 def test_a_bug_that_ends_the_daemon_or_a_worker_is_seen_P17(tmp_path: Path, bug: str) -> None:
     with pytest.raises(AssertionError):
@@ -200,6 +202,7 @@ log_files.RotatingFile._append = refused
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", OUTSIDE)
 def test_what_comes_from_outside_shows_nothing_P17(tmp_path: Path, fault: str) -> None:
     sabotage, reason = OUTSIDE[fault]

@@ -14,6 +14,8 @@ from mutation.tree import copy_of
 from mutation.trial import Limits, Outcome, choose, diff_of, try_mutant
 from support.verdict import NotShown, Verdict
 
+pytestmark = pytest.mark.slow
+
 TOY = '''
 LIMIT = int("3")
 

@@ -17,7 +17,7 @@ from support.daemon import row
 from support.tiny_model import make_tiny_model
 from support.verdict import Verdict
 
-QUICK = ("P2", "P9", "P18", "P20", "P24")
+QUICK = ("P2", "P9", "P18", "P20")
 
 
 def measured(measure: Measure, tiny: Path) -> Outcome:

@@ -115,9 +115,8 @@ Clients.send = planted
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "leak", [*LEAKS, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW_LEAKS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("leak", [*LEAKS, *SLOW_LEAKS])
 def test_a_leak_planted_in_the_supervisor_is_seen_J4(tmp_path: Path, leak: str) -> None:
     sabotage, seen = (LEAKS | SLOW_LEAKS)[leak]
     problems = short(tmp_path, sabotage).problems
@@ -145,6 +144,7 @@ Model.__init__ = planted
         short(tmp_path, sabotage, patience_s=20.0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_the_logs_shows_nothing_J4(tmp_path: Path) -> None:
     sabotage = """
 import errno, os
@@ -160,6 +160,7 @@ log_files.RotatingFile._append = refused
         short(tmp_path, sabotage)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_dies_of_outside_causes_shows_nothing_J4(tmp_path: Path) -> None:
     strike = "kept.append(1); len(kept) == 100 and os.kill(os.getpid(), 9)"
     sabotage = "import os\n" + PER_MESSAGE.format(body=strike)
@@ -168,6 +169,7 @@ def test_a_daemon_that_dies_of_outside_causes_shows_nothing_J4(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of another platform's kernel")
+@pytest.mark.slow
 def test_a_full_disk_of_the_figures_shows_nothing_J4(tmp_path: Path) -> None:
     """The limit holds for the daemon too, whose logs stay below it."""
     whole = tmp_path / "whole"
