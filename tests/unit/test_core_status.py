@@ -1,0 +1,352 @@
+"""What `status --json` and watchers are shown: every key, in each kind of state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import (
+    Batching,
+    Event,
+    Heartbeat,
+    LoadProgress,
+    Ping,
+    Ready,
+    Reply,
+    StatusQuery,
+    Subscribe,
+)
+from mlxsup.protocol.states import FinishReason, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.version import VERSION
+from mlxsup.supervisor.core.actions import Announce
+from mlxsup.supervisor.core.events import Sampled
+from support.core_driver import BOB, LAUNCH, Driver, entry, in_state
+
+NEVER_STARTED: dict[str, Any] = {
+    "name": "m",
+    "state": "STOPPED",
+    "wanted": "down",
+    "why": "user",
+    "since_s": None,
+    "generation": 0,
+    "pid": None,
+    "restarts": 0,
+    "last_exit": None,
+    "cause": None,
+    "retry_in_s": None,
+    "progress": None,
+    "queued": 0,
+    "running": [],
+    "alone": None,
+    "row_limit": 2,
+    "suspects": 0,
+    "on_probation": 0,
+    "quarantined": 0,
+    "tokens_per_s": 0.0,
+    "steps": 0,
+    "footprint_bytes": 0,
+    "phase": None,
+    "phase_s": None,
+    "held_by_worker": 0,
+    "active_bytes": 0,
+    "cache_bytes": 0,
+    "peak_bytes": 0,
+    "prefill_chunk": None,
+    "decode_stall_target_ms": 250,
+    "backend": None,
+    "context_length": None,
+    "batching": None,
+    "warnings": [],
+    "loaded_for_s": None,
+}
+
+
+def differences(row: dict[str, Any], than: dict[str, Any]) -> dict[str, Any]:
+    """What a row has otherwise; both have the same keys."""
+    assert row.keys() == than.keys()
+    return {key: value for key, value in row.items() if value != than[key]}
+
+
+def test_a_model_that_was_never_started() -> None:
+    driver = Driver()
+    driver.now += 5.0
+    assert driver.row() == NEVER_STARTED
+
+
+def test_the_whole_status_of_a_daemon() -> None:
+    driver = Driver([entry("a"), entry("b")])
+    for pid, name in enumerate("ab", start=5):
+        driver.load(name)
+        driver.come_up(name, pid)
+    driver.ask("r1", "a")
+    driver.ask("r2", "a", BOB, client="them")
+    driver.ask("r3", "a", BOB, client="them")
+    driver.now += 12.0
+    driver.do(Sampled(now=driver.now, footprint_bytes={5: 300, 6: 40}, machine_bytes=9000))
+    status = driver.core.status(driver.now)
+    rows = status.pop("models")
+    assert [(row["name"], row["footprint_bytes"]) for row in rows] == [("a", 300), ("b", 40)]
+    assert status == {
+        "schema_version": 1,
+        "pid": 1,
+        "version": VERSION,
+        "uptime_s": 12.0,
+        "memory": {"budget_bytes": None, "reserved_bytes": 340, "machine_bytes": 9000},
+        "queue": {"waiting": 1, "per_client": {"them": 1}},
+    }
+
+
+def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
+    driver = Driver([entry(launch=replace(LAUNCH, decode_stall_target_ms=99))])
+    driver.load()
+    driver.now += 1.0
+    driver.spawned()
+    driver.hello()
+    ready = Ready(
+        context_length=2048, fingerprint="f", backend="gpu",
+        batching=Batching.SERIAL_PREFILL, batching_reason="why", warnings=["careful"],
+    )  # fmt: skip
+    driver.worker(ready)
+    for id in ("r1", "r2", "r3"):
+        driver.ask(id)
+    driver.worker(
+        Heartbeat(
+            step=0, phase=WorkerPhase.PREFILL, phase_s=0.5, requests=2, active_bytes=10,
+            cache_bytes=20, peak_bytes=30, prefill_chunk=64,
+        )
+    )  # fmt: skip
+    driver.sample(1234)
+    driver.token(1)
+    driver.now += 2.5
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "state": "READY",
+        "wanted": "up",
+        "since_s": 2.5,
+        "generation": 1,
+        "pid": 77,
+        "queued": 1,
+        "running": ["r1", "r2"],
+        "steps": 1,
+        "footprint_bytes": 1234,
+        "phase": "prefill",
+        "phase_s": 0.5,
+        "held_by_worker": 2,
+        "active_bytes": 10,
+        "cache_bytes": 20,
+        "peak_bytes": 30,
+        "prefill_chunk": 64,
+        "decode_stall_target_ms": 99,
+        "backend": "gpu",
+        "context_length": 2048,
+        "batching": {"mode": "serial_prefill", "reason": "why"},
+        "warnings": ["careful"],
+        "loaded_for_s": 2.5,
+    }
+
+
+def test_a_load_shows_how_far_it_is_and_one_that_waits_what_for() -> None:
+    driver = Driver([entry("z"), entry()])
+    driver.load("z")
+    driver.load()
+    driver.now += 3.0
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "state": "PENDING",
+        "wanted": "up",
+        "since_s": 3.0,
+        "progress": {"phase": "waiting for turn", "fraction": 0.0},
+    }
+    driver.come_up("z", 5)
+    driver.spawned()
+    driver.hello()
+    driver.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25))
+    driver.now += 4.0
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "state": "LOADING",
+        "wanted": "up",
+        "since_s": 4.0,
+        "generation": 1,
+        "pid": 77,
+        "progress": {"phase": "weights", "fraction": 0.25},
+    }
+
+
+def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
+    driver = in_state(State.READY)
+    driver.exit(signal="SIGSEGV", last_lines=("boom",), at=11.0)
+    driver.come_up()
+    driver.exit(code=70, last_lines=("bang",), at=12.0)
+    retry_in_s = driver.row()["retry_in_s"]
+    driver.now += 0.25
+    row = driver.row()
+    assert row["retry_in_s"] == pytest.approx(retry_in_s - 0.25)
+    driver.now += 60.0
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "state": "BACKOFF",
+        "wanted": "up",
+        "since_s": 60.25,
+        "generation": 2,
+        "restarts": 1,
+        "last_exit": {
+            "reason": "crash",
+            "code": 70,
+            "signal": None,
+            "detail": "bang",
+            "at": 12.0,
+            "cause": "unknown",
+        },
+        "retry_in_s": 0.0,
+        "queued": 1,
+        "suspects": 1,
+        "on_probation": 1,
+    }
+
+
+def test_a_failed_and_a_stopped_model_show_why_and_since_when() -> None:
+    driver = in_state(State.LOADING)
+    driver.exit(code=66, last_lines=("no such folder",), at=3.0)
+    driver.now += 1.0
+    last_exit = {
+        "reason": "load_error",
+        "code": 66,
+        "signal": None,
+        "detail": "no such folder",
+        "at": 3.0,
+        "cause": "model missing",
+    }
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "state": "FAILED",
+        "wanted": "up",
+        "since_s": 1.0,
+        "generation": 1,
+        "last_exit": last_exit,
+        "cause": "exit code 66, model missing: no such folder",
+    }
+    driver.unload()
+    driver.now += 2.0
+    assert differences(driver.row(), NEVER_STARTED) == {
+        "since_s": 2.0,
+        "generation": 1,
+        "last_exit": last_exit,
+    }
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    driver = in_state(State.READY)
+    start = driver.now
+    for second, count in enumerate([0, 10, 10, 10, 4, 4, 4, 4]):
+        driver.now = start + second
+        for _ in range(count):
+            driver.token(1)
+        driver.sample(0)
+        expected = {0: 0.0, 1: 10.0, 2: 10.0, 4: 34 / 4, 5: 38 / 5, 6: 32 / 5, 7: 26 / 5}
+        if second in expected:
+            assert driver.row()["tokens_per_s"] == expected[second], second
+    driver.now = start + 11.0
+    assert driver.row()["tokens_per_s"] == 4.0, "of two samples that are left"
+    driver.now = start + 12.5
+    assert driver.row()["tokens_per_s"] == 0.0, "of one, nothing is known"
+
+
+def test_two_samples_of_one_moment_tell_no_rate() -> None:
+    driver = in_state(State.READY)
+    driver.sample(0)
+    driver.token(1)
+    driver.sample(0)
+    assert driver.row()["tokens_per_s"] == 0.0
+
+
+# ---------------------------------------------------------------- who watches
+
+
+def changes(driver: Driver) -> list[dict[str, Any]]:
+    return [action.change for action in driver.of(Announce)]
+
+
+def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
+    driver = Driver()
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.load()
+    pending = {
+        "model": "m",
+        "from": "STOPPED",
+        "to": "PENDING",
+        "generation": 0,
+        "pid": None,
+        "wanted": "up",
+        "why": "user",
+        "note": "",
+        "progress": {"phase": "waiting for turn", "fraction": 0.0},
+        "batching": None,
+        "warnings": [],
+    }
+    loading = pending | {
+        "from": "PENDING",
+        "to": "LOADING",
+        "generation": 1,
+        "progress": {"phase": "spawn", "fraction": 0.0},
+    }
+    assert changes(driver) == [pending, loading]
+    assert driver.sent(Event) == [Event(id="s", value=one) for one in (pending, loading)]
+    driver.spawned()
+    driver.hello()
+    assert changes(driver) == [
+        loading
+        | {
+            "from": "LOADING",
+            "pid": 77,
+            "note": "import 0%",
+            "progress": {"phase": "import", "fraction": 0.0},
+        }
+    ]
+    driver.progress(0.5)
+    driver.ready()
+    [ready] = changes(driver)
+    assert ready == pending | {
+        "from": "LOADING",
+        "to": "READY",
+        "generation": 1,
+        "pid": 77,
+        "progress": None,
+        "batching": {"mode": "together", "reason": ""},
+    }
+
+
+def notes(driver: Driver) -> list[tuple[str, str]]:
+    return [(change["to"], change["note"]) for change in changes(driver)]
+
+
+def test_each_change_has_a_note_that_says_why() -> None:
+    driver = in_state(State.READY)
+    driver.restart()
+    assert notes(driver) == [("DRAINING", "restart")]
+    driver.token(1, finish=FinishReason.STOP)
+    driver.exit(code=0)
+    assert notes(driver) == [("PENDING", ""), ("LOADING", "")]
+    driver.spawned()
+    driver.hello()
+    driver.progress(1 / 3)
+    assert notes(driver) == [("LOADING", "weights 33%")]
+    driver.ready()
+    assert notes(driver) == [("READY", "")]
+    driver.ask("r2")
+    driver.unload()
+    assert notes(driver) == [("DRAINING", "user")]
+    driver.exit(signal="SIGSEGV")
+    assert notes(driver) == [("STOPPED", ""), ("STOPPED", "1 request under suspicion")]
+
+
+def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for() -> None:
+    driver = Driver()
+    driver.say(Ping(id=RequestId("p")))
+    assert driver.sent(Reply) == [Reply(id="p", value={})]
+    driver.say(StatusQuery(id=RequestId("q")))
+    assert driver.sent(Reply) == [Reply(id="q", value=driver.core.status(driver.now))]
+    driver.load()
+    driver.say(StatusQuery(id=RequestId("q"), debug=True))
+    [reply] = driver.sent(Reply)
+    assert list(reply.value["stories"]) == ["m"]
+    first, second = reply.value["stories"]["m"]
+    assert first == "1000.000 STOPPED WantUp(why=<Why.USER: 'user'>) → PENDING"
+    assert second == "1000.000 PENDING Turn() → LOADING"
