@@ -160,8 +160,7 @@ def test_an_unknown_model_is_answered_with_the_names_there_are_and_the_close_one
     error = refusals.unknown_model("LLAMA-3B", known)
     assert error.code is ErrorCode.UNKNOWN_MODEL
     assert error.message == (
-        "no model is called 'LLAMA-3B'; configured:"
-        " Llama-3b, llama-1b, llama-70b, llama-8b, qwen"
+        "no model is called 'LLAMA-3B'; configured: Llama-3b, llama-1b, llama-70b, llama-8b, qwen"
     )
     assert error.detail["known"] == ["Llama-3b", "llama-1b", "llama-70b", "llama-8b", "qwen"]
     assert error.detail["close"] == ["Llama-3b", "llama-8b", "llama-1b"], "the best three"

@@ -1,0 +1,149 @@
+"""The ledger of open requests: what it counts, what it finds, what a request knows of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.messages import Acceptance, Timings, Usage
+from mlxsup.supervisor.core.fairness import FARTHEST_TOLD, NEAR, WaitingLine
+from mlxsup.supervisor.core.recovery import Digest, Held
+from mlxsup.supervisor.core.requests import Ledger, Request, Stage
+from support.core_driver import ALICE, BOB
+
+ACCEPTANCE = Acceptance(
+    prompt_tokens=pack_tokens([1, 2, 3]), opening="", parameters={"a": 1}, seed=5, fingerprint="f"
+)
+
+
+def request(key: int, **changes: Any) -> Request:
+    values: dict[str, Any] = {
+        "key": RequestKey(key), "connection": ALICE, "id": RequestId(f"r{key}"), "client": "c",
+        "model": ModelName("m"), "body": b"12345", "digest": Digest(b"d"), "arrived_at": 10.0,
+    }  # fmt: skip
+    return Request(**{**values, **changes})
+
+
+def counts(ledger: Ledger) -> tuple[int, dict[str, int], int, int]:
+    ledger.check_invariants()
+    return (ledger.waiting, ledger.waiting_by_client, len(ledger), ledger.held_bytes)
+
+
+def test_requests_are_counted_from_their_admission_to_their_end() -> None:
+    ledger = Ledger()
+    assert counts(ledger) == (0, {}, 0, 0)
+    assert [ledger.new_key(), ledger.new_key()] == [1, 2]
+    one, two = request(1), request(2, connection=BOB, client="x", wants_notices=True)
+    three = request(3, client="x")
+    for each in (one, two, three):
+        ledger.add(each)
+    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
+    assert list(ledger) == [one, two, three]
+    assert (ledger.waiting_of("x"), ledger.waiting_of("nobody")) == (2, 0)
+    assert (ledger.waiting_of_connection(ALICE), ledger.waiting_of_connection(BOB)) == (2, 1)
+    assert ledger.has_listeners
+    ledger.move(two, Stage.RUNNING)
+    assert counts(ledger) == (2, {"c": 1, "x": 1}, 3, 15)
+    assert ledger.waiting_of_connection(BOB) == 0
+    ledger.move(two, Stage.QUEUED)
+    assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
+    ledger.remove(two)
+    assert not ledger.has_listeners
+    assert counts(ledger) == (2, {"c": 1, "x": 1}, 2, 10)
+    ledger.remove(one)
+    ledger.remove(three)
+    assert counts(ledger) == (0, {}, 0, 0)
+    assert ledger.of_connection(ALICE) == []
+
+
+def test_requests_are_found_by_key_and_by_who_asked() -> None:
+    ledger = Ledger()
+    one, two, other = request(1), request(2), request(3, id=RequestId("r1"), connection=BOB)
+    for each in (one, two, other):
+        ledger.add(each)
+    assert (ledger.get(RequestKey(2)), ledger.get(RequestKey(9))) == (two, None)
+    assert ledger.find(ALICE, RequestId("r1")) is one
+    assert ledger.find(BOB, RequestId("r1")) is other
+    assert ledger.find(BOB, RequestId("r2")) is None
+    assert ledger.of_connection(ALICE) == [one, two]
+    ledger.remove(one)
+    assert ledger.find(ALICE, RequestId("r1")) is None
+    assert ledger.of_connection(ALICE) == [two]
+
+
+def test_an_answer_that_has_begun_takes_no_place_and_its_resume_data_counts() -> None:
+    ledger = Ledger()
+    one = request(1)
+    ledger.add(one)
+    ledger.move(one, Stage.RUNNING)
+    ledger.accept(one, ACCEPTANCE)
+    taken = 3 * 4 + len("{'a': 1}")
+    assert (one.body, one.acceptance_bytes) == (b"", taken)
+    assert counts(ledger) == (0, {}, 1, taken)
+    ledger.deliver(one, pack_tokens([9, 9]))
+    assert counts(ledger) == (0, {}, 1, taken + 8)
+    assert (one.tokens_sent, one.held) == (2, Held(digest=Digest(b"d"), tokens=2))
+    for stage in (Stage.YIELDING, Stage.QUEUED):
+        ledger.move(one, stage)
+        assert counts(ledger)[0] == 0, stage
+    ledger.remove(one)
+    assert counts(ledger) == (0, {}, 0, 0)
+
+
+def test_a_request_knows_its_tokens_and_where_its_time_has_gone() -> None:
+    one = request(1)
+    assert one.usage() == Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    assert one.timings(15.0) == Timings(
+        queued_s=5.0, tokenize_s=0.0, prefill_s=0.0, first_token_s=0.0, total_s=5.0
+    )
+    one.acceptance, one.cached_tokens, one.sent_tokens = ACCEPTANCE, 2, bytearray(8)
+    one.started_at, one.first_token_at, one.tokenize_s, one.prefill_s = 11.0, 13.0, 0.25, 0.5
+    assert one.usage() == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=2)
+    assert one.timings(20.0) == Timings(
+        queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=3.0, total_s=10.0
+    )
+
+
+# ---------------------------------------------------------------- the line
+
+
+def keys(*numbers: int) -> list[RequestKey]:
+    return [RequestKey(number) for number in numbers]
+
+
+def test_who_was_dispatched_before_comes_first_and_the_oldest_of_them_first_of_all() -> None:
+    line = WaitingLine()
+    for key in keys(5, 6, 7):
+        line.join(key)
+    line.rejoin(keys(4, 2))
+    line.rejoin(keys(3))
+    assert (list(line), len(line), line.first()) == ([2, 3, 4, 5, 6, 7], 6, 2)
+    assert line.places() == {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
+    assert [key in line for key in keys(1, 2, 7)] == [False, True, True]
+    for key in keys(3, 6):
+        line.leave(key)
+    assert list(line) == [2, 4, 5, 7]
+
+
+def test_places_are_news_near_the_front_at_the_end_and_at_the_marks() -> None:
+    assert (NEAR, FARTHEST_TOLD) == (8, 1024)
+    line = WaitingLine()
+    for key in range(1, 41):
+        line.join(RequestKey(key))
+    assert line.take_news() == {key: key for key in range(1, 41)}, "all have come"
+    assert line.take_news() == {key: key for key in range(1, 9)}, "nothing has changed"
+    line.leave(RequestKey(20))
+    assert line.take_news() == {**{key: key for key in range(1, 9)}, 16: 16, 33: 32}
+    for key in keys(1, 2, 3):
+        line.leave(key)
+    line.join(RequestKey(99))
+    near = {key: key - 3 for key in range(4, 12)}
+    marks = {17: 14, 18: 15, 19: 16, 34: 30, 35: 31, 36: 32}
+    assert line.take_news() == {**near, **marks, 99: 37}
+    line.leave(RequestKey(10))
+    line.join(RequestKey(100))
+    line.skip_news()
+    assert set(line.take_news()) == set(list(line)[:8]), "skipped"
+    line.join(RequestKey(101))
+    line.leave(RequestKey(101))
+    assert set(line.take_news()) == set(list(line)[:8]), "it came and went: nobody moved"
