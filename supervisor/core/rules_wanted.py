@@ -222,7 +222,7 @@ def reconfigured_when_ready(life: Life, trigger: Reconfigured, now: float) -> No
 def reconfigured_while_loading(life: Life, trigger: Reconfigured, now: float) -> None:
     if _apply_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
-        life.stop(StopCause.ASKED, now, stage=StopStage.TERM, is_restart=True)
+        life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
 def reconfigured_while_draining(life: Life, trigger: Reconfigured, now: float) -> None:
