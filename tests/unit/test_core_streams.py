@@ -208,9 +208,8 @@ def test_a_rejection_of_an_answer_that_had_begun_says_how_far_it_was() -> None:
     driver.token(1)
     driver.worker(Rejected(key=RequestKey(1), error=INVALID.to_wire()))
     [failed] = driver.sent(Failed)
-    assert failed.error == {
-        "code": "invalid_request", "message": "no", "retryable": False, "detail": {"tokens_sent": 1},
-    }  # fmt: skip
+    error = RemoteError(ErrorCode.INVALID_REQUEST, "no", detail={"tokens_sent": 1})
+    assert failed.error == error.to_wire()
     assert driver.row()["running"] == []
 
 
