@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
@@ -10,58 +12,58 @@ from mlxsup.supervisor.core import refusals
 
 M = ModelName("m")
 
-ERRORS: dict[str, tuple[RemoteError, ErrorCode, str, bool, dict[str, object]]] = {
+ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[str, object]]] = {
     "model failed": (
-        refusals.model_failed(M, "no disk"),
+        lambda: refusals.model_failed(M, "no disk"),
         ErrorCode.MODEL_FAILED,
         "m has failed: no disk",
         False,
         {"model": "m", "cause": "no disk"},
     ),
     "load failed": (
-        refusals.load_failed(M, "no disk", is_retryable=False),
+        lambda: refusals.load_failed(M, "no disk", is_retryable=False),
         ErrorCode.LOAD_FAILED,
         "m could not be loaded: no disk",
         False,
         {"model": "m", "cause": "no disk"},
     ),
     "load failed, to be tried again": (
-        refusals.load_failed(M, "killed", is_retryable=True),
+        lambda: refusals.load_failed(M, "killed", is_retryable=True),
         ErrorCode.LOAD_FAILED,
         "m could not be loaded: killed",
         True,
         {"model": "m", "cause": "killed"},
     ),
     "cut off by an unload": (
-        refusals.cut_off(M, Why.IDLE),
+        lambda: refusals.cut_off(M, Why.IDLE),
         ErrorCode.UNLOADED,
         "m is being unloaded (idle)",
         True,
         {"model": "m", "why": "idle"},
     ),
     "cut off by a shutdown": (
-        refusals.cut_off(M, Why.SHUTDOWN),
+        lambda: refusals.cut_off(M, Why.SHUTDOWN),
         ErrorCode.SHUTTING_DOWN,
         "the supervisor is shutting down",
         True,
         {},
     ),
     "superseded": (
-        refusals.superseded(M, "a load"),
+        lambda: refusals.superseded(M, "a load"),
         ErrorCode.SUPERSEDED,
         "a load of m was asked for meanwhile",
         True,
         {"model": "m"},
     ),
     "worker crashed": (
-        refusals.worker_crashed(M, "SIGKILL", 7),
+        lambda: refusals.worker_crashed(M, "SIGKILL", 7),
         ErrorCode.WORKER_CRASHED,
         "the worker of m died (SIGKILL) after 7 tokens of this answer",
         True,
         {"model": "m", "cause": "SIGKILL", "tokens_sent": 7},
     ),
     "quarantined, for whole minutes": (
-        refusals.quarantined(M, 7, 120.0),
+        lambda: refusals.quarantined(M, 7, 120.0),
         ErrorCode.QUARANTINED,
         "this request crashed m each time it ran; it is refused for 2 minutes, or until"
         " `mlxsup restart m`",
@@ -69,7 +71,7 @@ ERRORS: dict[str, tuple[RemoteError, ErrorCode, str, bool, dict[str, object]]] =
         {"model": "m", "tokens_sent": 7, "lifted_in_s": 120.0},
     ),
     "quarantined, for a part of one more": (
-        refusals.quarantined(M, 0, 121.0),
+        lambda: refusals.quarantined(M, 0, 121.0),
         ErrorCode.QUARANTINED,
         "this request crashed m each time it ran; it is refused for 3 minutes, or until"
         " `mlxsup restart m`",
@@ -77,14 +79,14 @@ ERRORS: dict[str, tuple[RemoteError, ErrorCode, str, bool, dict[str, object]]] =
         {"model": "m", "tokens_sent": 0, "lifted_in_s": 121.0},
     ),
     "out of memory alone": (
-        refusals.insufficient_memory(M, "exit code 75", 7),
+        lambda: refusals.insufficient_memory(M, "exit code 75", 7),
         ErrorCode.INSUFFICIENT_MEMORY,
         "m ran out of memory for this request alone (exit code 75)",
         False,
         {"model": "m", "cause": "exit code 75", "tokens_sent": 7},
     ),
     "overloaded": (
-        refusals.overloaded(
+        lambda: refusals.overloaded(
             M,
             "max_queue",
             "9 are waiting",
@@ -104,42 +106,42 @@ ERRORS: dict[str, tuple[RemoteError, ErrorCode, str, bool, dict[str, object]]] =
         },
     ),
     "bad configuration": (
-        refusals.bad_configuration(iter(["line 1", "line 2"])),
+        lambda: refusals.bad_configuration(iter(["line 1", "line 2"])),
         ErrorCode.INVALID_REQUEST,
         "the configuration is wrong, and nothing has changed:\n  line 1\n  line 2",
         False,
         {"problems": ["line 1", "line 2"]},
     ),
     "duplicate id": (
-        refusals.duplicate_id(RequestId("r")),
+        lambda: refusals.duplicate_id(RequestId("r")),
         ErrorCode.DUPLICATE_ID,
         "this connection has an open request 'r' already",
         False,
         {"id": "r", "refused": "second use"},
     ),
     "superseded subscription": (
-        refusals.superseded_subscription(),
+        lambda: refusals.superseded_subscription(),
         ErrorCode.SUPERSEDED,
         "the connection subscribed again, and has one subscription at a time",
         True,
         {},
     ),
     "queue time-out": (
-        refusals.queue_timeout(M, 2.25),
+        lambda: refusals.queue_timeout(M, 2.25),
         ErrorCode.QUEUE_TIMEOUT,
         "the request waited 2.2 s for m without being started",
         True,
         {"model": "m", "waited_s": 2.25},
     ),
     "deadline exceeded": (
-        refusals.deadline_exceeded(M, "the first token", 0),
+        lambda: refusals.deadline_exceeded(M, "the first token", 0),
         ErrorCode.DEADLINE_EXCEEDED,
         "the first token of m did not come within the limit of the request",
         False,
         {"model": "m", "tokens_sent": 0},
     ),
     "slow consumer": (
-        refusals.slow_consumer(),
+        lambda: refusals.slow_consumer(),
         ErrorCode.SLOW_CONSUMER,
         "the client did not read its answers; they were given up",
         True,
@@ -150,7 +152,8 @@ ERRORS: dict[str, tuple[RemoteError, ErrorCode, str, bool, dict[str, object]]] =
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_says_what_happened_and_has_its_facts(name: str) -> None:
-    error, code, message, retryable, detail = ERRORS[name]
+    make, code, message, retryable, detail = ERRORS[name]
+    error = make()
     assert (error.code, error.message, error.detail) == (code, message, detail)
     assert error.retryable is retryable
 
