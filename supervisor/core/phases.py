@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, auto
 from typing import ClassVar
 
 from mlxsup.protocol.states import LoadPhase, PendingReason, State
 
 
-class StopCause(StrEnum):
+class StopCause(Enum):
     """Why a worker is being ended; decides what follows its exit."""
 
-    ASKED = "asked"
-    STALL = "stall"
-    SUSPENDED = "suspended"
-    BROKEN = "broken"
-    VERSION = "version"
-    INTERNAL = "internal"
+    ASKED = auto()
+    STALL = auto()
+    SUSPENDED = auto()
+    BROKEN = auto()
+    VERSION = auto()
+    INTERNAL = auto()
 
 
-class StopStage(StrEnum):
+class StopStage(Enum):
     """How hard a worker has been told to end (E5)."""
 
-    ASK = "ask"
-    DUMP = "SIGUSR1"
-    TERM = "SIGTERM"
-    KILL = "SIGKILL"
+    ASK = auto()
+    DUMP = auto()
+    TERM = auto()
+    KILL = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Loading(Phase):
     stalls_at: float
     load_phase: LoadPhase = LoadPhase.SPAWN
     progress: float = 0.0
-    is_restart: bool = False
+    is_restart: bool
 
     @property
     def deadline(self) -> float | None:
@@ -129,9 +129,9 @@ class Stopping(Phase):
     cause: StopCause
     stage: StopStage
     escalates_at: float
-    is_restart: bool = False
-    detail: str = ""
-    was_ready_s: float | None = None
+    is_restart: bool
+    detail: str
+    was_ready_s: float | None
 
     @property
     def deadline(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, auto
 from typing import Any
 
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
@@ -19,12 +19,12 @@ MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After so many deaths in a row without a new token a request is given up."""
 
 
-class Stage(StrEnum):
+class Stage(Enum):
     """Where an open request stands; YIELDING runs until its row has left, then waits again."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    YIELDING = "yielding"
+    QUEUED = auto()
+    RUNNING = auto()
+    YIELDING = auto()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

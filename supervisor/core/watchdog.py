@@ -24,7 +24,7 @@ no step long.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, auto
 
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.messages import Heartbeat
@@ -51,14 +51,14 @@ WORKS = frozenset({WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, Wo
 """Phases that have to end; LOADING is none, because a beat from the load may come after READY."""
 
 
-class Alarm(StrEnum):
+class Alarm(Enum):
     """What the signs of life call for."""
 
-    NONE = "none"
-    LOOK = "look at the process"
-    STUCK = "stuck"
-    STOPPED = "stopped"
-    BROKEN = "broken"
+    NONE = auto()
+    LOOK = auto()
+    STUCK = auto()
+    STOPPED = auto()
+    BROKEN = auto()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -218,7 +218,7 @@ def test_no_rule_leads_past_an_edge_of_the_table() -> None:
 def test_an_exit_leads_to_a_state_without_a_process_and_only_from_one_with() -> None:
     ready = life_in(State.READY)
     with pytest.raises(AssertionError):
-        ready.enter_after_exit(Loading(since=0.0, stalls_at=1.0), "")
+        ready.enter_after_exit(Loading(since=0.0, stalls_at=1.0, is_restart=False), "")
     assert ready.pid == 77
     with pytest.raises(AssertionError):
         life_in(State.FAILED).enter_after_exit(Backoff(since=0.0, retry_at=1.0), "")

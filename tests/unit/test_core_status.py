@@ -6,21 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.messages import (
     Batching,
-    Event,
     Heartbeat,
     LoadProgress,
-    Ping,
     Ready,
-    Reply,
-    StatusQuery,
-    Subscribe,
 )
-from mlxsup.protocol.states import FinishReason, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.states import LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
-from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Sampled
 from support.core_driver import BOB, LAUNCH, Driver, entry, in_state
 
@@ -255,116 +248,3 @@ def test_two_samples_of_one_moment_tell_no_rate() -> None:
     driver.token(1)
     driver.sample(0)
     assert driver.row()["tokens_per_s"] == 0.0
-
-
-# ---------------------------------------------------------------- who watches
-
-
-def changes(driver: Driver) -> list[dict[str, Any]]:
-    return [action.change for action in driver.of(Announce)]
-
-
-def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
-    driver = Driver()
-    driver.say(Subscribe(id=RequestId("s")))
-    driver.load()
-    pending = {
-        "model": "m",
-        "from": "STOPPED",
-        "to": "PENDING",
-        "generation": 0,
-        "pid": None,
-        "wanted": "up",
-        "why": "user",
-        "note": "",
-        "progress": {"phase": "waiting for turn", "fraction": 0.0},
-        "batching": None,
-        "warnings": [],
-    }
-    loading = pending | {
-        "from": "PENDING",
-        "to": "LOADING",
-        "generation": 1,
-        "progress": {"phase": "spawn", "fraction": 0.0},
-    }
-    assert changes(driver) == [pending, loading]
-    assert driver.sent(Event) == [Event(id="s", value=one) for one in (pending, loading)]
-    driver.spawned()
-    driver.hello()
-    assert changes(driver) == [
-        loading
-        | {
-            "from": "LOADING",
-            "pid": 77,
-            "note": "import 0%",
-            "progress": {"phase": "import", "fraction": 0.0},
-        }
-    ]
-    driver.progress(0.5)
-    driver.ready()
-    [ready] = changes(driver)
-    assert ready == pending | {
-        "from": "LOADING",
-        "to": "READY",
-        "generation": 1,
-        "pid": 77,
-        "progress": None,
-        "batching": {"mode": "together", "reason": ""},
-    }
-
-
-def notes(driver: Driver) -> list[tuple[str, str]]:
-    return [(change["to"], change["note"]) for change in changes(driver)]
-
-
-def test_each_change_has_a_note_that_says_why() -> None:
-    driver = in_state(State.READY)
-    driver.restart()
-    assert notes(driver) == [("DRAINING", "restart")]
-    driver.token(1, finish=FinishReason.STOP)
-    driver.exit(code=0)
-    assert notes(driver) == [("PENDING", ""), ("LOADING", "")]
-    driver.spawned()
-    driver.hello()
-    driver.progress(1 / 3)
-    assert notes(driver) == [("LOADING", "weights 33%")]
-    driver.ready()
-    assert notes(driver) == [("READY", "")]
-    driver.ask("r2")
-    driver.unload()
-    assert notes(driver) == [("DRAINING", "user")]
-    driver.exit(signal="SIGSEGV")
-    assert notes(driver) == [("STOPPED", ""), ("STOPPED", "1 request under suspicion")]
-
-
-def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for() -> None:
-    driver = Driver()
-    driver.say(Ping(id=RequestId("p")))
-    assert driver.sent(Reply) == [Reply(id="p", value={})]
-    driver.say(StatusQuery(id=RequestId("q")))
-    assert driver.sent(Reply) == [Reply(id="q", value=driver.core.status(driver.now))]
-    driver.load()
-    driver.say(StatusQuery(id=RequestId("q"), debug=True))
-    [reply] = driver.sent(Reply)
-    assert list(reply.value["stories"]) == ["m"]
-    first, second = reply.value["stories"]["m"]
-    assert first == "1000.000 STOPPED WantUp(why=<Why.USER: 'user'>) → PENDING"
-    assert second == "1000.000 PENDING Turn() → LOADING"
-
-
-def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:
-    driver = in_state(State.READY)
-    driver.exit(signal="SIGSEGV", last_lines=("boom",))
-    story = driver.core.stories()["m"]
-    assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
-    assert story[-2].startswith("1000.000 READY Died(exit_code=None, signal_name='SIGSEGV'")
-    assert story[-2].endswith(" → PENDING")
-    assert story[-1] == "1000.000 PENDING Turn() → LOADING"
-
-
-def test_no_more_than_the_latest_two_hundred_lines_of_a_story_are_kept() -> None:
-    driver = Driver()
-    for _ in range(150):
-        driver.load()
-        driver.unload()
-    assert len(driver.core.stories()["m"]) == 200

@@ -8,7 +8,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.messages import Dispatch, Exit, Failed, Reply
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.actions import ForgetModel, LogFault, Spawn, WorkerSignal
+from mlxsup.supervisor.core.actions import Announce, ForgetModel, LogFault, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.core.triggers import BecameReady
@@ -293,6 +293,9 @@ def test_a_model_that_is_removed_is_forgotten_once_nothing_of_it_lives(state: St
     if state in (State.LOADING, State.READY, State.DRAINING, State.STOPPING):
         driver.exit(code=0)
     assert driver.of(ForgetModel) == [ForgetModel(model="m")]
+    assert [a.change["note"] for a in driver.of(Announce) if a.change["model"] == "m"] == [
+        "removed"
+    ]
     assert "m" not in driver.core._models.by_name
 
 
