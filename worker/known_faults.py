@@ -53,10 +53,8 @@ class KnownFault:
 
 
 def _has_sliding_layers(config: Mapping[str, Any]) -> bool:
-    """As plamo3 counts: each n-th layer sees everything, all others have a window."""
-    pattern = config.get("sliding_window_pattern", 8)
-    layers = config.get("num_hidden_layers", 32)
-    return bool(pattern != 1 and layers != 0)
+    """As plamo3 counts: each n-th layer, by default the 8th, sees everything; the others do not."""
+    return config.get("sliding_window_pattern") != 1 and config.get("num_hidden_layers") != 0
 
 
 KNOWN_FAULTS = (

@@ -27,9 +27,11 @@ def as_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
 def shared_length(one: Tokens, other: Tokens) -> int:
     """How many of their first tokens are the same."""
     length = min(len(one), len(other))
+    if not length:
+        return 0
     differs = one[:length] != other[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+    first = int(differs.argmax())
+    return first if differs[first] else length
 
 
 @dataclass(slots=True, eq=False)

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.gguf import quantization, save_weights, undo_interleave
 from support.demo_model import demo_model_folder
 from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
@@ -30,35 +28,6 @@ def test_the_converted_model_knows_the_capital_of_france() -> None:
         answer = "".join(map(detokenizer.add, token_ids(got))) + detokenizer.finish()
     assert answer == "The capital of France is Paris."
     assert got[-1].finish is FinishReason.STOP
-
-
-def test_interleaved_rows_come_back_as_halves() -> None:
-    heads, half = 2, 3
-    halves = mx.arange(heads * 2 * half * 2).reshape(heads * 2 * half, 2)
-    interleaved = halves.reshape(heads, 2, half, 2).swapaxes(1, 2).reshape(-1, 2)
-    assert interleaved.tolist() != halves.tolist()
-    assert undo_interleave(interleaved, heads).tolist() == halves.tolist()
-
-
-def test_the_quantization_entry_names_what_differs() -> None:
-    def scales(columns: int) -> mx.array:
-        return mx.zeros((4, columns))
-
-    arrays = {
-        "a.weight": mx.zeros((4, 8)),
-        "a.scales": scales(2),
-        "b.weight": mx.zeros((4, 8)),
-        "b.scales": scales(2),
-        "c.weight": mx.zeros((4, 16)),
-        "c.scales": scales(2),
-        "norm.weight": mx.zeros(4),
-    }
-    assert quantization(arrays) == {
-        "group_size": 32,
-        "bits": 4,
-        "c": {"group_size": 32, "bits": 8},
-    }
-    assert quantization({"norm.weight": mx.zeros(4)}) == {}
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,11 +57,6 @@ def test_a_missing_file_and_an_existing_folder_are_refused(tmp_path: Path) -> No
     existing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
     assert existing.returncode == 65
     assert "exists already" in existing.stderr
-
-
-def test_weights_that_cannot_be_written_are_an_error_of_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=f"{tmp_path} cannot be written to"):
-        save_weights(tmp_path / "gone" / "model.safetensors", {"a": mx.zeros(3)})
 
 
 def test_fetching_again_does_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.mlx_grammar import GrammarProcessor
 from mlxsup.worker.mlx_sampling import (
+    NoEndYet,
     derive_key,
     derive_share,
     greedy,
     make_processors,
     make_sampler,
+    within,
 )
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_row, make_spec
@@ -273,3 +277,105 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
     values: Any = masked[0].tolist()
     assert [place for place, value in enumerate(values) if value == 0.0] == [1, 4]
     assert len(values) == width
+
+
+def test_an_answer_cannot_end_before_its_least_length_unless_nothing_else_is_left() -> None:
+    processor = NoEndYet([1, 3, 9], min_tokens=4, drawn=2)
+    logits = mx.array([[0.5, 2.0, -1.0, 3.0]])
+    tokens = mx.array([0])
+    minus = -math.inf
+    assert processor(tokens, logits).tolist() == [[0.5, minus, -1.0, minus]]
+    only_ends = mx.array([[minus, 2.0, minus, 3.0]])
+    assert processor(tokens, only_ends).tolist() == only_ends.tolist()
+    assert processor(tokens, logits).tolist() == logits.tolist(), "two of the four came before"
+    assert logits.tolist() == [[0.5, 2.0, -1.0, 3.0]], "the batch's own logits stay what they are"
+
+
+@pytest.mark.parametrize(
+    ("changes", "ending", "count"),
+    [
+        ({}, [1], 0),
+        ({"min_tokens": 2}, [1], 1),
+        ({"min_tokens": 2}, [], 0),
+        ({"min_tokens": 2, "delivered": [5]}, [1], 1),
+        ({"min_tokens": 2, "delivered": [5, 5]}, [1], 0),
+        ({"repetition_penalty": 1.1}, [], 1),
+        ({"presence_penalty": -0.1, "frequency_penalty": 0.1}, [], 2),
+        ({"logit_bias": {1: 1.0}, "repetition_penalty": 0.9, "min_tokens": 1}, [1], 3),
+    ],
+)
+def test_each_parameter_that_is_set_has_its_processor(
+    changes: dict[str, Any], ending: list[int], count: int
+) -> None:
+    assert len(make_processors(make_row(1, [1], **changes), ending)) == count
+
+
+def test_what_forbids_the_end_sees_what_the_bias_left() -> None:
+    row = make_row(1, [1], logit_bias={0: 5.0, 1: 7.0}, min_tokens=1)
+    logits = mx.array([[0.0, 0.0, 1.0]])
+    for processor in make_processors(row, [1]):
+        logits = processor(mx.array([1]), logits)
+    assert logits.tolist() == [[5.0, -math.inf, 1.0]]
+
+
+def test_keys_and_shares_are_those_of_seed_number_and_purpose() -> None:
+    """A kept answer is drawn anew with them after a restart: they may never change."""
+    digest = hashlib.blake2b(struct.pack("<QQ", 2**64 - 1, 3), digest_size=8).digest()
+    assert derive_key(-1, 3) == int.from_bytes(digest, "little")
+    named = hashlib.blake2b(struct.pack("<QQ", 7, 3), digest_size=8, person=b"xtc").digest()
+    assert derive_share(7, 3) == (int.from_bytes(named, "little") >> 11) / 2**53
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inside"), [([0, 3, 4, -1, 9], [0, 3]), ([], []), ([4], []), ([2], [2])]
+)
+def test_ids_without_a_place_in_the_logits_are_left_out(
+    tokens: list[int], inside: list[int]
+) -> None:
+    assert within(tokens, mx.zeros((1, 4))).tolist() == inside
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_greedy"), [(0.0, True), (0.99e-5, True), (1e-5, False), (1.0, False)]
+)
+def test_below_the_coldest_temperature_nothing_is_drawn(
+    temperature: float, is_greedy: bool
+) -> None:
+    assert (make_sampler(make_row(1, [1], temperature=temperature)) is greedy) is is_greedy
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ({"top_k": 1}, 1), ({"top_k": 3}, 3), ({"top_k": 4}, 4), ({"top_k": 0}, 4),
+        ({"top_p": 0.39}, 1), ({"top_p": 0.41}, 2), ({"top_p": 0.69}, 2), ({"top_p": 0.71}, 3),
+        ({"top_p": 0.95}, 4), ({"min_p": 0.24}, 4), ({"min_p": 0.26}, 3), ({"min_p": 0.8}, 1),
+        ({"top_k": 3, "top_p": 0.8}, 3), ({"top_k": 2, "top_p": 0.55}, 1),
+    ],
+)  # fmt: skip
+def test_exactly_the_likeliest_tokens_stay(parameters: dict[str, Any], kept: int) -> None:
+    counts = draws(**{"top_p": 1.0, **parameters})
+    assert [bool(count) for count in counts] == [True] * kept + [False] * (4 - kept)
+
+
+def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None:
+    """Expected of 300: 217 of the first and 1 of the last; 86 of the first and 61 of the last."""
+    cold, hot = draws(temperature=0.25), draws(temperature=4.0)
+    assert (cold[0] > 190, cold[3] < 10) == (True, True)
+    assert (hot[0] < 110, hot[3] > 40) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}, {"xtc_probability": 1.0, "xtc_threshold": 0.1}],
+)
+def test_each_row_of_the_logits_is_filtered_by_itself(parameters: dict[str, Any]) -> None:
+    """The likeliest of each is drawn; under XTC anything else, because all below 0.1 stay."""
+    sampler = make_sampler(make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters))
+    shares = mx.array([[0.7, 0.2, 0.05, 0.05], [0.05, 0.05, 0.3, 0.6]])
+    drawn: list[set[int]] = [set(), set()]
+    for _ in range(60):
+        tokens: Any = sampler(mx.log(shares)).tolist()
+        for seen, token in zip(drawn, tokens, strict=True):
+            seen.add(token)
+    assert drawn == ([{1, 2, 3}, {0, 1, 2}] if "xtc_probability" in parameters else [{0}, {3}])

@@ -63,6 +63,7 @@ def run_pytest(
         folder = Path(name)
         report, selection, output = folder / "report", folder / "selection", folder / "output"
         report.touch()
+        folder.chmod(0o711)  # tests that become another user have their files in it
         # The temporary files of killed tests end with this folder.
         environment = {REPORT: str(report), "TMPDIR": name, **(extra or {})}
         if chosen is not None:

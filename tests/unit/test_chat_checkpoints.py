@@ -82,6 +82,52 @@ def test_a_template_that_refuses_a_trial_costs_that_checkpoint_alone(refused: st
     assert found(CHAT, render=picky) == [found(CHAT)[1 if refused == "a" else 0]]
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_the_template_is_asked_about_these_chats(role: str) -> None:
+    chat = [said(role, "be good"), said("user", "hello")]
+    asked: list[Messages] = []
+
+    def recorded(messages: Messages) -> str:
+        asked.append(messages)
+        return render(messages)
+
+    found(chat, render=recorded)
+    trials = [[chat[0], said("user", "a")], [chat[0], said("user", "b")]]
+    assert asked == [*trials, [*chat, said("assistant", "x"), said("user", "y")]]
+    asked.clear()
+    begun = [*chat, said("assistant", "I")]
+    found(begun, render=recorded)
+    assert asked == [*trials, [*begun, said("user", "y")]]
+
+
+def test_a_prompt_that_is_shared_whole_gets_no_checkpoint_behind_it() -> None:
+    def plain(messages: Messages) -> str:
+        return "".join(f"<|{m['role']}|>{m['content']}" for m in messages)
+
+    chat = [said("user", "hello")]
+    tokens = encode(plain(chat))
+    assert find_checkpoints(chat, plain(chat), tokens, render=plain, encode=encode) == (1,)
+
+
+def test_up_to_a_length_a_whole_prompt_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = render([CHAT[0], said("user", "a")])
+    for most, is_whole in ((len(trial), True), (len(trial) - 1, False)):
+        monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", most)
+        seen: list[str] = []
+        found(CHAT, encode=lambda text, seen=seen: seen.append(text) or encode(text))
+        assert (trial in seen) is is_whole
+
+
+@pytest.mark.parametrize("question", ["and now", "\ud800 \U0001f600"])
+def test_the_special_token_at_the_very_beginning_serves(
+    monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    chat = [*CHAT[:-1], said("user", question)]
+    expected = found(chat)
+    monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
+    assert found(chat, special_tokens=["<|system|>"]) == expected
+
+
 def test_long_prompts_are_tokenised_from_the_last_special_token_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,6 +178,10 @@ def test_a_tokenizer_that_does_not_begin_anew_gets_no_checkpoint_far_away(
         ((), 0, 0, 16, ()),
         ((), 99, 99, 100, ()),
         ((40,), 0, 120, 100, (40, 99)),
+        ((100,), 84, 0, 100, ()),
+        (tuple(range(20, 140, 20)), 0, 0, 140, (20, 40, 60, 80, 100, 120, 139)),
+        (tuple(range(20, 160, 20)), 0, 0, 160, (20, 40, 60, 80, 100, 120, 140, 159)),
+        (tuple(range(20, 180, 20)), 0, 0, 180, (20, 40, 60, 80, 100, 120, 140, 179)),
         (tuple(range(20, 1000, 20)), 0, 0, 1000, (20, 40, 60, 80, 100, 120, 140, 999)),
     ],
 )

@@ -37,6 +37,8 @@ def test_a_fault_is_still_at_its_line_of_mlx_lm(fault: KnownFault) -> None:
         ({"model_type": "plamo3"}, True),
         ({"model_type": "plamo3", "sliding_window_pattern": 4}, True),
         ({"model_type": "plamo3", "sliding_window_pattern": 1}, False),
+        ({"model_type": "plamo3", "num_hidden_layers": 1}, True),
+        ({"model_type": "plamo3", "num_hidden_layers": 0}, False),
         ({"model_type": "plamo2"}, False),
         ({"model_type": "phi3small"}, True),
         ({"model_type": "olmo"}, True),
@@ -52,13 +54,22 @@ def test_a_fault_concerns_the_configurations_that_have_it(
     assert fault is None or fault.model_type == config["model_type"]
 
 
+@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.model_type)
+def test_a_fault_says_what_is_wrong_and_where(fault: KnownFault) -> None:
+    assert str(fault) == f"{fault.what} (mlx_lm/models/{fault.file}:{fault.line})"
+    assert fault.what.startswith("mlx-lm ")
+
+
 @pytest.mark.parametrize("name", ["adapters.safetensors", "adapter_model.safetensors"])
 def test_an_adapter_that_is_not_applied_is_named(tmp_path: Path, name: str) -> None:
     config = {"model_type": "llama"}
     assert find_warnings(tmp_path, config) == ()
     (tmp_path / name).touch()
     (warning,) = find_warnings(tmp_path, config)
-    assert warning.startswith(f"{name} is not applied")
+    assert warning == (
+        f"{name} is not applied: adapters are not supported, merge it into the weights "
+        "(mlx_lm.fuse) to use it"
+    )
 
 
 def test_a_remedy_is_a_warning_and_a_refusal_is_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 import numpy as np
 from hypothesis import given, settings
@@ -95,6 +96,25 @@ class IndexMachine(RuleBasedStateMachine):
 
 IndexMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestIndex = IndexMachine.TestCase
+
+
+def test_hundreds_of_changes_leave_what_a_plain_search_finds() -> None:
+    random = Random(0)
+    machine = IndexMachine()
+    most = 0
+    for step in range(600):
+        sequence = tuple(random.choices(range(3), k=random.randint(1, 8)))
+        if random.random() < (0.2, 0.8)[step // 50 % 2] and machine.values:
+            gone = random.choice(sorted(machine.values))
+            del machine.values[gone]
+            machine.index.remove(machine.nodes.pop(gone))
+        else:
+            machine.add(sequence=sequence, value=step)
+        machine.look_up(sequence=sequence)
+        machine.look_below(sequence=sequence, longest=random.randint(1, 9))
+        machine.runs_are_shared_and_none_is_left_over()
+        most = max(most, len(machine.values))
+    assert most > 25
 
 
 def test_a_look_up_beside_long_and_many_sequences_takes_no_time() -> None:

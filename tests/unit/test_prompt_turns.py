@@ -45,7 +45,8 @@ class Machine:
         reads = []
         step_s = 0.0
         for uid, size in plan.items():
-            count = min(size, self.rest[uid])
+            assert size <= self.rest[uid], "a pass would read behind the prompt"
+            count = size
             self.rest[uid] -= count
             self.read[uid] += count
             took_s = (PASS_S + TOKEN_S * count) * bool(count)
@@ -253,6 +254,18 @@ def test_what_a_step_teaches(
     assert turns.take(reads, decode_rows=3, took_s=0.9) == [(0, 25, 90), (1, 4, 4)]
     assert pacer.seen == seen
     assert pacer.known == [20, 0]
+
+
+@pytest.mark.parametrize(("kind", "seen"), [(TogetherTurns, [(0, 0, 3, 0.9)]), (SerialTurns, [])])
+def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
+    kind: type[PromptTurns], seen: list[tuple[int, int, int, float]]
+) -> None:
+    pacer: Any = Recorder()
+    turns = kind(pacer)
+    turns.add(0, total=1, known=0)
+    reads = [PromptRead(uid=0, done=1, is_over=True, took_s=0.2)]
+    assert turns.take(reads, decode_rows=2, took_s=0.9) == [(0, 1, 1)]
+    assert pacer.seen == seen
 
 
 @given(

@@ -17,7 +17,18 @@ MODEL = Path("/models/m")
 # ---------------------------------------------------------------- context
 
 
-@pytest.mark.parametrize("name", CONTEXT_LENGTH_NAMES)
+NAMES = (
+    "max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length",
+    "n_positions", "seq_length", "sequence_len", "n_ctx", "max_context_length",
+    "model_max_length", "block_size",
+)  # fmt: skip
+
+
+def test_the_names_of_the_length_are_tried_in_this_order() -> None:
+    assert CONTEXT_LENGTH_NAMES == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_length_is_known(name: str) -> None:
     found = find_context_length({name: 8192}, 0)
     assert (found.tokens, found.warnings) == (8192, ())
@@ -28,6 +39,11 @@ def test_a_text_model_inside_another_one_declares_it(part: str) -> None:
     assert find_context_length({part: {"max_position_embeddings": 8192}}, 0).tokens == 8192
     both = {"n_ctx": 100, part: {"max_position_embeddings": 8192}}
     assert find_context_length(both, 0).tokens == 100, "what stands outside counts first"
+
+
+def test_one_token_is_a_length() -> None:
+    found = find_context_length({"max_position_embeddings": 1}, 0)
+    assert (found.tokens, found.warnings) == (1, ())
 
 
 @pytest.mark.parametrize("asked", [1, 8191, 8192])
@@ -73,6 +89,8 @@ def test_the_length_of_a_model_that_declares_none_is_said() -> None:
         (float("inf"), "Infinity"),
         (float("nan"), "NaN"),
         ("x" * 100, '"xxxxxxxxxxxxxxxxxx…'),
+        ("x" * 18, '"xxxxxxxxxxxxxxxxxx"'),
+        ("x" * 19, '"xxxxxxxxxxxxxxxxxx…'),
     ],
 )
 def test_what_is_no_length_is_shown_and_not_used(value: Any, shown: str) -> None:

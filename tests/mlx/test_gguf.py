@@ -1,0 +1,401 @@
+"""What the converter makes of a GGUF file that MLX itself has written, to the last entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlxsup.worker import gguf
+from mlxsup.worker.engine import BadModelError, ModelMissingError
+from mlxsup.worker.gguf import convert, main, quantization, save_weights, undo_interleave
+from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.mlx
+
+TOKENS = ["<|end|>", "a", "b", "ab", "Ġ", "Ġab", "<pad>", "1", "2", "é", "<user>"]
+KINDS = [3, 1, 1, 1, 1, 1, 3, 1, 1, 1, 4]
+MERGES = ["a b", "Ġ ab"]
+HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER = 2, 1, 4, 8, 6
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
+}  # fmt: skip
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8,
+    "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 4, "rms_norm_eps": 1e-5, "vocab_size": 11,
+    "rope_theta": 100000.0, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    "eos_token_id": 0, "bos_token_id": 1,
+}  # fmt: skip
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+    "model_max_length": 512, "bos_token": "a", "eos_token": "<|end|>", "unk_token": "b",
+    "pad_token": "<pad>", "chat_template": "{{ messages }}",
+}  # fmt: skip
+
+
+def number(value: float) -> mx.array:
+    return mx.array(value, mx.float32 if isinstance(value, float) else mx.uint32)
+
+
+def metadata(**changes: Any) -> dict[str, Any]:
+    """What a file says of itself; a change to None leaves an entry out."""
+    entries: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.attention.head_count": number(HEADS),
+        "llama.attention.head_count_kv": number(KV_HEADS),
+        "llama.embedding_length": number(HIDDEN),
+        "llama.feed_forward_length": number(INNER),
+        "llama.block_count": number(1),
+        "llama.attention.layer_norm_rms_epsilon": number(1e-5),
+        "llama.rope.freq_base": number(100000.0),
+        "llama.context_length": number(512),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.token_type": mx.array(KINDS, mx.int32),
+        "tokenizer.ggml.eos_token_id": number(0),
+        "tokenizer.ggml.bos_token_id": number(1),
+        "tokenizer.ggml.unknown_token_id": number(2),
+        "tokenizer.ggml.padding_token_id": number(6),
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    entries |= {name.replace("__", "."): value for name, value in changes.items()}
+    return {name: value for name, value in entries.items() if value is not None}
+
+
+def counted(rows: int, columns: int) -> mx.array:
+    return mx.arange(rows * columns, dtype=mx.float32).reshape(rows, columns)
+
+
+LAYER = {
+    "attn_q": counted(HEADS * HEAD_SIZE, HIDDEN),
+    "attn_k": counted(KV_HEADS * HEAD_SIZE, HIDDEN) + 1,
+    "attn_v": counted(KV_HEADS * HEAD_SIZE, HIDDEN) + 2,
+    "attn_output": counted(HIDDEN, HIDDEN) + 3,
+    "ffn_gate": counted(INNER, HIDDEN) + 4,
+    "ffn_up": counted(INNER, HIDDEN) + 5,
+    "ffn_down": counted(HIDDEN, INNER) + 6,
+    "attn_norm": mx.ones(HIDDEN),
+    "ffn_norm": mx.ones(HIDDEN) * 2,
+}
+OUTSIDE = {"token_embd": counted(len(TOKENS), HIDDEN), "output_norm": mx.ones(HIDDEN) * 3}
+
+
+def weights(**more: mx.array) -> dict[str, mx.array]:
+    return (
+        {f"{name}.weight": array for name, array in OUTSIDE.items()}
+        | {f"blk.0.{name}.weight": array for name, array in LAYER.items()}
+        | {name.replace("__", "."): array for name, array in more.items()}
+    )
+
+
+def write(folder: Path, arrays: dict[str, mx.array], entries: dict[str, Any]) -> Path:
+    place = folder / "model.gguf"
+    mx.save_gguf(str(place), arrays, entries)
+    return place
+
+
+def converted(folder: Path, arrays: dict[str, mx.array], entries: dict[str, Any]) -> Path:
+    target = folder / "model"
+    convert(write(folder, arrays, entries), target, lambda line: None)
+    return target
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def test_a_file_becomes_a_folder_with_everything_that_it_says(tmp_path: Path) -> None:
+    source = write(tmp_path, weights(), metadata())
+    target = tmp_path / "deep" / "model"
+    said: list[str] = []
+    convert(source, target, said.append)
+    assert sorted(path.name for path in target.iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert [path.name for path in target.parent.iterdir()] == ["model"]
+    assert read(target, "config.json") == CONFIG
+    assert read(target, "tokenizer_config.json") == TOKENIZER_CONFIG
+    assert said == [
+        "reading model.gguf, 0 MiB", "renaming arrays", "writing the tokenizer",
+        "writing the weights", f"wrote {target}",
+    ]  # fmt: skip
+
+
+def test_the_arrays_get_the_names_of_mlx_lm_and_keep_their_content(tmp_path: Path) -> None:
+    target = converted(tmp_path, weights(output__weight=OUTSIDE["token_embd"] + 7), metadata())
+    assert read(target, "config.json")["tie_word_embeddings"] is False
+    arrays, header = mx.load(str(target / "model.safetensors"), return_metadata=True)
+    layer = "model.layers.0."
+    order = mx.array([0, 2, 1, 3])  # of a head's four rows: halves, which GGUF has interleaved
+    expected = {
+        "model.embed_tokens.weight": OUTSIDE["token_embd"],
+        "model.norm.weight": OUTSIDE["output_norm"],
+        "lm_head.weight": OUTSIDE["token_embd"] + 7,
+        f"{layer}self_attn.q_proj.weight": mx.concatenate(
+            [LAYER["attn_q"][order], LAYER["attn_q"][order + 4]]
+        ),
+        f"{layer}self_attn.k_proj.weight": LAYER["attn_k"][order],
+        f"{layer}self_attn.v_proj.weight": LAYER["attn_v"],
+        f"{layer}self_attn.o_proj.weight": LAYER["attn_output"],
+        f"{layer}mlp.gate_proj.weight": LAYER["ffn_gate"],
+        f"{layer}mlp.up_proj.weight": LAYER["ffn_up"],
+        f"{layer}mlp.down_proj.weight": LAYER["ffn_down"],
+        f"{layer}input_layernorm.weight": LAYER["attn_norm"],
+        f"{layer}post_attention_layernorm.weight": LAYER["ffn_norm"],
+    }
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
+    assert header == {"format": "mlx"}
+
+
+def test_the_tokenizer_is_that_of_the_vocabulary(tmp_path: Path) -> None:
+    target = converted(tmp_path, weights(), metadata())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    assert read(target, "tokenizer.json") == {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": 0, "content": "<|end|>", "special": True} | flags,
+            {"id": 6, "content": "<pad>", "special": True} | flags,
+            {"id": 10, "content": "<user>", "special": False} | flags,
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, BYTE_LEVEL]},
+        "post_processor": None,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: place for place, token in enumerate(TOKENS)},
+            "merges": [["a", "b"], ["Ġ", "ab"]],
+        },
+    }
+    assert '"é"' in (target / "tokenizer.json").read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    assert tokenizer.encode("ab ab12<|end|>").ids == [3, 5, 7, 8, 0]
+
+
+def test_what_a_file_does_not_say_is_left_out_or_the_usual(tmp_path: Path) -> None:
+    gone = {
+        "llama__attention__head_count_kv": None, "llama__rope__freq_base": None,
+        "tokenizer__ggml__pre": None, "tokenizer__ggml__bos_token_id": None,
+        "tokenizer__ggml__unknown_token_id": None, "tokenizer__ggml__padding_token_id": None,
+        "tokenizer__chat_template": None,
+    }  # fmt: skip
+    # All heads have keys of their own then.
+    keys = {"blk__0__attn_k__weight": LAYER["attn_q"]}
+    target = converted(tmp_path, weights(**keys), metadata(**gone))
+    config = {name: value for name, value in CONFIG.items() if name != "bos_token_id"}
+    assert read(target, "config.json") == config | {"rope_theta": 1e4, "num_key_value_heads": 2}
+    names = ("tokenizer_class", "clean_up_tokenization_spaces", "model_max_length", "eos_token")
+    assert read(target, "tokenizer_config.json") == {n: TOKENIZER_CONFIG[n] for n in names}
+    before = read(target, "tokenizer.json")["pre_tokenizer"]
+    assert before == {"type": "Sequence", "pretokenizers": [BYTE_LEVEL]}, "that of gpt-2"
+
+
+def test_a_quantised_array_keeps_its_parts_and_its_width_is_declared(tmp_path: Path) -> None:
+    parts = {
+        "blk__0__attn_q__weight": counted(8, 4).astype(mx.int32),
+        "blk__0__attn_q__scales": counted(8, 1),
+        "blk__0__attn_q__biases": counted(8, 1) + 1,
+    }
+    target = converted(tmp_path, weights(**parts), metadata())
+    assert read(target, "config.json")["quantization"] == {"group_size": 32, "bits": 4}
+    arrays: Any = mx.load(str(target / "model.safetensors"))
+    query = "model.layers.0.self_attn.q_proj"
+    rows = [0, 2, 1, 3, 4, 6, 5, 7]
+    assert arrays[f"{query}.scales"].tolist() == [[row] for row in rows]
+    assert arrays[f"{query}.biases"].tolist() == [[row + 1] for row in rows]
+    assert [row[0] for row in arrays[f"{query}.weight"].tolist()] == [4 * row for row in rows]
+
+
+REFUSED = {
+    "another architecture": (
+        {}, {"general__architecture": "qwen2"},
+        "{} holds a qwen2 model; only llama can be converted",
+    ),
+    "a part of each head is rotated": (
+        {}, {"llama__rope__dimension_count": number(2)},
+        "{} rotates a part of each head only; that is not supported",
+    ),
+    "another size of heads than is rotated": (
+        {}, {"llama__rope__dimension_count": number(4), "llama__attention__key_length": number(8)},
+        "{} rotates a part of each head only; that is not supported",
+    ),
+    "an array of another kind of model": (
+        {"blk__0__ssm_a__weight": mx.ones(2)}, {},
+        "{} holds blk.0.ssm_a.weight, which is not known of a llama model",
+    ),
+    "an array of a layer that is in none": (
+        {"attn_q__weight": LAYER["attn_q"]}, {},
+        "{} holds attn_q.weight, which is not known of a llama model",
+    ),
+    "an array with a part of another name": (
+        {"blk__0__attn_q__bias": mx.ones(8)}, {},
+        "{} holds blk.0.attn_q.bias, which is not known of a llama model",
+    ),
+    "another kind of tokenizer": (
+        {}, {"tokenizer__ggml__model": "llama"},
+        "{} has a llama tokenizer of the kind smollm; gpt2 of gpt-2, smollm can be converted",
+    ),
+    "a tokenizer that splits otherwise": (
+        {}, {"tokenizer__ggml__pre": "odd"},
+        "{} has a gpt2 tokenizer of the kind odd; gpt2 of gpt-2, smollm can be converted",
+    ),
+    "no number of heads": (
+        {}, {"llama__attention__head_count": None},
+        "{}: the metadata has no number llama.attention.head_count",
+    ),
+    "text instead of a number": (
+        {}, {"llama__context_length": "many"},
+        "{}: the metadata has no number llama.context_length",
+    ),
+    "several numbers instead of one": (
+        {}, {"llama__context_length": mx.array([512, 513], mx.uint32)},
+        "{}: the metadata has no number llama.context_length",
+    ),
+    "no tokens": (
+        {}, {"tokenizer__ggml__tokens": None},
+        "{}: the metadata has no list tokenizer.ggml.tokens",
+    ),
+    "no kinds of tokens": (
+        {}, {"tokenizer__ggml__token_type": None},
+        "{}: the metadata has no list tokenizer.ggml.token_type",
+    ),
+    "one kind for all tokens": (
+        {}, {"tokenizer__ggml__token_type": number(1)},
+        "{}: the metadata has no list tokenizer.ggml.token_type",
+    ),
+    "no kind of tokenizer": (
+        {}, {"tokenizer__ggml__model": None},
+        "{}: the metadata has no text tokenizer.ggml.model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_converted_is_refused_by_name_and_leaves_nothing(
+    tmp_path: Path, what: str
+) -> None:
+    arrays, entries, message = REFUSED[what]
+    with pytest.raises(BadModelError) as caught:
+        converted(tmp_path, weights(**arrays), metadata(**entries))
+    assert str(caught.value) == message.format(tmp_path / "model.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_size_of_heads_of_its_own_counts(tmp_path: Path) -> None:
+    own = {
+        "llama__attention__key_length": number(8), "llama__rope__dimension_count": number(8),
+        "llama__attention__head_count": number(1),
+    }  # fmt: skip
+    target = converted(tmp_path, weights(), metadata(**own, llama__embedding_length=number(16)))
+    config = read(target, "config.json")
+    assert (config["head_dim"], config["hidden_size"]) == (8, 16)
+
+
+def test_a_vocabulary_that_the_tokenizer_cannot_be_made_of_shows_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="Token `z` out of vocabulary"):
+        converted(tmp_path, weights(), metadata(tokenizer__ggml__merges=["a z"]))
+    kinds = mx.array(KINDS[:-1], mx.int32)
+    with pytest.raises(ValueError, match="shorter"):
+        converted(tmp_path, weights(), metadata(tokenizer__ggml__token_type=kinds))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_folder_that_exists_is_left_alone_and_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissingError) as missing:
+        convert(tmp_path / "no.gguf", tmp_path / "model", lambda line: None)
+    assert str(missing.value) == f"{tmp_path / 'no.gguf'} does not exist"
+    (tmp_path / "model").mkdir()
+    with pytest.raises(FileExistsError) as existing:
+        convert(tmp_path / "no.gguf", tmp_path / "model", lambda line: None)
+    assert str(existing.value) == f"{tmp_path / 'model'} exists already"
+
+
+def test_a_folder_that_cannot_be_written_is_left_behind_by_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise RuntimeError("no space")
+
+    monkeypatch.setattr(gguf.mx, "save_safetensors", full)
+    with pytest.raises(OSError, match="no space") as caught:
+        converted(tmp_path, weights(), metadata())
+    assert str(caught.value) == f"{tmp_path} cannot be written to: no space"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("case", ["converted", "missing", "bad", "exists", "usage"])
+def test_the_command_says_what_it_does_and_exits_with_the_worker_s_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    source, target = tmp_path / "model.gguf", tmp_path / "model"
+    arguments = [str(source), str(target)]
+    if case == "converted":
+        write(tmp_path, weights(), metadata())
+        code, last = 0, f"wrote {target}"
+    elif case == "missing":
+        code, last = 66, f"error: {source} does not exist"
+    elif case == "bad":
+        source.write_bytes(b"this is no model" * 10)
+        code, last = 65, f"error: {source} is not a GGUF file that MLX reads: "
+    elif case == "exists":
+        target.mkdir()
+        code, last = 65, f"error: {target} exists already"
+    else:
+        arguments = arguments[:1]
+        code, last = 64, "usage: python -m mlxsup.worker.gguf SOURCE.gguf TARGET_FOLDER"
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1].startswith(last)
+
+
+def test_interleaved_rows_come_back_as_halves() -> None:
+    heads, half = 2, 3
+    halves = mx.arange(heads * 2 * half * 2).reshape(heads * 2 * half, 2)
+    interleaved = halves.reshape(heads, 2, half, 2).swapaxes(1, 2).reshape(-1, 2)
+    assert interleaved.tolist() != halves.tolist()
+    assert undo_interleave(interleaved, heads).tolist() == halves.tolist()
+
+
+def test_the_quantization_entry_names_what_differs() -> None:
+    def scales(columns: int) -> mx.array:
+        return mx.zeros((4, columns))
+
+    arrays = {
+        "a.weight": mx.zeros((4, 8)),
+        "a.scales": scales(2),
+        "b.weight": mx.zeros((4, 8)),
+        "b.scales": scales(2),
+        "c.weight": mx.zeros((4, 16)),
+        "c.scales": scales(2),
+        "norm.weight": mx.zeros(4),
+    }
+    assert quantization(arrays) == {
+        "group_size": 32,
+        "bits": 4,
+        "c": {"group_size": 32, "bits": 8},
+    }
+    assert quantization({"norm.weight": mx.zeros(4)}) == {}
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be written to"):
+        save_weights(tmp_path / "gone" / "model.safetensors", {"a": mx.zeros(3)})

@@ -1,0 +1,330 @@
+"""A model folder as files: what is read, what is refused and how it is named, what is counted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.worker import model_folder
+from mlxsup.worker.engine import BadModelError, ModelMissingError
+from mlxsup.worker.model_folder import (
+    READ_AS_JSON,
+    ModelFolder,
+    check_folder,
+    fingerprint,
+    is_tokenizer_file,
+    read_safetensors_header,
+)
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    """A weight file."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def arrays(*names: str, size: int = 4) -> bytes:
+    """A weight file with arrays of `size` bytes."""
+    header = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": [n * size, (n + 1) * size]}
+        for n, name in enumerate(names)
+    }
+    return safetensors(header, bytes(len(names) * size))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The least that is a model."""
+    path = tmp_path / "m"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(arrays("a", "b"))
+    return path
+
+
+def check(path: Path) -> ModelFolder:
+    return check_folder(path, lambda share: None)
+
+
+def refused(path: Path, error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        check(path)
+    assert caught.type is error
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def test_a_folder_of_one_weight_file(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    assert check(folder) == ModelFolder(
+        path=folder,
+        config={"model_type": "llama"},
+        shards=[file],
+        shard_of={"a": file, "b": file},
+        weight_bytes=file.stat().st_size,
+    )
+
+
+def test_shards_are_read_in_order_of_name_and_reported_by_their_bytes(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    first, second = folder / "model-1.safetensors", folder / "model-2.safetensors"
+    second.write_bytes(arrays("c"))
+    first.write_bytes(arrays("a", "b", size=100))
+    (folder / "adapters.safetensors").write_bytes(b"not read")
+    (folder / "model.txt").write_bytes(b"not read")
+    shares: list[float] = []
+    found = check_folder(folder, shares.append)
+    assert found.shards == [first, second]
+    assert found.shard_of == {"a": first, "b": first, "c": second}
+    sizes = [first.stat().st_size, second.stat().st_size]
+    assert found.weight_bytes == sum(sizes)
+    assert shares == [sizes[0] / sum(sizes), 1.0]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "x.tiktoken"]
+)
+def test_any_of_these_is_a_tokenizer(folder: Path, name: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")
+    expected = f"{folder / 'tokenizer.json'} does not exist, nor another tokenizer"
+    assert refused(folder, ModelMissingError) == expected
+    (folder / name).write_text("{}")
+    assert check(folder).path == folder
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "number"),
+    [
+        ({"a": 7}, ("a",), 7),
+        ({"a": 1}, ("a",), 1),
+        ({"a": 0}, ("a",), None),
+        ({"a": -1}, ("a",), None),
+        ({"a": True}, ("a",), None),
+        ({"a": 7.0}, ("a",), None),
+        ({"a": "7"}, ("a",), None),
+        ({}, ("a",), None),
+        ({"b": 8, "a": 7}, ("a", "b"), 7),
+        ({"b": 8}, ("a", "b"), 8),
+        ({"a": 7, "text_config": {"a": 9}}, ("a",), 7),
+        ({"b": 8, "text_config": {"a": 9}}, ("a", "b"), 8),
+        ({"text_config": {"a": 9}}, ("a",), 9),
+        ({"text_config": "x"}, ("a",), None),
+    ],
+)
+def test_a_number_of_the_configuration_is_positive_and_that_outside_counts_first(
+    config: dict[str, Any], names: tuple[str, ...], number: int | None
+) -> None:
+    found = ModelFolder(path=Path("m"), config=config, shards=[], shard_of={}, weight_bytes=0)
+    assert found.number(*names) == number
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_what_is_no_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert refused(gone, ModelMissingError) == f"the model folder {gone} does not exist"
+    file = tmp_path / "file"
+    file.touch()
+    expected = f"{file} is not a folder; a model is a folder with a config.json"
+    assert refused(file, BadModelError) == expected
+    config = folder / "config.json"
+    config.unlink()
+    assert refused(folder, ModelMissingError) == f"{config} does not exist"
+    config.mkdir()
+    assert refused(folder, ModelMissingError) == f"{config} does not exist"
+
+
+@pytest.mark.parametrize("name", READ_AS_JSON)
+def test_a_file_that_is_not_json_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("{")
+    assert refused(folder, BadModelError).startswith(f"{folder / name} is not JSON: Expecting ")
+    (folder / name).write_text("[" * 100_000)
+    assert refused(folder, BadModelError).startswith(f"{folder / name} is not JSON: ")
+    (folder / name).write_text("[]")
+    assert refused(folder, BadModelError) == f"{folder / name} does not hold a JSON object"
+
+
+def test_the_files_that_loaders_parse() -> None:
+    assert set(READ_AS_JSON) == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "hf_quant_config.json",
+        "model.safetensors.index.json",
+    }  # fmt: skip
+
+
+def test_another_file_may_hold_anything(folder: Path) -> None:
+    (folder / "notes.json").write_text("[")
+    assert check(folder).weight_bytes > 0
+
+
+@pytest.mark.parametrize("config", ["{}", '{"model_type": 7}', '{"model_type": null}'])
+def test_a_configuration_without_a_type_is_refused(folder: Path, config: str) -> None:
+    (folder / "config.json").write_text(config)
+    assert refused(folder, BadModelError) == f"{folder / 'config.json'} has no model_type"
+
+
+def test_a_type_that_mlx_lm_computes_wrongly_is_refused_and_one_with_a_remedy_is_not(
+    folder: Path,
+) -> None:
+    (folder / "config.json").write_text('{"model_type": "olmo"}')
+    error = refused(folder, BadModelError)
+    assert error.startswith(f"{folder / 'config.json'}: olmo is refused: mlx-lm adds the name")
+    assert error.endswith("(mlx_lm/models/olmo.py:93)")
+    (folder / "config.json").write_text('{"model_type": "plamo3"}')
+    assert check(folder).config == {"model_type": "plamo3"}
+
+
+def test_an_index_names_its_shards(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert check(folder).shards == [folder / "model.safetensors"]
+    index.write_text('{"weight_map": {"a": "model.safetensors", "b": "z", "c": "y"}}')
+    expected = f"{folder / 'y'} does not exist; model.safetensors.index.json names it"
+    assert refused(folder, ModelMissingError) == expected
+    index.write_text('{"weight_map": ["model.safetensors"]}')
+    assert refused(folder, BadModelError) == f"{index} has no weight_map"
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.bin"])
+def test_only_weights_under_their_usual_name_are_found(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    expected = f"{folder / 'model.safetensors'} does not exist, nor any shard"
+    assert refused(folder, ModelMissingError) == expected
+
+
+@pytest.mark.parametrize("error", [PermissionError, OSError])
+@pytest.mark.parametrize("has_name", [True, False])
+def test_a_file_that_cannot_be_read_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError], has_name: bool
+) -> None:
+    def fail(path: Path) -> list[str]:
+        raise error(5, "broken", "/the/file") if has_name else error("broken")
+
+    monkeypatch.setattr(model_folder, "read_safetensors_header", fail)
+    what = "no permission to read it" if error is PermissionError else "broken"
+    assert refused(folder, BadModelError) == f"{'/the/file' if has_name else folder}: {what}"
+
+
+def test_every_file_of_the_tokenizer_must_be_readable(folder: Path) -> None:
+    """In a place that every user can enter, because root may read everything."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        path = Path(shutil.copytree(folder, Path(place) / "m"))
+        path.chmod(0o755)
+        merges = path / "merges.txt"
+        merges.touch()
+        merges.chmod(0)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            error = refused(path, BadModelError)
+        finally:
+            os.seteuid(user)
+    assert error == f"{merges}: no permission to read it"
+
+
+# ---------------------------------------------------------------- weight files
+
+
+def header_of(path: Path, content: bytes) -> list[str]:
+    path.write_bytes(content)
+    return read_safetensors_header(path)
+
+
+def test_a_weight_file_names_its_arrays(tmp_path: Path) -> None:
+    file = tmp_path / "w"
+    assert header_of(file, arrays("a", "b")) == ["a", "b"]
+    assert header_of(file, arrays("a") + b"more") == ["a"]
+    assert header_of(file, safetensors({})) == []
+    meta = {"__metadata__": {"format": "mlx"}, "a": {"data_offsets": [0, 2]}}
+    assert header_of(file, safetensors(meta, b"xy")) == ["a"]
+
+
+BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "{} is empty"),
+    "less than a length": (b"1234567", "{} is not a safetensors file"),
+    "one byte": (b"1", "{} is not a safetensors file"),
+    "a length beyond the specification's": (
+        struct.pack("<Q", 100 * 2**20 + 1), "{} is not a safetensors file",
+    ),
+    "the longest header, which is not there": (
+        struct.pack("<Q", 100 * 2**20), "{} is cut short: 8 bytes, its header alone has more",
+    ),
+    "a header that lacks its last byte": (
+        safetensors({})[:-1], "{} is cut short: 9 bytes, its header alone has more",
+    ),
+    "data that lacks its last byte": (
+        safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is cut short: 42 bytes of 43",
+    ),
+    "data of an earlier array": (
+        safetensors({"a": {"data_offsets": [0, 9]}, "b": {"data_offsets": [0, 1]}}, b"1"),
+        "{} is cut short: 71 bytes of 79",
+    ),
+    "no JSON": (safetensors(b"[1]x"), "{} has a header that cannot be read: "),
+    "a list": (safetensors(b"[1]"), "{} has a header that cannot be read: "),
+    "an array that is none": (safetensors({"a": 1}), "{} has a header that cannot be read: "),
+    "no offsets": (safetensors({"a": {}}), "{} has a header that cannot be read: "),
+    "one offset": (
+        safetensors({"a": {"data_offsets": [0]}}), "{} has a header that cannot be read: ",
+    ),
+    "an offset that is text": (
+        safetensors({"a": {"data_offsets": [0, "x"]}}), "{} has a header that cannot be read: ",
+    ),
+    "too deep": (safetensors(b"[" * 100_000), "{} has a header that cannot be read: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_WEIGHTS)
+def test_a_weight_file_that_cannot_be_used_is_named(tmp_path: Path, what: str) -> None:
+    content, message = BAD_WEIGHTS[what]
+    file = tmp_path / "w"
+    with pytest.raises(BadModelError) as caught:
+        header_of(file, content)
+    expected = message.format(file)
+    found = str(caught.value)
+    assert found.startswith(expected) if message.endswith(": ") else found == expected
+
+
+# ---------------------------------------------------------------- the fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("config.json", True), ("chat_template.jinja", True), ("x.tiktoken", True),
+        ("tokenizer.model", True), ("merges.txt", True), ("a.jsonl", True),
+        ("model.safetensors.index.json", False), ("model.safetensors", False),
+        ("README.md", False), ("model.py", False),
+    ],
+)  # fmt: skip
+def test_which_files_decide_how_text_becomes_tokens(name: str, is_one: bool) -> None:
+    assert is_tokenizer_file(name) is is_one
+
+
+def test_a_fingerprint_is_that_of_these_lines(folder: Path) -> None:
+    """Other lines would make every kept verdict on a model worthless."""
+    (folder / "folder.json").mkdir()
+    (folder / "README.md").write_text("not counted")
+    file = folder / "model.safetensors"
+    os.utime(file, ns=(0, 1_700_000_000_123_999_999))
+    lines = [
+        f"content {name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n"
+        for name in ("config.json", "tokenizer.json")
+    ]
+    lines.append(f"weights model.safetensors {file.stat().st_size} 1700000000123\n")
+    lines += ["fact a 2\n", "fact b 1\n"]
+    expected = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert fingerprint(check(folder), {"b": "1", "a": "2"}) == expected
