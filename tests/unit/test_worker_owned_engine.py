@@ -64,7 +64,7 @@ def test_another_thread_is_refused_by_name_A1(name: str) -> None:
 
     def use() -> None:
         with pytest.raises(WrongThreadError) as caught:
-            engine.text if name == "text" else getattr(engine, name)(*CALLS[name])  # noqa: B018
+            engine.text if name == "text" else getattr(engine, name)(*CALLS[name])
         refused.append(str(caught.value))
 
     thread = threading.Thread(target=use)
