@@ -384,10 +384,10 @@ def test_the_wait_for_a_beginning_counts_from_the_first_that_waits(bench: Bench)
     bench.loop.turn()
     assert bench.loop._text_time_left_s() == TEXT_LIMIT_S, "one was prepared: it works"
     bench.now += TEXT_LIMIT_S
-    with pytest.raises(WorkerFaultError, match="^a thread that prepares prompts does not begin$"):
+    with pytest.raises(WorkerFaultError, match=r"^a thread that prepares prompts does not begin$"):
         bench.loop.turn()
     bench.around.is_there = False
-    with pytest.raises(WorkerFaultError, match="^a thread that prepares prompts has ended$"):
+    with pytest.raises(WorkerFaultError, match=r"^a thread that prepares prompts has ended$"):
         bench.loop.turn()
 
 
