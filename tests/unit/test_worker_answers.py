@@ -14,7 +14,7 @@ from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.channels import NORMAL, REASONING, TOOL, ChannelRules, Header
-from mlxsup.worker.engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken
+from mlxsup.worker.engine import EngineBytes, EngineFacts, Prompt, Row, RowLogprobs, RowToken
 from mlxsup.worker.fake_text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
@@ -406,3 +406,26 @@ def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -
     )  # fmt: skip
     row.replay(planned, lambda: told.append(row.answer._count))
     assert told == [1024 * number for number in range(reports)]
+
+
+# ---------------------------------------------------------------- what is left out
+
+
+def test_what_is_not_said_of_a_row_has_no_effect() -> None:
+    row = Row(key=KEY, tokens=[5], max_tokens=1, temperature=0.0, top_p=1.0, seed=0)
+    asked = {name: getattr(row, name) for name in sampling_defaults()}
+    assert asked == sampling_defaults() | {"temperature": 0.0, "top_p": 1.0}
+    assert (row.delivered, row.logit_bias, row.min_tokens) == ([], {}, 0)
+    assert (row.stop_token_ids, row.ignore_eos, row.top_logprobs) == ((), False, None)
+    assert (row.grammar, row.checkpoints) == (None, ())
+    assert Prompt(tokens=[5]) == Prompt(tokens=[5], opening="", grammar=None, checkpoints=())
+    fresh = RunningRow(key=KEY, answer=AnswerText(Codec(), ()))
+    assert (fresh.grammar, tuple(fresh.warnings), fresh.inserted_at) == (None, (), 0.0)
+    assert (fresh.cached_tokens, fresh.has_token) == (0, False)
+
+
+def test_what_is_not_said_of_a_load_is_nothing() -> None:
+    assert (FACTS.versions, FACTS.batching.value, FACTS.batching_reason) == ({}, "together", "")
+    assert (FACTS.warnings, FACTS.prefix_cache_bytes, FACTS.prefix_cache_tokens) == ((), 0, 0)
+    held = EngineBytes()
+    assert (held.active, held.cache, held.peak) == (0, 0, 0)

@@ -6,10 +6,12 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.worker import life as life_module
 from mlxsup.worker.engine import EngineBytes, WorkerFaultError
-from mlxsup.worker.life import LINGER_S, Life, TerminatedError, judge
+from mlxsup.worker.life import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.loop import StuckPreprocessingError
 from mlxsup.worker.owned_engine import OwnedEngine, WrongThreadError
 
@@ -377,3 +379,56 @@ def test_the_last_messages_have_two_seconds_to_leave(
 )
 def test_a_cause_says_what_the_error_says(error: BaseException, message: str) -> None:
     assert judge(error).message == message
+
+
+class Waking:
+    """What a termination handler needs of a link."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def test_sigterm_interrupts_once_while_it_may_and_else_wakes_the_loop() -> None:
+    link = Waking()
+    handler = TerminationHandler(link)  # type: ignore[arg-type]
+    assert not handler.has_come()
+    handler.interrupt_from_now_on()
+    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
+        handler(signal.SIGTERM, None)
+    assert (handler.has_come(), link.wakes) == (True, 0)
+    handler(signal.SIGTERM, None)
+    assert link.wakes == 1
+    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
+        handler.interrupt_from_now_on()
+    handler(signal.SIGTERM, None)
+    assert link.wakes == 2
+
+
+def test_a_machine_without_mlx_has_no_device(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlxsup.worker.mlx_engine", None)
+    assert Life(make_spec(supervisor, engine="mlx")).run() == 69
+    last = supervisor.heard()[-1]
+    assert isinstance(last, Dying)
+    assert (last.code, last.message.split(": ")[0]) == (69, "MLX cannot be imported")
+
+
+def test_the_log_says_how_long_the_start_took_and_what_was_started(
+    supervisor: Supervisor,
+    idle_loop: type[IdleLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    times = iter([100.0, 102.5])
+    monkeypatch.setattr(life_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with caplog.at_level(logging.INFO):
+        Life(make_spec(supervisor)).run()
+    assert [record.message for record in caplog.records] == [
+        "worker started model=m generation=1",
+        "model ready model=m backend=fake seconds=2.500 prefix_cache=0.00GiB prefix_cache_tokens=0",
+        "worker exits model=m code=0",
+    ]
