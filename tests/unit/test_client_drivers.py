@@ -141,6 +141,16 @@ def test_it_waits_for_the_link_and_for_room_if_something_is_unsent(
     assert driven.polls[1] == ([own], None)
 
 
+def test_what_is_posted_wakes_the_thread_with_one_byte(driven: Driven) -> None:
+    assert driven.thread.post(lambda connection: None) is True
+    assert driven.thread._woken.recv(99) == b"\0"
+    driven.thread._is_closing = True
+    assert driven.thread.post(lambda connection: None) is False
+    with pytest.raises(BlockingIOError):
+        driven.thread._woken.recv(99)
+    driven.thread._is_closing = False
+
+
 def test_a_wait_takes_all_wakes(driven: Driven) -> None:
     for _ in range(5000):
         assert driven.thread.post(lambda connection: None)

@@ -423,6 +423,8 @@ def test_cancels_take_a_request_out_wherever_it_is_D2(bench: Bench) -> None:
     bench.prepare(C)
     bench.loop.turn()
     bench.sent()
+    books = bench.board.current.books
+    assert (books.requests, books.preparing) == (4, 1), "two in their rows, one waits for a row"
     for key in (A, C, RequestKey(4)):
         bench.around.inbox.append(CancelRow(key=key))
     bench.loop.turn()
