@@ -436,3 +436,16 @@ def test_cancels_take_a_request_out_wherever_it_is_D2(bench: Bench) -> None:
         RowDelta(key=key, finish=FinishReason.CANCELLED) for key in (A, C, RequestKey(4))
     ]
     assert bench.loop.open_keys == {B}
+
+
+@pytest.mark.parametrize(("rows", "is_fault"), [(1, True), (2, False), (3, False)])
+def test_an_engine_may_hold_more_rows_than_run_and_never_fewer_P23(
+    bench: Bench, rows: int, is_fault: bool
+) -> None:
+    bench.start(A, B)
+    bench.engine.row_count = lambda: rows  # type: ignore[method-assign]
+    if not is_fault:
+        assert bench.loop.turn()
+        return
+    with pytest.raises(WorkerFaultError, match=r"^the engine has 1 rows, and not 2$"):
+        bench.loop.turn()
