@@ -194,3 +194,10 @@ def test_a_parser_is_in_content_until_a_marker_leads_elsewhere() -> None:
     assert parser.is_in_content is False
     parser.add("hm</think>")
     assert parser.is_in_content is True
+
+
+def test_what_was_held_back_is_shown_once() -> None:
+    parser = ChannelParser(rules(), "", ToolCallReader(None, 1))
+    assert parser.add("a<thi") == [Piece(channel=Channel.CONTENT, text="a")]
+    assert parser.finish() == [Piece(channel=Channel.CONTENT, text="<thi")]
+    assert parser.finish() == []

@@ -449,3 +449,24 @@ def test_an_engine_may_hold_more_rows_than_run_and_never_fewer_P23(
         return
     with pytest.raises(WorkerFaultError, match=r"^the engine has 1 rows, and not 2$"):
         bench.loop.turn()
+
+
+def test_an_exit_that_is_there_when_the_loop_ends_is_seen(bench: Bench) -> None:
+    bench.around.inbox.append(Exit())
+    bench.loop.run(lambda: True)
+    assert bench.loop.is_exit_asked
+    assert bench.sent() == []
+
+
+def test_a_row_that_a_stop_string_ended_leaves_the_engine_with_that_step(bench: Bench) -> None:
+    """Its next token would take it out too, but only after it has cost one more pass."""
+    bench.start(A, stop=["x"])
+    bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=X)])]
+    bench.loop.turn()
+    assert bench.engine.removed == [(A,)]
+    [step] = bench.sent()
+    assert step == Step(
+        step=2,
+        rows=[RowDelta(key=A, tokens=pack_tokens([X]), prefill_s=0.0, cached_tokens=0,
+                       finish=FinishReason.STOP)],
+    )  # fmt: skip
