@@ -53,6 +53,7 @@ from mlxsup.protocol.messages import (
     Stop,
     Usage,
 )
+from mlxsup.protocol.version import VERSION
 
 STRICT = Decoder(CLIENT_MESSAGES, is_strict=True)
 
@@ -341,3 +342,7 @@ def test_a_socket_path_of_just_the_limit_is_taken() -> None:
     check_socket_path("/" + "ö" * 51)
     with pytest.raises(ValueError, match="has 104 bytes; at most 103 work on every system"):
         check_socket_path("/x" + "ö" * 51)
+
+
+def test_the_version_is_three_numbers() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)

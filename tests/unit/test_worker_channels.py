@@ -185,3 +185,19 @@ def test_what_comes_within_a_call_is_content_until_the_call_is_whole() -> None:
     assert parser.add("<call>{") == []
     assert parser.channel is Channel.CONTENT
     assert not parser.is_in_content
+
+
+def test_a_parser_is_in_content_until_a_marker_leads_elsewhere() -> None:
+    parser = ChannelParser(rules(), "", ToolCallReader(None, 1))
+    assert parser.is_in_content is True
+    parser.add("x<think>")
+    assert parser.is_in_content is False
+    parser.add("hm</think>")
+    assert parser.is_in_content is True
+
+
+def test_what_was_held_back_is_shown_once() -> None:
+    parser = ChannelParser(rules(), "", ToolCallReader(None, 1))
+    assert parser.add("a<thi") == [Piece(channel=Channel.CONTENT, text="a")]
+    assert parser.finish() == [Piece(channel=Channel.CONTENT, text="<thi")]
+    assert parser.finish() == []

@@ -200,3 +200,77 @@ def test_a_raw_prompt_that_ends_in_no_header_opens_nothing() -> None:
     assert harmony.opening_of("x" + good) == good
     assert harmony.opening_of("x<|start|>assistant<|channel|>nonsense") == ""
     assert harmony.opening_of("x<|start|>assistant<|channel|>nonsense<|message|>") == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "state", "with_form"),
+    [
+        ("", "normal", "reasoning"),
+        ("<|start|>assistant", "normal", "reasoning"),
+        ("<|channel|>analysis", "reasoning", "reasoning"),
+        ("<|channel|>analy", "normal", "reasoning"),
+        ("<|channel|>commentary", "normal", "reasoning"),
+        ("<|channel|>final", "normal", "normal"),
+        ("<|start|>assistant to=functions.f", "tool", "tool"),
+        ("<|channel|>analysis to=f", "tool", "tool"),
+        ("<|channel|>final <|constrain|>json", "normal", "normal"),
+        ("<|channel|>final json", "normal", "normal"),
+        ("<|channel|>final application/x.y+z-1", "normal", "normal"),
+        ("<|channel|>final<|const", "normal", "normal"),
+        ("<|channel|>final a b", "normal", "normal"),
+        ("<|channel|>final a b c", None, None),
+        ("<|channel|>final a,b", None, None),
+        ("<|channel|>final " + "x" * 40, "normal", "normal"),
+        ("<|channel|>final " + "x" * 41, None, None),
+        ("<|channel|>final to=" + "x" * 197, "tool", "tool"),
+        ("<|channel|>final to=" + "x" * 198, None, None),
+        ("<|channel|>nothing", None, None),
+        ("<|start|>assistant x", None, None),
+        ("<|start|>assistant to", "normal", "reasoning"),
+        ("<|end|> ", "normal", "reasoning"),
+        ("<|end|>x", None, None),
+        ("<|return|>x", None, None),
+        ("<|call|>x", None, None),
+        ("x", None, None),
+        ("<|start|>functions.f", "normal", "reasoning"),
+        ("<|start|>functions." + "x" * 190, "normal", "reasoning"),
+        ("<|start|>functions." + "x" * 191, None, None),
+        ("<|start|>functi", "normal", "reasoning"),
+        ("<|start|>nobody", None, None),
+        ("<|channel|>final" + " " * 496, "normal", "normal"),
+        ("<|channel|>final" + " " * 497, None, None),
+    ],
+)
+def test_what_a_header_leads_to(header: str, state: str | None, with_form: str | None) -> None:
+    assert (read_header(header, False), read_header(header, True)) == (state, with_form)
+
+
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "developer", "tool", "a", "t"])
+def test_a_part_may_be_anybodys(role: str) -> None:
+    assert read_header(f"<|start|>{role}<|channel|>final", True) == "normal"
+
+
+def test_the_recipient_is_named_without_its_namespace() -> None:
+    def name(recipient: str) -> str:
+        return str(harmony.parse_call(f"<|start|>assistant to={recipient}<|message|>{{}}")["name"])
+
+    assert [name(one) for one in ("functions.f", "f", "browser.open")] == ["f", "f", "browser.open"]
+    with pytest.raises(ValueError, match=r"^no recipient$"):
+        harmony.parse_call("x to=f<|message|>{}")
+
+
+def test_the_markers_that_end_an_answer() -> None:
+    assert harmony.ENDS == ("<|return|>", "<|call|>")
+    rules = harmony_rules()
+    assert rules.header is not None
+    assert (rules.header.end, rules.header.never_shown) == (
+        "<|message|>", ("<|message|>", "<|constrain|>")
+    )  # fmt: skip
+    begins = {(m, "header") for m in ("<|start|>", "<|end|>", "<|return|>", "<|call|>",
+                                      "<|channel|>")}  # fmt: skip
+    inside = ("<|message|>", "<|constrain|>")
+    assert {state: set(edges) for state, edges in rules.transitions.items()} == {
+        "normal": begins | {(marker, "normal") for marker in inside},
+        "reasoning": begins | {(marker, "reasoning") for marker in inside},
+        "tool": begins,
+    }

@@ -226,3 +226,70 @@ def test_what_a_link_takes_unread_is_bounded(far: Far) -> None:
     finally:
         link.close(0.0)
         sender.close(0)
+
+
+def test_a_link_counts_what_it_was_given_and_what_came_P23(far: Far, link: Link) -> None:
+    assert (link.sent, link.received) == (0, 0)
+    link.send(Step(step=1))
+    link.send_frames([b"x"])
+    assert link.receive() is None
+    assert (link.sent, link.received) == (2, 0)
+    far.socket.send_multipart(encode(CancelRow(key=RequestKey(7))))
+    far.socket.send(b"\xc1")
+    link.wait(60.0)
+    assert link.receive() is not None
+    assert link._socket.poll(60_000)
+    with pytest.raises(LinkBrokenError, match=r"^the supervisor sent no message: the header is "):
+        link.receive()
+    assert (link.sent, link.received) == (2, 2)
+
+
+class RecordingPoller:
+    """Notes what is waited for."""
+
+    def __init__(self) -> None:
+        self.flags: list[int] = []
+        self.timeouts: list[int | None] = []
+
+    def register(self, socket: object, flags: int) -> None:
+        self.flags.append(flags)
+
+    def poll(self, timeout_ms: int | None) -> None:
+        self.timeouts.append(timeout_ms)
+
+    def __contains__(self, socket: object) -> bool:
+        return False
+
+
+def test_a_wait_is_never_shorter_than_it_should_be_and_never_negative(link: Link) -> None:
+    recorder = RecordingPoller()
+    link._poller = recorder  # type: ignore[assignment]
+    for timeout_s in (None, 0.5, 0.0, 0.0001, -1.0):
+        link.wait(timeout_s)
+    assert recorder.timeouts == [None, 501, 1, 1, 0]
+    link._outbox.append([b"x"])
+    link.wait(None)
+    link._outbox.clear()
+    assert recorder.flags == [zmq.POLLIN] * 5 + [zmq.POLLIN | zmq.POLLOUT]
+
+
+def test_a_dropped_link_is_silent_both_ways(far: Far, link: Link) -> None:
+    link.wait(0.0)
+    link.send(Step(step=1))
+    assert far.step_numbers(1) == [1]
+    link.drop()
+    assert link.receive() is None
+    link.send(Step(step=2))
+    assert not link.flush(), "nobody is there to take it"
+    link.wait(0.0)
+    assert not far.socket.poll(50)
+    link.drop()
+
+
+def test_the_sockets_of_a_link_are_closed_with_it(far: Far) -> None:
+    link = Link(far.endpoint)
+    link.close(0.0)
+    assert link._socket.closed
+    assert link._context.closed
+    assert (link._wake_receiver.fileno(), link._wake_sender.fileno()) == (-1, -1)
+    link.wake()  # nobody waits any more

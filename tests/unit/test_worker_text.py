@@ -7,8 +7,8 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.messages import Rejected
+from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt
 from mlxsup.worker.text import (
     LONG_BODY_BYTES,
@@ -246,3 +246,130 @@ def test_slow_preprocessing_is_logged_without_its_text_G4(caplog) -> None:
     assert "secret" not in caplog.text
     threads.close()
     join(threads)
+
+
+def test_what_was_not_known_of_a_refusal_is_said_G6(text: Text) -> None:
+    text.codec.raises = MemoryError("x")
+    text.submit(A, "abc")
+    text.codec.raises, (refused,) = KeyError("y" * 400), text.results(1)
+    assert isinstance(refused, Refused)
+    assert (refused.key, refused.error.message) == (
+        A,
+        "there is not enough memory to prepare the prompt",
+    )
+    text.submit(B, "abc")
+    (refused,) = text.results(1)
+    assert isinstance(refused, Refused)
+    said = "the prompt could not be prepared: KeyError: '" + "y" * 299
+    assert (refused.key, refused.error.message) == (B, said)
+
+
+@pytest.mark.parametrize(("took_s", "is_slow"), [(1.0, False), (1.001, True)])
+def test_above_a_second_is_slow_G4(caplog, took_s: float, is_slow: bool) -> None:
+    times = iter([10.0, 10.5, 11.0, 10.5 + took_s])
+    woken = threading.Event()
+    threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
+    threads.submit(A, encode_body(RequestBody(prompt="words")))
+    threads.start()
+    assert woken.wait(60)
+    (result,) = threads.take()
+    assert isinstance(result, Tokenised)
+    assert result.tokenize_s == 1.0, "from the submission on"
+    threads.close()
+    join(threads)
+    assert ("slow preprocessing" in caplog.text) is is_slow
+
+
+def test_a_refused_prompt_that_was_slow_has_no_tokens_G4(caplog) -> None:
+    times = iter([0.0, 0.0, 5.0])
+    codec, woken = ScriptedCodec(), threading.Event()
+    codec.raises = ValueError("x")
+    threads = TextThreads(codec, woken.set, clock=lambda: next(times))
+    threads.submit(A, encode_body(RequestBody(prompt="words")))
+    threads.start()
+    assert woken.wait(60)
+    threads.close()
+    join(threads)
+    assert "a prompt could not be prepared key=1 error=ValueError" in caplog.text
+    assert "slow preprocessing key=1 tokens=0 seconds=5.000" in caplog.text
+
+
+def test_a_resumed_request_is_not_encoded_again_F10(text: Text) -> None:
+    acceptance = Acceptance(
+        prompt_tokens=pack_tokens([5, 6]),
+        opening="<think>",
+        parameters={"max_tokens": 9, "stop": ["z"]},
+        seed=7,
+        fingerprint="f",
+    )
+    resume = Resume(acceptance=acceptance, delivered=b"")
+    text.threads.submit(A, b"unread", resume)
+    (result,) = text.results(1)
+    assert isinstance(result, Tokenised)
+    assert result.prompt == Prompt(tokens=[5, 6], opening="<think>")
+    assert result.body == RequestBody(prompt_tokens=[5, 6], max_tokens=9, stop=["z"], seed=7)
+    assert result.resume is resume
+    assert text.codec.seen == []
+
+
+def test_a_form_is_compiled_for_the_part_that_the_prompt_opened(text: Text) -> None:
+    asked = []
+
+    def grammar(body: RequestBody, opening: str) -> str:
+        asked.append((body.response_format, opening))
+        return "the grammar"
+
+    text.codec.grammar = grammar  # type: ignore[attr-defined]
+    form = {"type": "json_object"}
+    body = RequestBody(prompt="abc", response_format=form)
+    text.threads.submit(A, encode_body(body))
+    (result,) = text.results(1)
+    assert isinstance(result, Tokenised)
+    assert result.prompt == Prompt(tokens=[3], grammar="the grammar")  # type: ignore[arg-type]
+    assert asked == [(form, "")]
+    text.submit(B, "abc")
+    (result,) = text.results(1)
+    assert isinstance(result, Tokenised)
+    assert (result.prompt.grammar, result.body, len(asked)) == (None, RequestBody(prompt="abc"), 1)
+
+
+def test_a_body_of_16_kib_is_short_G7(text: Text) -> None:
+    assert LONG_BODY_BYTES == 16384
+    text.threads.submit(A, b"\xc1" * LONG_BODY_BYTES)
+    text.results(1)
+    assert text.codec.for_long is None
+    assert [lane._arrivals for lane in text.threads._lanes] == [1, 0]
+    text.threads.submit(B, b"\xc1" * (LONG_BODY_BYTES + 1))
+    text.results(1)
+    assert [lane._arrivals for lane in text.threads._lanes] == [1, 1]
+
+
+def test_threads_are_daemons_with_names_and_are_alive_together() -> None:
+    threads = TextThreads(ScriptedCodec(), lambda: None)
+    assert [(lane.thread.name, lane.thread.daemon) for lane in threads._lanes] == [
+        ("text", True),
+        ("long text", True),
+    ]
+    assert not threads.is_alive()
+    threads.start()
+    assert threads.is_alive()
+    threads._short.close()
+    threads._short.thread.join(60)
+    assert not threads.is_alive(), "one is not enough"
+    threads.close()
+    join(threads)
+
+
+def test_what_waits_when_the_threads_are_closed_is_not_begun() -> None:
+    codec, woken = ScriptedCodec(), threading.Semaphore(0)
+    threads = TextThreads(codec, woken.release)
+    codec.gate.clear()
+    threads.start()
+    threads.submit(A, encode_body(RequestBody(prompt="first")))
+    threads.submit(B, encode_body(RequestBody(prompt="second")))
+    eventually(lambda: codec.seen)
+    threads.close()
+    codec.gate.set()
+    join(threads)
+    assert codec.seen == ["first"]
+    assert [result.key for result in threads.take()] == [A]

@@ -1,0 +1,407 @@
+"""What a worker prints, logs, refuses to start with, and beats: word for word."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.messages import Heartbeat
+from mlxsup.protocol.states import WorkerPhase
+from mlxsup.worker import __main__ as worker_main
+from mlxsup.worker import bootstrap, parent_watch
+from mlxsup.worker.bootstrap import LaunchError, check_spec, prepare_process, read_launch_spec
+from mlxsup.worker.engine import EngineBytes
+from mlxsup.worker.heartbeat import Board, Books
+from mlxsup.worker.logs import LEVELS, LineFormatter, configure, line
+from mlxsup.worker.parent_watch import OrphanedError, check_parent, die_with_parent, watch_pipe
+
+SPEC = LaunchSpec(
+    model="m",  # type: ignore[arg-type]
+    generation=1,  # type: ignore[arg-type]
+    token="t",
+    endpoint="ipc:///tmp/x.sock",
+    supervisor_pid=1,
+    engine="fake",
+    path="/x",
+    max_concurrency=4,
+    step_timeout_s=30.0,
+    decode_stall_target_ms=250,
+)
+
+# ---------------------------------------------------------------- the log
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("mlxsup")
+    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
+    yield
+    root.handlers[:], level, our_level, logging.raiseExceptions = before
+    root.setLevel(level)
+    ours.setLevel(our_level)
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"),
+    [
+        ("debug", ["debug", "info", "warning", "error"]),
+        ("info", ["info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+@pytest.mark.usefixtures("restored_logging")
+def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: list[str]) -> None:
+    stream = io.StringIO()
+    configure(level, stream)
+    configure(level, stream)
+    assert not logging.raiseExceptions
+    for name in LEVELS:
+        logging.getLogger("mlxsup.worker.x").log(LEVELS[name], name)
+        logging.getLogger("other").log(LEVELS[name], "other %s", name)
+    words = [said.split(" ", 2)[2] for said in stream.getvalue().splitlines()]
+    assert [word for word in words if not word.startswith("other")] == heard
+    assert [word for word in words if word.startswith("other")] == ["other warning", "other error"]
+
+
+def test_the_time_of_a_line_is_utc_to_the_millisecond() -> None:
+    record = logging.makeLogRecord(
+        {"created": 1e9 + 0.0429, "msecs": 42.9, "levelname": "INFO", "msg": "said"}
+    )
+    assert LineFormatter().format(record) == "2001-09-09T01:46:40.042Z INFO said"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("word", "word"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ("a\tb", '"a\\tb"'),
+        ('say "x"', '"say \\"x\\""'),
+        ('"', '"\\""'),
+        ("a=b", '"a=b"'),
+        ("é x", '"é x"'),
+        (1.23456, "1.235"),
+        (3, "3"),
+        (None, "None"),
+    ],
+)
+def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
+    assert line("said", fact=value, n=1) == f"said fact={shown} n=1"
+    assert line("said") == "said"
+
+
+# ---------------------------------------------------------------- the launch spec
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "wrong", "right"),
+    [
+        ("model", "a name", ("", 3), ("m",)),
+        ("generation", "an integer from 1", (0, True, 1.0), (1,)),
+        ("token", "text", ("", None), ("t",)),
+        ("endpoint", "an ipc:// endpoint", ("ipc://", "tcp://x", 3), ("ipc://x",)),
+        ("supervisor_pid", "a process id", (0, "1"), (1,)),
+        ("engine", "mlx or fake", ("torch",), ("mlx", "fake")),
+        ("path", "a folder", (None,), ("",)),
+        ("max_concurrency", "an integer from 1", (0,), (1,)),
+        ("step_timeout_s", "a number above 0",
+         (0, -1.0, float("inf"), float("nan"), True, "1"), (1, 0.001, 1e300)),
+        ("decode_stall_target_ms", "a number above 0", (0,), (1, 0.5)),
+        ("context_length", "an integer from 0", (-1, None), (0, 1)),
+        ("deterministic", "true or false", (0, None), (True, False)),
+        ("memory_limit_bytes", "bytes or null", (-1, 0.5), (0, None)),
+        ("cache_limit_bytes", "bytes or null", (-1,), (0, None)),
+        ("wired_limit_bytes", "bytes or null", (-1,), (0, None)),
+        ("prefix_cache_bytes", "bytes or null", (-1,), (0, None)),
+        ("known_batching", "a map of text or null",
+         ([], "x", {"a": 1}, {"a": "x", "b": None}), (None, {}, {"a": "x"})),
+        ("sampling", "a map of parameters in their ranges",
+         (None, [], {"seed": 1}, {"top_p": 0}, {"top_p": 1.5, "top_k": 1}, {"top_k": 1, "x": 1}),
+         ({}, {"top_p": 1.0, "top_k": 0})),
+        ("log_level", "debug, info, warning, error", ("loud", None), tuple(LEVELS)),
+        ("fake", "a map", (None, []), ({}, {"x": 1})),
+    ],
+)  # fmt: skip
+def test_each_key_takes_what_it_says(
+    name: str, expected: str, wrong: tuple[Any, ...], right: tuple[Any, ...]
+) -> None:
+    for value in right:
+        check_spec(dataclasses.replace(SPEC, **{name: value}))
+    for value in wrong:
+        with pytest.raises(LaunchError) as caught:
+            check_spec(dataclasses.replace(SPEC, **{name: value}))
+        assert str(caught.value) == f"the launch spec is wrong: {name} takes {expected}"
+
+
+def test_a_socket_path_has_at_most_103_bytes() -> None:
+    check_spec(dataclasses.replace(SPEC, endpoint="ipc://" + "x" * 103))
+    with pytest.raises(LaunchError, match=r"^the launch spec is wrong: the socket path x+ has 104"):
+        check_spec(dataclasses.replace(SPEC, endpoint="ipc://" + "x" * 104))
+
+
+def test_an_input_that_cannot_be_read_says_why() -> None:
+    folder = os.open("/", os.O_RDONLY)
+    try:
+        with pytest.raises(LaunchError) as caught:
+            read_launch_spec(folder)
+    finally:
+        os.close(folder)
+    assert str(caught.value) == "standard input cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"", "there is no launch spec on standard input: workers are started by `mlxsup start`"),
+        (b"{", "the launch spec on standard input is wrong: a launch spec is one line of JSON of "
+               "at most 64 KiB"),
+        (dataclasses.replace(SPEC, token="").to_line(),
+         "the launch spec is wrong: token takes text"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_input_is_one_sentence(written: bytes, message: str) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, written)
+    os.close(writer)
+    try:
+        with pytest.raises(LaunchError) as caught:
+            read_launch_spec(reader)
+    finally:
+        os.close(reader)
+    assert str(caught.value) == message
+
+
+# ---------------------------------------------------------------- the process
+
+
+def test_a_worker_leaves_the_terminals_signals_and_prints_its_stacks_F5(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
+    monkeypatch.setattr(faulthandler, "enable", lambda **given: done.append(("enable", given)))
+    monkeypatch.setattr(
+        faulthandler, "register", lambda number, **given: done.append((number, given))
+    )
+    monkeypatch.setattr(sys, "setswitchinterval", done.append)
+    prepare_process()
+    everything = {"file": sys.stderr, "all_threads": True}
+    assert done == [
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGINT, signal.SIG_IGN),
+        ("enable", everything),
+        (signal.SIGUSR1, everything),
+        0.001,
+    ]
+    assert bootstrap.SWITCH_INTERVAL_S == 0.001
+
+
+def test_an_orphan_names_both_processes_E6() -> None:
+    with pytest.raises(OrphanedError) as caught:
+        check_parent(1 << 30)
+    assert str(caught.value) == f"the supervisor {1 << 30} is gone: the parent is {os.getppid()}"
+
+
+class Libc:
+    """A C library whose prctl gives this."""
+
+    def __init__(self, result: int) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.result = result
+
+    def prctl(self, *given: int) -> int:
+        self.calls.append(given)
+        return self.result
+
+
+@pytest.mark.parametrize(("platform", "calls"), [("linux", [(1, 9, 0, 0, 0)]), ("darwin", [])])
+def test_the_kernel_kills_a_worker_with_its_parent_where_it_can_E6(
+    monkeypatch: pytest.MonkeyPatch, platform: str, calls: list[tuple[int, ...]]
+) -> None:
+    libc = Libc(0)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: libc)
+    die_with_parent()
+    assert libc.calls == calls
+
+
+def test_a_kernel_that_refuses_is_an_error_E6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: Libc(-1))
+    monkeypatch.setattr(ctypes, "get_errno", lambda: 22)
+    with pytest.raises(OSError, match="PDEATHSIG") as caught:
+        die_with_parent()
+    assert caught.value.errno == 22
+
+
+def test_the_end_of_the_pipe_ends_the_process_E6(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        """In place of the end."""
+
+    threads, codes = [], []
+
+    class Thread:
+        def __init__(self, *, target: Any, name: str, daemon: bool) -> None:
+            threads.append((target, name, daemon))
+
+        def start(self) -> None:
+            pass
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise Ended
+
+    reader, writer = os.pipe()
+    monkeypatch.setattr(parent_watch.threading, "Thread", Thread)
+    watch_pipe(reader)
+    [(watch, name, is_daemon)] = threads
+    assert (name, is_daemon) == ("parent-watch", True)
+    monkeypatch.setattr(os, "_exit", end)
+    os.write(writer, b"x")
+    os.close(writer)
+    with pytest.raises(Ended):
+        watch()
+    assert codes == [1]
+    os.close(reader)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(("argument", "code"), [("-h", 0), ("--help", 0), ("x", 64)])
+def test_help_goes_to_the_output_and_what_is_wrong_to_the_errors(
+    capsys: pytest.CaptureFixture[str], argument: str, code: int
+) -> None:
+    assert worker_main.main([argument]) == code
+    out, err = capsys.readouterr()
+    assert (out, err)[code != 0] == worker_main.USAGE
+    assert (out, err)[code == 0] == ""
+    assert worker_main.USAGE.startswith("usage: python -P -m mlxsup.worker < launch-spec\n")
+
+
+class Started:
+    """A process whose parts are replaced, and what was done in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[Any] = []
+        self.is_terminal = False
+        self.spec: LaunchSpec | Exception = SPEC
+        self.parent: Exception | None = None
+        for name in ("prepare_process", "die_with_parent"):
+            monkeypatch.setattr(worker_main, name, lambda name=name: self.done.append(name))
+        monkeypatch.setattr(os, "isatty", lambda descriptor: self.is_terminal)
+        monkeypatch.setattr(worker_main, "read_launch_spec", self.read)
+        monkeypatch.setattr(worker_main, "check_parent", self.check)
+        monkeypatch.setattr(
+            worker_main, "watch_pipe", lambda descriptor: self.done.append(("watch", descriptor))
+        )
+        monkeypatch.setattr(
+            worker_main, "configure", lambda level, stream: self.done.append((level, stream))
+        )
+        monkeypatch.setattr(worker_main, "Life", self.live)
+
+    def read(self, descriptor: int) -> LaunchSpec:
+        self.done.append(("read", descriptor))
+        if isinstance(self.spec, Exception):
+            raise self.spec
+        return self.spec
+
+    def check(self, pid: int) -> None:
+        self.done.append(("parent", pid))
+        if self.parent is not None:
+            raise self.parent
+
+    def live(self, spec: LaunchSpec) -> Any:
+        self.done.append(("life", spec))
+        return type("Life", (), {"run": lambda life: 7})()
+
+
+BEFORE = ["prepare_process", "die_with_parent"]
+
+
+def test_a_worker_guards_itself_before_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    assert worker_main.main([]) == 7
+    assert started.done == [
+        *BEFORE,
+        ("read", 0),
+        ("parent", 1),
+        ("watch", 0),
+        ("info", sys.stderr),
+        ("life", SPEC),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message", "count"),
+    [
+        ({"is_terminal": True}, 64, "workers are not started by hand: use `mlxsup start`", 2),
+        ({"spec": LaunchError("no spec")}, 64, "no spec", 3),
+        ({"parent": OrphanedError("gone")}, 1, "gone", 4),
+    ],
+)
+def test_a_worker_that_must_not_live_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    code: int,
+    message: str,
+    count: int,
+) -> None:
+    started = Started(monkeypatch)
+    for name, value in changes.items():
+        setattr(started, name, value)
+    assert worker_main.main([]) == code
+    assert capsys.readouterr() == ("", f"mlxsup worker: {message}\n")
+    assert started.done == [*BEFORE, ("read", 0), ("parent", 1)][:count]
+
+
+def test_a_worker_leaves_without_a_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(sys.stdout, "flush", lambda: done.append("out"))
+    monkeypatch.setattr(sys.stderr, "flush", lambda: done.append("err"))
+    monkeypatch.setattr(os, "_exit", done.append)
+    worker_main.leave(5)
+    assert done == ["out", "err", 5]
+
+
+# ---------------------------------------------------------------- beats
+
+
+def test_a_beat_holds_all_that_was_published_F11() -> None:
+    now = [10.0]
+    board = Board(clock=lambda: now[0])
+    assert board.beat() == Heartbeat(step=0, phase=WorkerPhase.LOADING, phase_s=0.0)
+    board.publish(
+        WorkerPhase.PREFILL,
+        step=3,
+        predicted_s=0.5,
+        books=Books(requests=4, preparing=1, sent=8, received=9),
+        held=EngineBytes(active=5, cache=6, peak=7),
+        prefill_chunk=11,
+    )
+    now[0] = 12.5
+    whole = {
+        "requests": 4, "preparing": 1, "sent": 8, "received": 9, "active_bytes": 5,
+        "cache_bytes": 6, "peak_bytes": 7, "prefill_chunk": 11,
+    }  # fmt: skip
+    assert board.beat() == Heartbeat(
+        step=3, phase=WorkerPhase.PREFILL, phase_s=2.5, predicted_s=0.5, **whole
+    )
+    board.publish(WorkerPhase.ROWS, step=4)
+    now[0] = 12.0  # a clock that was set back
+    assert board.beat() == Heartbeat(step=4, phase=WorkerPhase.ROWS, phase_s=0.0, **whole)
+    board.publish(WorkerPhase.IDLE, step=4, books=Books(), held=EngineBytes(), prefill_chunk=0)
+    assert board.beat() == Heartbeat(step=4, phase=WorkerPhase.IDLE, phase_s=0.0)
