@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Event, Message, Ping, Reply, Subscribe
 from support.eventually import eventually
+from support.scripted_supervisor import Peer, ScriptedSupervisor
 
 A, B = RequestId("a"), RequestId("b")
 
@@ -208,6 +210,26 @@ def test_an_endpoint_that_cannot_be_connected_to_is_said_and_leaves_no_socket() 
     connection.close()
     connection.terminate()  # would wait for a socket that is open
     gc.collect()
+
+
+def test_an_answer_is_read_when_it_comes_and_not_only_when_silence_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxsup.client.session.SILENCE_LIMIT_S", 1e6)
+
+    def answer(peer: Peer, message: Message) -> None:
+        assert isinstance(message, Ping)
+        peer.send(Reply(id=message.id, value={"n": 1}))
+
+    async def ask(endpoint: str) -> dict[str, Any]:
+        async with AsyncClient(endpoint) as client, asyncio.timeout(60.0):
+            return await client.ping()
+
+    supervisor = ScriptedSupervisor(tmp_path / "s.sock", answer, is_alive_sent=False)
+    try:
+        assert asyncio.run(ask(supervisor.endpoint)) == {"n": 1}
+    finally:
+        supervisor.stop()
 
 
 class SeenLink:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlxsup.client.async_client import AsyncClient
+from mlxsup.client.client import Client
 from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import ConnectionLost, RequestError, internal
 from mlxsup.client.parameters import check_limit, check_model, encode_generate
@@ -193,3 +196,17 @@ def test_errors_read_as_sentences() -> None:
     error = internal("odd")
     assert (error.code, str(error), error.retryable) == ("internal", "odd", False)
     assert repr(error) == "RequestError(internal, 'odd', detail={})"
+
+
+def test_a_limit_of_a_stop_is_checked_by_both_clients_C7() -> None:
+    with Client("ipc:///x") as client, pytest.raises(RequestError) as caught:
+        client.stop(timeout_s=-1)
+    assert caught.value.detail["parameter"] == "timeout_s"
+
+    async def stop() -> None:
+        async with AsyncClient("ipc:///x") as client:
+            await client.stop(timeout_s=-1)
+
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(stop())
+    assert caught.value.detail["parameter"] == "timeout_s"
