@@ -14,7 +14,7 @@ from pathlib import Path
 from .operators import Mutation, mutations_of
 from .parts import Part, Project
 from .reach import Reach
-from .trial import KILLED, Limits, Outcome, Result, choose, diff_of, key_of, try_mutant
+from .trial import KILLED, Limits, Outcome, Result, choose, diff_of, key_of, mentioning, try_mutant
 
 SAVED_FIELDS = ("outcome", "test", "detail", "tests_run")
 
@@ -116,7 +116,8 @@ def run_part(
         if result is None:
             copy = idle.get()
             try:
-                result = try_mutant(copy, mutation, choose(reach, mutation), limits)
+                tests = choose(reach, mutation) or mentioning(copy, reach, mutation.path)
+                result = try_mutant(copy, mutation, tests, limits)
             finally:
                 idle.put(copy)
             kept.keep(key, result)

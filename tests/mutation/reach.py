@@ -44,22 +44,19 @@ class Reach:
     Attributes:
         tests: every fast test by id.
         lines: file and line -> ids of the tests that ran it.
-        files: file -> ids of the tests that ran any of its lines.
     """
 
     tests: dict[str, FastTest] = field(default_factory=dict)
     lines: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    files: dict[str, set[str]] = field(default_factory=dict)
 
     def tests_of(self, path: str, first: int, last: int, *, is_at_import: bool) -> list[FastTest]:
         """The tests that may notice a bug in these lines, quickest first.
 
-        What runs at import may be noticed by any test, first of all by those that run other lines
-        of the file: a default, a table or a word need not be run to be read.
+        What runs at import may be noticed by any test: a default, a table or a word need not be
+        run to be read.
         """
         if is_at_import:
-            near = self.files.get(path, set())
-            return sorted(self.tests.values(), key=lambda t: (t.id not in near, t.work_s, t.id))
+            return sorted(self.tests.values(), key=lambda test: (test.work_s, test.id))
         ids = set[str]().union(*(self.lines.get((path, n), ()) for n in range(first, last + 1)))
         return sorted((self.tests[i] for i in ids), key=lambda test: (test.work_s, test.id))
 
@@ -71,7 +68,6 @@ class Reach:
             self.tests[test_id] = FastTest(id=test_id, work_s=work_s)
         for test_id, files in reached.items():
             for path, lines in files.items():
-                self.files.setdefault(path, set()).add(test_id)
                 for line in lines:
                     self.lines.setdefault((path, line), set()).add(test_id)
 

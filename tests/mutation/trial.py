@@ -91,6 +91,13 @@ def choose(reach: Reach, mutation: Mutation, most_work_s: float = MOST_WORK_S) -
     return chosen
 
 
+def mentioning(project: Project, reach: Reach, path: str) -> list[FastTest]:
+    """Tests of files that name the module: a child that is killed says of no line that it ran."""
+    module = project.module_of(path)
+    tests = [t for t in reach.tests.values() if module in (project.root / t.file).read_text()]
+    return sorted(tests, key=lambda test: (test.work_s, test.id))
+
+
 def try_mutant(copy: Project, mutation: Mutation, tests: list[FastTest], limits: Limits) -> Result:
     """Plant a bug in the copy, run tests on it, and take it out again."""
     if not tests:
