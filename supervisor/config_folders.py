@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def split_model(given: str) -> tuple[str, Path]:
     name, equals, folder = given.partition("=")
     if not equals or not MODEL_NAME.fullmatch(name):
         name, folder = "", given
-    path = Path(folder).expanduser().absolute()
+    path = Path(os.path.expanduser(folder)).absolute()
     return name or path.resolve().name, path
 
 

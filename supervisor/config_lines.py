@@ -71,7 +71,7 @@ class LineIndex:
         while position < len(text):
             if self._open_quotes:
                 end = _closing(text, position, self._open_quotes)
-                if end < 0:
+                if end is None:
                     break
                 self._open_quotes = ""
                 position = end
@@ -90,8 +90,8 @@ class LineIndex:
             self._open_quotes = ""
 
 
-def _closing(text: str, position: int, quotes: str) -> int:
-    """The position behind the closing quotes, or -1."""
+def _closing(text: str, position: int, quotes: str) -> int | None:
+    """The position behind the closing quotes; None if they are not in the text."""
     while position < len(text):
         if text[position] == "\\" and quotes[0] == '"':
             position += 2
@@ -99,7 +99,7 @@ def _closing(text: str, position: int, quotes: str) -> int:
             return position + len(quotes)
         else:
             position += 1
-    return -1
+    return None
 
 
 def _split_key(text: str) -> tuple[Path, str]:
