@@ -42,5 +42,5 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON but for DEL."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    """A basic string of TOML, whose escapes are those of JSON; only ASCII is left as it is."""
+    return json.dumps(text)

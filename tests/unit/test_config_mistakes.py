@@ -22,6 +22,7 @@ MODEL_KEYS = (
 TABLES = [
     ("[models.m]\n", 1, "models.m.path is missing; it takes a folder"),
     ("", 1, "names no model: add a table [models.NAME] with a path"),
+    ("\n[models]\n", 2, "names no model: add a table [models.NAME] with a path"),
     ("models = 3\n", 1, "models takes a table for each model, not 3"),
     ("[models]\nm = 3\n", 2, "models.m takes a table, not 3"),
     (f"supervisor = 3\n{M}", 1, "supervisor takes a table, not 3"),
@@ -192,6 +193,11 @@ VALUES = [
         "defaults.restart.max_restarts takes an integer from 0, not -1",
     ),
     (
+        f"{M}[models.m.restart]\nwindow_s = 9\nbackoff_max_s = 0.5\n",
+        5,
+        "models.m.restart.backoff_max_s takes at least backoff_initial_s (1), not 0.5",
+    ),
+    (
         f"{M}restart = {{ backoff_max_s = 0.5 }}\n",
         3,
         "models.m.restart.backoff_max_s takes at least backoff_initial_s (1), not 0.5",
@@ -333,3 +339,12 @@ def test_a_file_that_cannot_be_read_names_itself_and_the_reason(tmp_path: Path) 
         f"{path}: is not UTF-8 text (byte 6)",
         f"{path}: is nested too deeply to be a configuration",
     ]
+
+
+def test_problems_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mlxsup.toml"
+    path.write_text("[models.m]\n[defaults]\npreload = 1\n[supervisor]\nmax_queue = 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    lines = [problem.removeprefix(f"{path}:").split(":")[0] for problem in caught.value.problems]
+    assert lines == ["3", "5"]

@@ -144,6 +144,8 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
     assert {path: index.find(tuple(path.split())) for path in places} == places
     assert index.find(("one", 'h\\"i')) == 8
     assert index.find(()) == 1
+    deep = LineIndex("\n[x.y.z]\na.b = 1\n")
+    assert [deep.find(path) for path in (("x",), ("x", "y"), ("x", "y", "z", "a"))] == [2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,7 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
         '"[" # [',
         "'{'",
         '""',
+        '"\\\\" # [',
     ],
 )
 def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(value: str) -> None:
@@ -175,7 +178,8 @@ def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(value: str) 
 def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(tmp_path: Path) -> None:
     odd = tmp_path / 'q"\\\t\x7fé'
     config, text = config_of_folders({"a": tmp_path, "b.c": odd})
-    escaped = json.dumps(str(odd)).replace("\x7f", "\\u007f")
+    escaped = json.dumps(str(odd))
+    assert escaped.endswith('/q\\"\\\\\\t\\u007f\\u00e9"')
     assert text == (f'[models.a]\npath = "{tmp_path}"\n\n[models."b.c"]\npath = {escaped}\n')
     assert [(model.name, model.launch.path) for model in config.models] == [
         ("a", str(tmp_path)),
