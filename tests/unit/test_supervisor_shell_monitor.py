@@ -177,8 +177,11 @@ def test_its_thread_ends_with_it_and_nobody_waits_for_one_that_measures(
 
     monkeypatch.setattr(monitor_module, "measure_footprints", measure)
 
+    kept: list[Sampler] = []
+
     async def main() -> None:
         sampler = Sampler(lambda error: None)
+        kept.append(sampler)  # else its thread ends with it
         task = asyncio.create_task(sampler.measure([]))
         await asyncio.to_thread(began.wait, 60.0)
         sampler.close()
