@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +99,8 @@ def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Pat
     """
     values = _parse_toml(text, path)
     check = _Check(path=path, lines=LineIndex(text), values=values)
+    check.integers()
+    check.raise_if_wrong()
     table = check.tables()
     effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
     for name, entry in effective.items():
@@ -134,6 +137,8 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         what = _SYNTAX_PLACE.sub("", message)
         column = f", column {place.group(2)}" if place and place.group(2) else ""
         raise ConfigError([f"{path}:{line}: is not TOML: {what}{column}"]) from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise ConfigError([f"{path}: holds an integer of more than 64 bits"]) from None
 
 
 class _Check:
@@ -150,6 +155,11 @@ class _Check:
         self._lines = lines
         self._values = values
         self._problems: list[tuple[int, str]] = []
+
+    def integers(self) -> None:
+        """Checks that all integers are as short as TOML promises to take them."""
+        for where in _long_integers(self._values):
+            self._add(where, f"{'.'.join(where)} takes no integer of more than 64 bits")
 
     def tables(self) -> FileTable:
         """The checked tables, without what is wrong; `raise_if_wrong` must follow."""
@@ -258,8 +268,9 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
 def _expected(where: tuple[str, ...]) -> str:
     if len(where) == 2 and where[0] == "models":
         return "a table"
-    field = _table_at(where).model_fields.get(where[-1])
-    return field.description if field and field.description else "a table"
+    description = _table_at(where).model_fields[where[-1]].description
+    assert description is not None
+    return description
 
 
 def _suggestion(where: tuple[str, ...]) -> str:
@@ -290,6 +301,18 @@ def _shown(value: object) -> str:
     return str(value)[:60]
 
 
+def _long_integers(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The places of integers that 64 bits do not hold."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _long_integers(inner, (*where, key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _long_integers(inner, where)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield where
+
+
 def _is_plain(value: object) -> bool:
     """Whether JSON can carry it, as the launch contract does: TOML has dates too."""
     if isinstance(value, dict):
@@ -311,7 +334,8 @@ def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
 
 def _absolute(path: str, folder: Path) -> Path:
     # `..` is taken out without following links: the path is shown to people as they wrote it.
-    return Path(os.path.normpath(folder / Path(path).expanduser()))
+    # `~name` of a user that does not exist stays as it is, as in a shell.
+    return Path(os.path.normpath(folder / os.path.expanduser(path)))
 
 
 def _core_settings(table: SupervisorTable) -> CoreSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def split_model(given: str) -> tuple[str, Path]:
     name, equals, folder = given.partition("=")
     if not equals or not MODEL_NAME.fullmatch(name):
         name, folder = "", given
-    path = Path(folder).expanduser().absolute()
+    path = Path(os.path.expanduser(folder)).absolute()
     return name or path.resolve().name, path
 
 
@@ -41,5 +42,5 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON but for DEL."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    """A basic string of TOML, whose escapes are those of JSON; only ASCII is left as it is."""
+    return json.dumps(text)

@@ -10,6 +10,9 @@ _TABLE = re.compile(r"^\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
 _KEY_PART = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
 _INLINE_KEY = re.compile(r"""[{,]\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.-]+)(?:\s*\.[^={,]*)?)\s*=""")
 
+_QUOTES = ('"', "'")
+_DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
+
 
 class LineIndex:
     """The line of each table and key of a file that `tomllib` has accepted.
@@ -61,7 +64,7 @@ class LineIndex:
         self._pass_over(value)
 
     def _note(self, path: Path, number: int) -> None:
-        for length in range(1, len(path) + 1):
+        for length in range(1, len(path)):
             self._lines.setdefault(path[:length], number)
         self._lines[path] = number
 
@@ -71,7 +74,7 @@ class LineIndex:
         while position < len(text):
             if self._open_quotes:
                 end = _closing(text, position, self._open_quotes)
-                if end < 0:
+                if end is None:
                     break
                 self._open_quotes = ""
                 position = end
@@ -79,19 +82,17 @@ class LineIndex:
             character = text[position]
             if character == "#":
                 break
-            if character in "\"'":
+            if character in _QUOTES:
                 triple = character * 3
                 self._open_quotes = triple if text.startswith(triple, position) else character
                 position += len(self._open_quotes)
                 continue
-            self._depth += (character in "[{") - (character in "]}")
+            self._depth += _DEEPER.get(character, 0)
             position += 1
-        if len(self._open_quotes) == 1:  # only three quotes may span lines
-            self._open_quotes = ""
 
 
-def _closing(text: str, position: int, quotes: str) -> int:
-    """The position behind the closing quotes, or -1."""
+def _closing(text: str, position: int, quotes: str) -> int | None:
+    """The position behind the closing quotes; None if they are not in the text."""
     while position < len(text):
         if text[position] == "\\" and quotes[0] == '"':
             position += 2
@@ -99,7 +100,7 @@ def _closing(text: str, position: int, quotes: str) -> int:
             return position + len(quotes)
         else:
             position += 1
-    return -1
+    return None
 
 
 def _split_key(text: str) -> tuple[Path, str]:

@@ -45,8 +45,8 @@ def parse_size(value: object) -> int:
     """
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
-        if match:
-            return int(float(match.group(1)) * _BYTES[match.group(2)])
+        if match and (size_bytes := float(match.group(1)) * _BYTES[match.group(2)]) < 2**63:
+            return int(size_bytes)
     elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ValueError(SIZE_EXPECTED)

@@ -66,7 +66,7 @@ class Doors:
         # Bounded by `max_connections` + MAX_REFUSED.
         self._places: dict[int, _Place] = {}
         self._refused: dict[int, _Place] = {}
-        self._of_process: Counter[int] = Counter()
+        self._of_process: Counter[int | None] = Counter()  # never holds None
 
     @property
     def admitted(self) -> int:
@@ -114,7 +114,7 @@ class Doors:
         return overdue
 
     def _refusal(self, process: int | None) -> str:
-        count = 0 if process is None else self._of_process[process]
+        count = self._of_process[process]
         if count >= MAX_OF_ONE_PROCESS:
             return f"process {process} has {MAX_OF_ONE_PROCESS} connections, and may have no more"
         is_first = process is not None and not count

@@ -31,6 +31,7 @@ from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime as runtime_module
 from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sweep as sweep_module
+from mlxsup.supervisor.clients import Clients
 from mlxsup.supervisor.config import load_config
 from mlxsup.supervisor.core import life as life_module
 from mlxsup.supervisor.core.actions import LogFault
@@ -293,6 +294,33 @@ def test_a_bug_ends_the_daemon_in_order_and_leaves_no_process(
     assert log.count("story of a:") == 1
     assert "INFO daemon ended code=70" in log
     assert capfd.readouterr().err.count("internal error, the daemon ends; see mlxsup.log") == 1
+
+
+@pytest.mark.parametrize(("is_broken", "limit_s"), [(False, 2.0), (True, 0.0)])
+def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
+    is_broken: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[str, float]] = []
+    finish, close = Clients.finish, Clients.close
+
+    async def finish_noted(self: Clients, limit_s: float) -> None:
+        given.append(("finish", limit_s))
+        await finish(self, limit_s)
+
+    def close_noted(self: Clients, linger_s: float) -> None:
+        given.append(("close", linger_s))
+        close(self, linger_s)
+
+    monkeypatch.setattr(Clients, "finish", finish_noted)
+    monkeypatch.setattr(Clients, "close", close_noted)
+    if is_broken:
+        monkeypatch.setattr(Core, "handle", lambda core, event: [object()])
+
+    async def body(stage: Stage) -> None:
+        assert given == []
+
+    assert play(body) == (70 if is_broken else 0)
+    assert given == [("finish", limit_s), ("close", limit_s)]
 
 
 def test_an_event_without_a_rule_is_logged_with_its_story_and_ends_nothing(

@@ -99,6 +99,18 @@ def test_it_leads_a_group_of_its_own_in_the_same_session() -> None:
     run_with(code, body)
 
 
+def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end() -> None:
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        assert not os.get_blocking(process._output)
+        process._read()  # nothing is there: it returns at once
+        process.signal(signal.SIGKILL)
+        await process.output_ended.wait()
+        assert asyncio.get_running_loop().remove_reader(process._output) is False
+        assert await process.exited == -signal.SIGKILL
+
+    run_with("import time; time.sleep(600)", body)
+
+
 def test_a_flood_of_output_is_drained_to_its_end() -> None:
     code = "import sys; sys.stdout.write('x' * 5_000_000)"
 
@@ -352,6 +364,9 @@ def test_a_command_that_is_not_there_raises() -> None:
 
 def test_return_codes_are_told_apart() -> None:
     assert describe_exit(65) == (65, None, "")
+    assert describe_exit(0) == (0, None, "")
+    assert describe_exit(-1) == (None, 1, "SIGHUP")
+    assert describe_exit(-99) == (None, 99, "signal 99")
     assert describe_exit(-9) == (None, 9, "SIGKILL")
     assert describe_exit(-64) == (None, 64, describe_exit(-64)[2])
 

@@ -86,3 +86,29 @@ def test_connections_leave_files_for_models_and_for_storms_P24() -> None:
     assert connections_within(4096, 24) == MAX_CONNECTIONS
     assert connections_within(files_needed(24), 24) == MIN_CONNECTIONS
     assert files_needed(1) == 2100 + 16 + 128
+
+
+def test_the_limits_are_those_that_operators_are_told_P24() -> None:
+    limits = (MAX_CONNECTIONS, MAX_OF_ONE_PROCESS, KEPT_FOR_NEWCOMERS, MIN_CONNECTIONS)
+    assert (*limits, MAX_REFUSED, REFUSAL_S) == (1024, 128, 64, 128, 64, 2.0)
+
+
+def test_who_is_refused_is_told_why_and_one_that_is_in_is_not_P24() -> None:
+    doors = Doors(KEPT_FOR_NEWCOMERS + 1)
+    assert doors.come(1, None, 0.0) is ADMITTED
+    assert doors.come(2, None, 0.0) is REFUSED
+    assert doors.come(3, 9, 0.0) is ADMITTED
+    assert doors.come(4, 9, 0.0) is REFUSED
+    said = "the daemon has {} connections, and takes no more of this kind"
+    refusals = [doors.refusal(descriptor) for descriptor in (1, 2, 3, 4, 5)]
+    assert refusals == ["", said.format(1), "", said.format(2), ""]
+    assert [doors.knows(descriptor) for descriptor in range(6)] == [False, *[True] * 4, False]
+    assert doors.admitted == 2
+    doors = Doors(MAX_CONNECTIONS)
+    verdicts(doors, range(MAX_OF_ONE_PROCESS), 7)
+    assert doors.come(1000, 7, 5.0) is REFUSED
+    assert doors.refusal(1000) == "process 7 has 128 connections, and may have no more"
+    assert doors.take_overdue(6.99) == []
+    assert doors.come(1000, 8, 6.0) is ADMITTED
+    assert doors.refusal(1000) == ""
+    assert doors.take_overdue(9.0) == []

@@ -42,3 +42,15 @@ def test_the_delay_until_a_time_is_real_and_never_negative() -> None:
     now = clock.now()
     assert clock.delay_until(now + 5.0) == 5.0
     assert clock.delay_until(now - 5.0) == 0.0
+
+
+def test_a_second_is_late_and_more_is_a_pause_of_all_but_half_a_second_P7() -> None:
+    monotonic = Monotonic()
+    clock = Clock(monotonic)
+    assert clock.now() == 100.0
+    said = []
+    for gap_s in (1.0, 1.25, 10.0, 0.0, 1.0):
+        monotonic.value += gap_s
+        said.append(clock.now())
+    assert said == [101.0, 101.5, 102.0, 102.0, 103.0]
+    assert [clock.delay_until(when) for when in (102.0, 103.0, 103.25)] == [0.0, 0.0, 0.25]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import psutil
@@ -142,8 +143,6 @@ def test_what_cannot_be_measured_is_reported_once_a_minute(
 
 
 def test_measuring_happens_on_one_thread_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     threads: set[str] = set()
 
     def measure(pids: list[int]) -> dict[int, int]:
@@ -161,3 +160,34 @@ def test_measuring_happens_on_one_thread_beside_the_loop(monkeypatch: pytest.Mon
     asyncio.run(main())
     assert threads == {"mlxsup-monitor_0"}
     assert machine_bytes() == psutil.virtual_memory().total
+
+
+def test_its_thread_ends_with_it_and_nobody_waits_for_one_that_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def measure(pids: list[int]) -> dict[int, int]:
+        began.set()
+        assert go.wait(60.0)
+        return {}
+
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name.startswith("mlxsup-monitor")]
+
+    monkeypatch.setattr(monitor_module, "measure_footprints", measure)
+
+    kept: list[Sampler] = []
+
+    async def main() -> None:
+        sampler = Sampler(lambda error: None)
+        kept.append(sampler)  # else its thread ends with it
+        task = asyncio.create_task(sampler.measure([]))
+        await asyncio.to_thread(began.wait, 60.0)
+        sampler.close()
+        assert not go.is_set()
+        go.set()
+        await task
+
+    asyncio.run(main())
+    eventually(lambda: threads() == [])
