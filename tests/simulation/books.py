@@ -146,10 +146,10 @@ class Book:
         crashes: times of those that count, the latest last.
         in_a_row: crashes since it was last stable.
         retry: the earliest and the latest time of the next start; None: as soon as it is its turn.
+        retry_at: when the supervisor has said, after a crash, that the model will return; None once
+            that time has come: it then waits for its turn.
         is_after_crash: the next start follows a crash.
         is_restarting: a restart was asked for, and it has not been READY since.
-        is_vague: commands crossed in ways that the oracle does not follow: only what holds in
-            any case is checked until its process is gone.
     """
 
     entry: ModelSettings
@@ -162,13 +162,13 @@ class Book:
     crashes: deque[float] = field(default_factory=deque)
     in_a_row: int = 0
     retry: tuple[float, float] | None = None
+    retry_at: float | None = None
     is_after_crash: bool = False
     is_restarting: bool = False
     last_load_error: str = ""
     batching: dict[str, str] | None = None
     suspicion: Suspicion = field(default_factory=Suspicion)
     busy_at: float = 0.0
-    is_vague: bool = False
 
     @property
     def name(self) -> ModelName:
@@ -187,6 +187,11 @@ class Book:
         """How many requests may be given at once."""
         rows = (self.life.launch if self.life else self.entry.launch).max_concurrency
         return rows if self.suspicion.rows is None else min(rows, self.suspicion.rows)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing happens until somebody asks, or until a back-off is over."""
+        return bool(self.failed) or self.retry_at is not None
 
     @property
     def in_order(self) -> list[Ask]:

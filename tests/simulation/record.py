@@ -82,10 +82,6 @@ class Record:
 
     # ------------------------------------------------------------ what others ask
 
-    def open_asks(self) -> list[Ask]:
-        """Requests that are owed an end."""
-        return list(self.open)
-
     def is_sent(self, ask: Ask) -> None:
         """A client has sent a request."""
         self.asks[ask.connection, ask.id] = ask
@@ -169,7 +165,7 @@ class Record:
             is_of_restart=book.is_restarting,
             progress_at=self.now,
         )
-        book.retry, book.drain_until, book.is_vague = None, None, False
+        book.retry, book.retry_at, book.drain_until = None, None, None
 
     def check_ends(self) -> None:
         """Everything is over."""
