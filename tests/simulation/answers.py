@@ -7,7 +7,7 @@ is lost or changed on the way shows in the answer.
 from __future__ import annotations
 
 from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.messages import Acceptance
+from mlxsup.protocol.messages import Acceptance, Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason
 
 from .plan import Prompt
@@ -55,6 +55,13 @@ def shown(acceptance: Acceptance, count: int, *, is_end: bool = False) -> str:
 def _base(acceptance: Acceptance) -> int:
     warmth = int(acceptance.parameters["temperature"] * 2)
     return number_of(acceptance) * 7919 + acceptance.seed * 31 + warmth * 101
+
+
+def logprobs(acceptance: Acceptance, tokens: list[int]) -> list[Logprobs] | None:
+    """How likely these tokens were, where the prompt asked to be told."""
+    if number_of(acceptance) % 5:
+        return None
+    return [Logprobs(chosen=TokenLogprob(token=one, logprob=-one / TOKENS)) for one in tokens]
 
 
 def channel(acceptance: Acceptance, index: int) -> Channel:

@@ -73,6 +73,7 @@ class Life:
     given: dict[RequestKey, Ask] = field(default_factory=dict)
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0
+    reported: int = 0
     announced: str = ""
     progress_at: float = 0.0
     progress: tuple[str, float] = ("", 0.0)
@@ -122,9 +123,11 @@ class Life:
         return Says.ACCUSES if is_own else Says.NOTHING
 
     def is_over_memory(self, machine_bytes: int) -> bool:
-        """Whether its last measure was over its limit, or over a share of the machine."""
-        limit = self.launch.memory_limit_bytes or machine_bytes * MACHINE_SHARE
-        return 0 < limit < self.footprint
+        """Whether its last measure or beat was over its limit, or, if it has none of its own, its
+        last measure over a share of the machine."""
+        if self.launch.memory_limit_bytes:
+            return self.launch.memory_limit_bytes < max(self.footprint, self.reported)
+        return 0 < machine_bytes * MACHINE_SHARE < self.footprint
 
     def was_told(self, what: str | WorkerSignal) -> float | None:
         """When it was first told so."""

@@ -100,7 +100,8 @@ def _delta(record: Record, ask: Ask, delta: ClientDelta) -> None:
     check("delta from nowhere", bool(pairs), ask)
     record.deltas.remove(pairs[0])
     row = pairs[0][1]
-    check("delta changed", (delta.text, delta.tokens) == (row.text, row.tokens), ask)
+    said = delta.text, delta.tokens, delta.logprobs
+    check("delta changed", said == (row.text, row.tokens, row.logprobs), ask)
     ask.sent += delta.tokens
 
 

@@ -15,6 +15,7 @@ from mlxsup.protocol.messages import (
     Cancel,
     Dying,
     Generate,
+    Heartbeat,
     Hello,
     LoadProgress,
     Ready,
@@ -309,6 +310,8 @@ class Record:
                     }
             case Dying(message=words):
                 life.announced = words
+            case Heartbeat():
+                life.reported = message.active_bytes + message.cache_bytes
 
     def _progresses(self, life: Life, progress: tuple[str, float]) -> None:
         if progress != life.progress:

@@ -93,6 +93,7 @@ class World:
         self._tick_at: float | None = None
         self._rest_s = 0.0
         self._samples: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         self.core = Core(
             self.plan.settings,
             self.plan.models,
@@ -248,10 +249,14 @@ class World:
         self.gone(worker)
         self.handle(replace(exited, now=self.time.now))
 
-    def measure(self, worker: PlayedWorker, *, is_over: bool) -> None:
-        """The monitor measures a process that nears its limit, or is over it, and all others."""
+    def measure(self, worker: PlayedWorker, fault: str) -> None:
+        """A process nears its limit, or is over it: its next beat says so, or the monitor does,
+        which measures all others too."""
         limit = self.record.memory_limit(worker.model)
-        self._samples[worker.pid] = limit + 1 if is_over else limit
+        if fault == "oom_beat":
+            self._reported[worker.pid] = limit + 1
+            return
+        self._samples[worker.pid] = limit + (fault == "oom_kill")
         self.handle(
             Sampled(
                 now=self.time.now,
@@ -262,7 +267,7 @@ class World:
 
     def reported_bytes(self, worker: PlayedWorker) -> int:
         """What a worker's beats say that it holds."""
-        return 10
+        return self._reported.get(worker.pid, 10)
 
     def link(self, name: str) -> Link:
         """A new link with the delays of the plan."""
