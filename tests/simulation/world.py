@@ -114,7 +114,7 @@ class World:
             self.time.advance()
         self.is_healing = True
         if not self.has_finished:
-            self._until(lambda: not self.record.open and not self.people.awaited(), "heals")
+            self._until(self._has_healed, "heals")
             if not self.record.is_shutting_down:
                 self.people.say_goodbye()
         self._until(lambda: self.has_finished, "ends")
@@ -122,6 +122,10 @@ class World:
             self.time.advance()
         self.people.check_ends()
         self.record.check_ends()
+
+    def _has_healed(self) -> bool:
+        is_served = not self.record.open and not self.people.awaited()
+        return is_served or self.has_finished  # what arrives later is not heard
 
     def rest(self, seconds: float) -> None:
         """The end is expected later by so much."""
