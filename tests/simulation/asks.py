@@ -91,15 +91,6 @@ class Ask:
         return self.place is Place.LINE and self.acceptance is None
 
     @property
-    def is_limited(self) -> bool:
-        """Whether any limit of its own or of the settings counts for it."""
-        return (
-            self.until is not None
-            or self.queue_until is not None
-            or self.first_token_until is not None
-        )
-
-    @property
     def tokens(self) -> int:
         """Sent to its client."""
         return len(self.sent) // 4

@@ -72,6 +72,7 @@ class Record:
         self.books: dict[ModelName, Book] = {e.name: Book(entry=e) for e in plan.models}
         self.asks: dict[tuple[bytes, str], Ask] = {}
         self.open: dict[Ask, None] = {}
+        self.limited: dict[Ask, None] = {}
         self.must: Ends = {}
         self.deltas: list[tuple[Ask, RowDelta]] = []
         self.is_twin = self.is_shutting_down = False
@@ -241,6 +242,7 @@ class Record:
             book.life.tokens_at_end[ask.key] = ask.tokens
         ask.place, ask.ended_at = Place.ENDED, self.now
         self.open.pop(ask, None)
+        self.limited.pop(ask, None)
 
     # ------------------------------------------------------------ processes
 

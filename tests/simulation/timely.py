@@ -42,8 +42,8 @@ LOAD_STALL_S = 6.0
 def tick(record: Record) -> None:
     """The time has come for whatever was due."""
     now = record.now + EPSILON_S
-    for ask in record.open:
-        codes = ask.is_limited and _due(ask, now)
+    for ask in record.limited:
+        codes = _due(ask, now)
         if codes:
             record.must.setdefault(ask, set()).update(codes)
     for book in list(record.books.values()):
@@ -77,8 +77,8 @@ def _due(ask: Ask, now: float) -> set[str]:
 
 def look(record: Record) -> None:
     """What should have happened by now has."""
-    for ask in record.open:
-        late = ask.is_limited and _due(ask, record.now - SLACK_S)
+    for ask in record.limited:
+        late = _due(ask, record.now - SLACK_S)
         if late:
             raise Violation("limit passed", f"{ask}: {late}")
     for book in record.books.values():
@@ -124,10 +124,10 @@ def _works(record: Record, book: Book, life: Life) -> None:
     """Whoever waits runs if there is room; who has nothing to do is unloaded."""
     if not book.serves or life.unlinked_at is not None:
         return
-    if book.line and not book.suspicion.turns_are_taken:
-        check("room left", len(life.given) >= book.rows, f"{book.name}: {book.line[0]}")
     if book.line and book.suspicion.turns_are_taken:
-        check("turn missed", bool(life.given), f"{book.name}: {book.line[0]}")
+        check("turn missed", bool(life.given), book.line[0])
+    elif book.line:
+        check("room left", len(life.given) >= book.rows, book.line[0])
     idle_s = book.entry.idle_unload_s
     if idle_s and not book.line and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)

@@ -226,7 +226,7 @@ class PlayedWorker:
             self._world.struck("poison")
             self.exit(signal=self._dice.choice(ACCUSING))
             return
-        if self.batch.rows and self._fails():
+        if self.batch.rows and not self._world.is_healing and self._fails():
             return
         self.batch.prepare()
         if any(row.acceptance for row in self.batch.rows.values()):
