@@ -252,6 +252,7 @@ def _spawn(record: Record, spawn: Spawn) -> None:
     if book.retry is not None:
         earliest, _ = book.retry
         check("back-off too short", record.now >= earliest - EPSILON_S, f"{spawn.model}")
+        check("earlier than announced", book.retry_at is None, f"{spawn.model}: {book.retry_at}")
         record.count("back-off")
     loading = [
         other.life

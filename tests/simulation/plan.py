@@ -67,10 +67,10 @@ LOADING = {
     "load_stalls": 0.02,
     "spawn_fails": 0.05,
     "bad_model": 0.01,
-    "other_version": 0.006,
+    "other_version": 0.02,
     "load_stops": 0.01,
 }
-STUCK = {"unkillable": 0.25}
+STUCK = {"unkillable": 0.4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
