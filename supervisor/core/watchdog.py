@@ -67,6 +67,7 @@ class Watch:
 
     Attributes:
         heard_at: when it was last heard of; its start, before.
+        beat_at: when its latest beat came; its start, before.
         heard, told: how many messages it has sent, beats aside, and was sent.
         moved_at: when the latest of those was.
         unlinked_at: when its connection ended.
@@ -83,6 +84,7 @@ class Watch:
     """
 
     heard_at: float
+    beat_at: float
     heard: int = 0
     told: int = 0
     moved_at: float
@@ -102,7 +104,7 @@ class Watch:
     @classmethod
     def over(cls, now: float) -> Watch:
         """Of a process that has just been started."""
-        return cls(heard_at=now, progress_at=now, moved_at=now)
+        return cls(heard_at=now, beat_at=now, progress_at=now, moved_at=now)
 
     # ------------------------------------------------------------ signs
 
@@ -144,6 +146,7 @@ class Watch:
         is_same_moment = (message.sent, message.received) == (self.heard, self.told)
         self.lost = max(0, given - message.requests) if is_same_moment else 0
         self.is_preparing = message.preparing > 0
+        self.beat_at = now
         self._is_alive(now)
 
     def unlinked(self, now: float) -> None:
@@ -218,7 +221,7 @@ class Watch:
         if self.unlinked_at is not None:
             return Alarm.BROKEN if now >= self.unlinked_at + UNLINKED_S else Alarm.NONE
         if step_timeout_s is not None:
-            if given and (self.lost or self._waits_in_vain(now, step_timeout_s)):
+            if given and (self.lost or self._waits_in_vain(step_timeout_s)):
                 return Alarm.BROKEN
             stuck_at = self.stuck_at(step_timeout_s)
             is_stuck = stuck_at is not None and now >= stuck_at
@@ -233,11 +236,12 @@ class Watch:
                 return self._look(now)
         return self._look(now) if is_silent else Alarm.NONE
 
-    def _waits_in_vain(self, now: float, step_timeout_s: float) -> bool:
+    def _waits_in_vain(self, step_timeout_s: float) -> bool:
+        """Whether its latest beat has said so: an earlier one tells nothing of what began since."""
         limit_s = step_timeout_s
         if self.is_preparing:  # the worker itself ends a preparation that takes longer
             limit_s += TEXT_LIMIT_STEPS * step_timeout_s
-        return now < self.heard_at + SILENCE_S and self.idle_for_s(now) >= limit_s
+        return self.idle_for_s(self.beat_at) >= limit_s
 
     def describe(self, now: float) -> str:
         """One phrase that says what the matter is."""

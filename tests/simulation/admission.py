@@ -70,6 +70,8 @@ def set_limits(record: Record, ask: Ask) -> None:
     ask.queue_until = _until(now, ask.queue_s, settings.queue_timeout_s)
     ask.first_token_until = _until(now, ask.first_token_s, settings.first_token_timeout_s)
     ask.until = _until(now, ask.total_s, 0.0)
+    if (ask.queue_until, ask.first_token_until, ask.until) != (None, None, None):
+        record.limited[ask] = None
 
 
 def _until(now: float, asked_s: float | None, usual_s: float) -> float | None:

@@ -6,14 +6,17 @@ is lost or changed on the way shows in the answer.
 
 from __future__ import annotations
 
-from mlxsup.protocol.ids import pack_tokens, unpack_tokens
-from mlxsup.protocol.messages import Acceptance
+from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.messages import Acceptance, Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason
 
 from .plan import Prompt
 
 HOLDS_BACK = 5
 """The text of a token that this divides comes with the next one, as half a character does."""
+
+TOKENS = 997
+STRIDE = 17
 
 REASONING_TOKENS = 2
 """So many tokens at the beginning of an answer may be reasoning."""
@@ -32,22 +35,33 @@ def accept(prompt: Prompt, generation: int) -> Acceptance:
 
 def number_of(acceptance: Acceptance) -> int:
     """The prompt's number, which its tokens tell."""
-    return unpack_tokens(acceptance.prompt_tokens)[0]
+    return int.from_bytes(acceptance.prompt_tokens[:4], "little")
 
 
 def token(acceptance: Acceptance, index: int) -> int:
     """The token at this place of the answer, whichever life computes it."""
-    warmth = int(acceptance.parameters["temperature"] * 2)
-    base = number_of(acceptance) * 7919 + acceptance.seed * 31 + warmth * 101
-    return (base + index * 17) % 997 + 1
+    return (_base(acceptance) + index * STRIDE) % TOKENS + 1
 
 
 def shown(acceptance: Acceptance, count: int, *, is_end: bool = False) -> str:
     """The text that is shown once this many tokens are known."""
-    tokens = [token(acceptance, index) for index in range(count)]
-    if tokens and not is_end and tokens[-1] % HOLDS_BACK == 0:
-        tokens.pop()
-    return "".join(f"<{one}>" for one in tokens)
+    base = _base(acceptance)
+    ends = range(base, base + count * STRIDE, STRIDE)
+    if ends and not is_end and (ends[-1] % TOKENS + 1) % HOLDS_BACK == 0:
+        ends = ends[:-1]
+    return "".join([f"<{one % TOKENS + 1}>" for one in ends])
+
+
+def _base(acceptance: Acceptance) -> int:
+    warmth = int(acceptance.parameters["temperature"] * 2)
+    return number_of(acceptance) * 7919 + acceptance.seed * 31 + warmth * 101
+
+
+def logprobs(acceptance: Acceptance, tokens: list[int]) -> list[Logprobs] | None:
+    """How likely these tokens were, where the prompt asked to be told."""
+    if number_of(acceptance) % 5:
+        return None
+    return [Logprobs(chosen=TokenLogprob(token=one, logprob=-one / TOKENS)) for one in tokens]
 
 
 def channel(acceptance: Acceptance, index: int) -> Channel:

@@ -73,6 +73,7 @@ class Life:
     given: dict[RequestKey, Ask] = field(default_factory=dict)
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0
+    reported: int = 0
     announced: str = ""
     progress_at: float = 0.0
     progress: tuple[str, float] = ("", 0.0)
@@ -122,9 +123,11 @@ class Life:
         return Says.ACCUSES if is_own else Says.NOTHING
 
     def is_over_memory(self, machine_bytes: int) -> bool:
-        """Whether its last measure was over its limit, or over a share of the machine."""
-        limit = self.launch.memory_limit_bytes or machine_bytes * MACHINE_SHARE
-        return 0 < limit < self.footprint
+        """Whether its last measure or beat was over its limit, or, if it has none of its own, its
+        last measure over a share of the machine."""
+        if self.launch.memory_limit_bytes:
+            return self.launch.memory_limit_bytes < max(self.footprint, self.reported)
+        return 0 < machine_bytes * MACHINE_SHARE < self.footprint
 
     def was_told(self, what: str | WorkerSignal) -> float | None:
         """When it was first told so."""
@@ -146,10 +149,10 @@ class Book:
         crashes: times of those that count, the latest last.
         in_a_row: crashes since it was last stable.
         retry: the earliest and the latest time of the next start; None: as soon as it is its turn.
+        retry_at: when the supervisor has said, after a crash, that the model will return; None once
+            that time has come: it then waits for its turn.
         is_after_crash: the next start follows a crash.
         is_restarting: a restart was asked for, and it has not been READY since.
-        is_vague: commands crossed in ways that the oracle does not follow: only what holds in
-            any case is checked until its process is gone.
     """
 
     entry: ModelSettings
@@ -162,13 +165,13 @@ class Book:
     crashes: deque[float] = field(default_factory=deque)
     in_a_row: int = 0
     retry: tuple[float, float] | None = None
+    retry_at: float | None = None
     is_after_crash: bool = False
     is_restarting: bool = False
     last_load_error: str = ""
     batching: dict[str, str] | None = None
     suspicion: Suspicion = field(default_factory=Suspicion)
     busy_at: float = 0.0
-    is_vague: bool = False
 
     @property
     def name(self) -> ModelName:
@@ -187,6 +190,11 @@ class Book:
         """How many requests may be given at once."""
         rows = (self.life.launch if self.life else self.entry.launch).max_concurrency
         return rows if self.suspicion.rows is None else min(rows, self.suspicion.rows)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing happens until somebody asks, or until a back-off is over."""
+        return bool(self.failed) or self.retry_at is not None
 
     @property
     def in_order(self) -> list[Ask]:

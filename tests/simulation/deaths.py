@@ -67,7 +67,8 @@ def given_up(record: Record, book: Book) -> None:
         record.must.setdefault(ask, set()).add(_worded(ask, code))
     life.is_abandoned = True
     life.given.clear()
-    book.failed, book.drain_until, book.retry = "it cannot be ended", None, None
+    book.failed, book.drain_until = "it cannot be ended", None
+    book.retry = book.retry_at = None
     record.count("given up")
 
 
@@ -81,7 +82,7 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     was_draining = book.drain_until is not None
     _requests_end(record, book, life, finding)
     book.life, book.drain_until = None, None
-    book.retry, book.is_after_crash = None, False
+    book.retry, book.retry_at, book.is_after_crash = None, None, False
     if book.wanted is not Wanted.UP:
         for ask in book.line:
             record.must.setdefault(ask, set()).add(wishes.cut_off(record, book))
@@ -121,6 +122,7 @@ def _crashes(record: Record, book: Book) -> None:
     book.is_after_crash = True
     if delays[1] > 0.0:
         book.retry = record.now + delays[0], record.now + delays[1]
+        book.retry_at = book.retry[1]  # at the latest; what has been drawn is announced
 
 
 def _fails(record: Record, book: Book, why: str) -> None:

@@ -34,7 +34,7 @@ from mlxsup.supervisor.core.actions import (
 
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
-from .violation import check
+from .violation import Violation, check
 
 if TYPE_CHECKING:
     from .record import Record
@@ -100,15 +100,17 @@ def _delta(record: Record, ask: Ask, delta: ClientDelta) -> None:
     check("delta from nowhere", bool(pairs), ask)
     record.deltas.remove(pairs[0])
     row = pairs[0][1]
-    check("delta changed", (delta.text, delta.tokens) == (row.text, row.tokens), ask)
+    said = delta.text, delta.tokens, delta.logprobs
+    check("delta changed", said == (row.text, row.tokens, row.logprobs), ask)
     ask.sent += delta.tokens
 
 
 def _end(record: Record, ask: Ask, message: Done | Failed, code: str) -> None:
     check("ended twice", ask.is_open, f"{ask}: {code}")
     expected = record.must.get(ask, set())
-    name = "ended: " + code.removeprefix("done:")
-    check(name, code in expected, f"{ask}: {code} and not {sorted(expected)}; {message}")
+    if code not in expected:
+        name = "ended: " + code.removeprefix("done:")
+        raise Violation(name, f"{ask}: {code} and not {sorted(expected)}; {message}")
     ask.end = message
     if isinstance(message, Failed) and "tokens_sent" in message.error["detail"]:
         sent = message.error["detail"]["tokens_sent"]
@@ -219,7 +221,8 @@ def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:
         found = [ask for ask in book.line if ask.prompt.body == message.body]
     else:
         found = [ask for ask in book.line if ask.key == message.key]
-    check("dispatch of nobody's", len(found) == 1, f"{message}: {found}")
+    if len(found) != 1:
+        raise Violation("dispatch of nobody's", f"{message}: {found}")
     ask = found[0]
     check("another key", ask.key in (None, message.key), ask)
     return ask
@@ -249,6 +252,7 @@ def _spawn(record: Record, spawn: Spawn) -> None:
     if book.retry is not None:
         earliest, _ = book.retry
         check("back-off too short", record.now >= earliest - EPSILON_S, f"{spawn.model}")
+        check("earlier than announced", book.retry_at is None, f"{spawn.model}: {book.retry_at}")
         record.count("back-off")
     loading = [
         other.life

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from .world import World
 
 CONNECTIONS = 3
-ACTS_S = 0.12
+ACTS_S = 0.15
 """The mean time from one act to the next."""
 
 QUIET_S = 5.0
 HASTY_SHARE = 0.08
 """Of requests that are cancelled soon after they were sent, wherever they have come."""
+
+HASTY_SHARE_OF_REFUSED = 0.4
+"""Of those that the worker will reject, so that cancels and rejections cross."""
 
 AN_HOUR_S = 3700.0
 
@@ -215,7 +218,7 @@ class People:
         self._world.record.is_sent(ask)
         client.streams[ask.id] = Stream(ask=ask)
         self._say(client, generate(ask))
-        if dice.random() < HASTY_SHARE:
+        if dice.random() < (HASTY_SHARE_OF_REFUSED if ask.prompt.is_refused else HASTY_SHARE):
             cancel = Cancel(id=RequestId(ask.id))
             wait_s = dice.choice((0.0, 0.1, 0.5))
             self._world.time.after(dice.uniform(0.0, wait_s), lambda: self._say(client, cancel))

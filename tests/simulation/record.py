@@ -15,6 +15,7 @@ from mlxsup.protocol.messages import (
     Cancel,
     Dying,
     Generate,
+    Heartbeat,
     Hello,
     LoadProgress,
     Ready,
@@ -71,6 +72,7 @@ class Record:
         self.books: dict[ModelName, Book] = {e.name: Book(entry=e) for e in plan.models}
         self.asks: dict[tuple[bytes, str], Ask] = {}
         self.open: dict[Ask, None] = {}
+        self.limited: dict[Ask, None] = {}
         self.must: Ends = {}
         self.deltas: list[tuple[Ask, RowDelta]] = []
         self.is_twin = self.is_shutting_down = False
@@ -81,10 +83,6 @@ class Record:
         self._admitted = 0
 
     # ------------------------------------------------------------ what others ask
-
-    def open_asks(self) -> list[Ask]:
-        """Requests that are owed an end."""
-        return list(self.open)
 
     def is_sent(self, ask: Ask) -> None:
         """A client has sent a request."""
@@ -169,7 +167,7 @@ class Record:
             is_of_restart=book.is_restarting,
             progress_at=self.now,
         )
-        book.retry, book.drain_until, book.is_vague = None, None, False
+        book.retry, book.retry_at, book.drain_until = None, None, None
 
     def check_ends(self) -> None:
         """Everything is over."""
@@ -244,6 +242,7 @@ class Record:
             book.life.tokens_at_end[ask.key] = ask.tokens
         ask.place, ask.ended_at = Place.ENDED, self.now
         self.open.pop(ask, None)
+        self.limited.pop(ask, None)
 
     # ------------------------------------------------------------ processes
 
@@ -313,6 +312,8 @@ class Record:
                     }
             case Dying(message=words):
                 life.announced = words
+            case Heartbeat():
+                life.reported = message.active_bytes + message.cache_bytes
 
     def _progresses(self, life: Life, progress: tuple[str, float]) -> None:
         if progress != life.progress:

@@ -171,13 +171,15 @@ class Batch:
             row.count = before + 1
         is_last = row.count == answers.length(accepted)
         text = answers.shown(accepted, row.count, is_end=is_last)
+        tokens = [answers.token(accepted, index) for index in range(before, row.count)]
         is_first, row.has_spoken = not row.has_spoken, True
         if is_last:
             del self.rows[row.key]
         return RowDelta(
             key=row.key,
             text=text[len(answers.shown(accepted, before)) :],
-            tokens=pack_tokens([answers.token(accepted, n) for n in range(before, row.count)]),
+            tokens=pack_tokens(tokens),
+            logprobs=answers.logprobs(accepted, tokens),
             channel=answers.channel(accepted, before),
             warning=answers.warning(accepted) if is_first else None,
             finish=answers.finish(accepted) if is_last else None,

@@ -10,7 +10,7 @@ from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 from . import deaths, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
-from .violation import check
+from .violation import Violation, check
 
 if TYPE_CHECKING:
     from .record import Record
@@ -42,11 +42,13 @@ LOAD_STALL_S = 6.0
 def tick(record: Record) -> None:
     """The time has come for whatever was due."""
     now = record.now + EPSILON_S
-    for ask in record.open:
+    for ask in record.limited:
         codes = _due(ask, now)
         if codes:
             record.must.setdefault(ask, set()).update(codes)
     for book in list(record.books.values()):
+        if book.retry_at is not None and now >= book.retry_at:
+            book.retry_at = None  # it waits for its turn now
         life = book.life
         if life is None or life.is_abandoned:
             continue
@@ -75,9 +77,10 @@ def _due(ask: Ask, now: float) -> set[str]:
 
 def look(record: Record) -> None:
     """What should have happened by now has."""
-    for ask in record.open:
+    for ask in record.limited:
         late = _due(ask, record.now - SLACK_S)
-        check("limit passed", not late, f"{ask}: {late}")
+        if late:
+            raise Violation("limit passed", f"{ask}: {late}")
     for book in record.books.values():
         if book.life is None:
             _returns(record, book)
@@ -101,6 +104,8 @@ def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
     check("back-off too short", retry_at >= earliest - EPSILON_S, f"{book.name} {retry_at}")
     check("back-off too long", retry_at <= latest + EPSILON_S, f"{book.name} {retry_at}")
     check("no jitter", abs(retry_at - latest) > 1e-9, f"{book.name} {retry_at}")
+    if book.retry_at is not None:
+        book.retry_at = retry_at
 
 
 def _returns(record: Record, book: Book) -> None:
@@ -119,10 +124,10 @@ def _works(record: Record, book: Book, life: Life) -> None:
     """Whoever waits runs if there is room; who has nothing to do is unloaded."""
     if not book.serves or life.unlinked_at is not None:
         return
-    if book.line and not book.suspicion.turns_are_taken:
-        check("room left", len(life.given) >= book.rows, f"{book.name}: {book.line[0]}")
     if book.line and book.suspicion.turns_are_taken:
-        check("turn missed", bool(life.given), f"{book.name}: {book.line[0]}")
+        check("turn missed", bool(life.given), book.line[0])
+    elif book.line:
+        check("room left", len(life.given) >= book.rows, book.line[0])
     idle_s = book.entry.idle_unload_s
     if idle_s and not book.line and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)

@@ -41,7 +41,7 @@ def up(record: Record, book: Book, *, by_user: bool) -> None:
         return  # refused: never two processes of one model
     book.wanted = Wanted.UP
     if life is None:
-        if before is not Wanted.UP or book.failed or book.retry is not None:
+        if before is not Wanted.UP or book.is_resting:
             _starts_afresh(book, is_clean=by_user)
         return
     is_draining = book.drain_until is not None and life.cause is None
@@ -52,7 +52,7 @@ def up(record: Record, book: Book, *, by_user: bool) -> None:
 def _starts_afresh(book: Book, *, is_clean: bool) -> None:
     if is_clean:
         book.clean()
-    book.failed, book.retry, book.is_after_crash = "", None, False
+    book.failed, book.retry, book.retry_at, book.is_after_crash = "", None, None, False
     book.is_restarting = False
 
 
@@ -65,7 +65,7 @@ def down(record: Record, book: Book, drain_s: float, *, by_user: bool) -> None:
         record.must.setdefault(ask, set()).add(code)
     life = book.life
     if life is None:
-        book.failed, book.retry = "", None
+        book.failed, book.retry, book.retry_at = "", None, None
     elif life.is_abandoned or life.cause is not None:
         pass
     elif life.ready_at is None:
@@ -80,7 +80,7 @@ def restart(record: Record, book: Book, *, is_now: bool) -> None:
     life = book.life
     if life is not None and life.is_abandoned:
         return
-    is_at_rest = book.wanted is not Wanted.UP or book.failed or book.retry is not None
+    is_at_rest = book.wanted is not Wanted.UP or book.is_resting
     book.wanted = Wanted.UP
     if life is None and is_at_rest:
         _starts_afresh(book, is_clean=True)
@@ -197,7 +197,7 @@ def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
     if entry != book.entry:
         book.suspicion.lift()
         book.clean()
-    is_resting = bool(book.failed) or book.retry is not None
+    is_resting = book.is_resting
     book.entry = entry
     life = book.life
     if not is_replaced:

@@ -226,7 +226,7 @@ class PlayedWorker:
             self._world.struck("poison")
             self.exit(signal=self._dice.choice(ACCUSING))
             return
-        if self.batch.rows and self._fails():
+        if self.batch.rows and not self._world.is_healing and self._fails():
             return
         self.batch.prepare()
         if any(row.acceptance for row in self.batch.rows.values()):
@@ -248,14 +248,12 @@ class PlayedWorker:
             if happens(name):
                 self.exit(signal=dice.choice(signals))
                 return True
-        if happens("oom_kill"):
-            self._world.measure(self, is_over=True)
-            self._time.after(0.001, lambda: self.exit(signal="SIGKILL"))
-            return True
-        if happens("oom_near"):
-            self._world.measure(self, is_over=False)
-            self._time.after(0.001, lambda: self.exit(signal="SIGKILL"))
-            return True
+        for name in ("oom_kill", "oom_near", "oom_beat"):
+            if happens(name):
+                self._world.measure(self, name)
+                self._tell_beat()
+                self._time.after(0.001, lambda: self.exit(signal="SIGKILL"))
+                return True
         if self.fault is not None:
             return False  # one at a time, so that it is known what a kill is for
         for name in ("stop", "stall", "gil", "blocked"):
@@ -270,10 +268,10 @@ class PlayedWorker:
             self.fault = Fault(name="garbage", since=self._time.now)
             self._break()
             return True
-        if self.fault is None and happens("row_lost"):
+        if happens("row_lost"):
             self.fault = Fault(name="row_lost", since=self._time.now)
             self.batch.lose_one()
-        elif self.fault is None and happens("mute"):
+        elif happens("mute"):
             self.fault = Fault(name="mute", since=self._time.now)
         return False
 
@@ -292,6 +290,10 @@ class PlayedWorker:
             return
         if self.is_hung and self.fault is not None and self.fault.name in MUTE_HANGS:
             return
+        self._tell_beat()
+        self._time.after(BEAT_S, self._beat)
+
+    def _tell_beat(self) -> None:
         phase, phase_s, predicted_s = self._phase()
         memory = self._world.reported_bytes(self)
         beat = Heartbeat(
@@ -303,10 +305,10 @@ class PlayedWorker:
             preparing=self.batch.preparing,
             sent=self.sent,
             received=self.received,
-            active_bytes=memory,
+            active_bytes=memory - memory // 3,
+            cache_bytes=memory // 3,
         )
         self._beats.send(lambda: self._hand_over(beat))
-        self._time.after(BEAT_S, self._beat)
 
     def _phase(self) -> tuple[WorkerPhase, float, float]:
         if not self.is_ready:

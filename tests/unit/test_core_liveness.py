@@ -305,6 +305,24 @@ def test_a_step_that_is_stuck_without_beats_is_found_P6() -> None:
     assert driver.signals() == [WorkerSignal.DUMP]
 
 
+def test_a_worker_that_has_said_idle_before_its_work_is_stuck_and_does_not_wait_P6_P10() -> None:
+    """It holds the interpreter in its first step: its last beat is older than its work, and no
+    later one has said that it waits. That it was stuck accuses what it held."""
+    driver = serving(step_timeout_s=1.0)
+    driver.pass_time(1.5)
+    driver.worker(Step(step=1))
+    start = driver.now
+    while driver.state() is State.READY:
+        driver.pass_time(0.25)
+        if driver.of(LookAtWorker):
+            driver.seen(is_stopped=False)
+        assert driver.now - start <= SILENCE_S + 1.0
+    assert driver.signals() == [WorkerSignal.DUMP]
+    driver.exit()
+    assert driver.row()["last_exit"]["reason"] == "stall"
+    assert driver.row()["suspects"] == 1
+
+
 # ---------------------------------------------------------------- a hostile worker
 
 
