@@ -209,11 +209,12 @@ def test_a_worker_that_waits_though_it_was_given_work_waits_in_vain_after_the_li
     for now in (5.0, 8.0, 11.0, 12.0):
         watch.beat(beat(WorkerPhase.IDLE, phase_s=now - 2.0, sent=9), 1, now)
     assert watch.idle_for_s(12.0) == 9.0
-    assert watch.judge(12.9, LIMIT_S, 1) is Alarm.NONE
+    assert watch.judge(13.0, LIMIT_S, 1) is Alarm.NONE, "nothing is known since its latest beat"
+    assert watch.judge(15.0, LIMIT_S, 1) is Alarm.LOOK, "nothing is known of one that is silent"
+    watch.beat(beat(WorkerPhase.IDLE, phase_s=11.0, sent=9), 1, 13.0)
     assert watch.judge(13.0, LIMIT_S, 0) is Alarm.NONE
     assert watch.judge(13.0, LIMIT_S, 1) is Alarm.BROKEN
     assert watch.describe(13.0) == "it holds requests, and nothing moved for 10.0 s"
-    assert watch.judge(15.0, LIMIT_S, 1) is Alarm.LOOK, "nothing is known of one that is silent"
     watch.was_told(15.0)
     assert watch.idle_for_s(16.0) == 1.0
 
@@ -224,6 +225,7 @@ def test_the_preparation_of_a_prompt_has_ten_limits_more() -> None:
         message = beat(WorkerPhase.IDLE, phase_s=now - 1.0, preparing=1, sent=9)
         watch.beat(message, 1, float(now))
     assert watch.judge(110.9, LIMIT_S, 1) is Alarm.NONE
+    watch.beat(beat(WorkerPhase.IDLE, phase_s=110.0, preparing=1, sent=9), 1, 111.0)
     assert watch.judge(111.0, LIMIT_S, 1) is Alarm.BROKEN
     watch.beat(beat(WorkerPhase.IDLE, phase_s=100.0, preparing=0, sent=9), 1, 60.0)
     assert watch.judge(60.0, LIMIT_S, 1) is Alarm.BROKEN
