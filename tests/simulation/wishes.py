@@ -192,6 +192,12 @@ def _removed(record: Record, book: Book) -> None:
         book.drain_until = record.now + record.plan.settings.drain_timeout_s
 
 
+def _wanted_by_reload(book: Book) -> None:
+    """What comes up now does so for the reload: a restart does not join it."""
+    book.wanted = Wanted.UP
+    book.is_restarting = False
+
+
 def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
     is_replaced = entry.launch != book.entry.launch or book.wanted is Wanted.GONE
     if entry != book.entry:
@@ -208,14 +214,14 @@ def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
             _starts_afresh(book, is_clean=False)
     elif life.is_abandoned or life.cause is not None:
         if book.wanted is not Wanted.DOWN:
-            book.wanted = Wanted.UP
+            _wanted_by_reload(book)
             life.is_restart = True
     elif life.ready_at is None:
-        book.wanted = Wanted.UP
+        _wanted_by_reload(book)
         record.stops(life, Cause.ASKED)
         life.is_restart = True
     elif book.drain_until is None:
-        book.wanted = Wanted.UP
+        _wanted_by_reload(book)
         book.drain_until = record.now + record.plan.settings.drain_timeout_s
     elif book.wanted is not Wanted.DOWN:
-        book.wanted = Wanted.UP
+        _wanted_by_reload(book)
