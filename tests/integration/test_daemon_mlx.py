@@ -80,11 +80,11 @@ def test_eight_tokens_twice_at_once_of_a_real_model_J3() -> None:
     folder = demo_model_folder()
     prompts = ["The capital of France is", "One, two, three,"]
     expected = greedy_answers(folder, prompts, 8)
-    with Daemon({"m": {"path": str(folder), "preload": True}}) as daemon, daemon.client() as client:
-        wait_for_state(client, "m", "READY")
+    with Daemon({"m": {"path": str(folder)}}) as daemon, daemon.client() as client:
+        # The first one makes the model load, so that both are there when it is ready.
         readers = [Reader(client, "m", prompt, max_tokens=8) for prompt in prompts]
         for reader, tokens in zip(readers, expected, strict=True):
-            result = reader.finished(100.0)
+            result = reader.finished(500.0)
             assert (result.token_ids, result.finish_reason) == (tokens, "length")
         assert row(client, "m")["steps"] < 16, "one behind the other takes sixteen"
 

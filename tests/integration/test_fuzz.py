@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.client_socket import fuzz_socket
-from fuzz.decoder import fuzz_decoder
+from fuzz.decoder import MAX_MESSAGE_S, fuzz_decoder
 from fuzz.figures import MAX_PEAK_BYTES, TARGET_CALL_S, SocketFigures
 from fuzz.frames import KINDS
 from mlxsup.protocol import codec
@@ -24,7 +24,7 @@ def through_socket(folder: Path, sabotage: str = "") -> SocketFigures:
 
 
 def test_hostile_frames_are_decoded_or_refused_P17() -> None:
-    figures = fuzz_decoder(DECODED, seed=3)
+    figures = fuzz_decoder(DECODED, seed=3, max_message_s=10 * MAX_MESSAGE_S)
     assert figures.problems == []
     assert figures.messages >= DECODED
     assert all(figures.kinds[kind] for kind in KINDS)
