@@ -48,6 +48,7 @@ def test_nothing_grows_in_ordinary_use_J4(tmp_path: Path) -> None:
     table = (tmp_path / "soak.md").read_text()
     assert all(f"| {one.name} |" in table for one in result.curves)
     for name in PICTURES:
+        assert f"](soak-{name}.svg)" in table
         root = ElementTree.fromstring((tmp_path / f"soak-{name}.svg").read_text())
         points = [line.get("points", "") for line in root.iter() if line.tag.endswith("polyline")]
         assert max(len(line.split()) for line in points) == len(result.samples)

@@ -27,6 +27,7 @@ class Campaign:
         what: for people.
         arguments: after `python -m`.
         is_pytest: pytest has exit codes of its own.
+        document: what else it writes, from docs/.
     """
 
     promises: tuple[str, ...]
@@ -34,6 +35,7 @@ class Campaign:
     what: str
     arguments: tuple[str, ...]
     is_pytest: bool = False
+    document: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +96,15 @@ CAMPAIGNS = (
         promises=(),
         name="soak",
         what="ordinary use with crashes for 30 minutes: nothing grows",
-        arguments=("soak", "--minutes", "30"),
+        arguments=("soak", "--minutes", "30", "--out", "../docs/soak"),
+        document="soak/soak.md",
     ),
     Campaign(
         promises=(),
         name="mutation",
         what="random bugs that the fast tests and the simulation must see",
         arguments=("mutation",),
+        document="mutants.md",
     ),
     Campaign(
         promises=(),

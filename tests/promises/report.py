@@ -129,6 +129,8 @@ def run_lines(runs: Sequence[Run | None]) -> list[str]:
         rows.append((" ".join(campaign.promises), campaign.name, campaign.what, took, verdict))
         lines = run.lines if run else (NOT_RUN,)
         texts += [f"{campaign.name}: {verdict}", "", "```", *lines, "```", ""]
+        if run and campaign.document:
+            texts += [f"More in [{campaign.document}]({campaign.document}).", ""]
     return [*table(("", "campaign", "what it does", "took", ""), rows), "", *texts]
 
 

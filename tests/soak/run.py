@@ -107,8 +107,9 @@ def soak(
         where="fake engine, and MLX on the CPU" if is_real else "fake engine",
     )
     with written(out):
-        (out / "soak.md").write_text(f"{result.text()}\n\n{table(curves)}")
-        write_pictures(result.samples, out)
+        pictures = [f"![{path.stem}]({path.name})" for path in write_pictures(result.samples, out)]
+        text = [f"# Soak\n\n{result.text()}\n", table(curves), *pictures]
+        (out / "soak.md").write_text("\n".join(text) + "\n")
     return result
 
 

@@ -18,7 +18,7 @@ from promises.bounds import (
     median_at_most,
     quantile_at_most,
 )
-from promises.campaigns import CAMPAIGNS, Campaign, run_campaign
+from promises.campaigns import CAMPAIGNS, Campaign, Run, run_campaign
 from promises.measure import SMALL, Figure, Measure, Outcome, Place, Sizes, Values
 from promises.measures import MEASURES
 from promises.report import figure_lines, gather, report, verdicts_of
@@ -168,6 +168,17 @@ def test_what_was_not_run_at_this_commit_is_named_as_not_shown(tmp_path: Path) -
     for campaign in CAMPAIGNS:
         assert f"{campaign.name}: not shown" in text
     assert "kept |" not in text
+
+
+@pytest.mark.parametrize("campaign", [one for one in CAMPAIGNS if one.document])
+def test_what_a_campaign_writes_besides_is_linked_once_it_ran(
+    campaign: Campaign, tmp_path: Path
+) -> None:
+    known = Results("c" * 40, tmp_path)
+    link = f"]({campaign.document})"
+    assert link not in "\n".join(report("c" * 40, gather(known, MEASURES), SMALL))
+    known.save_run(Run(campaign=campaign, verdict=KEPT, lines=("fine",), took_s=1.0))
+    assert link in "\n".join(report("c" * 40, gather(known, MEASURES), SMALL))
 
 
 def git(folder: Path, *arguments: str) -> None:
