@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from support.verdict import EXIT_CODES, NotShown, Verdict
@@ -12,6 +13,7 @@ from support.verdict import EXIT_CODES, NotShown, Verdict
 from .campaign import Kept, run_part
 from .document import Score, document_of
 from .equivalent import Equivalent, read_equivalents, stale_ones
+from .interpreter import Interpreter
 from .parts import PARTS, Project
 from .reach import Reach, measure
 from .tree import commit_of, copy_of, digest_of
@@ -60,7 +62,9 @@ def main(arguments: list[str] | None = None) -> Verdict:
             copy_of(Project(root=ROOT), Path(folder).resolve() / str(job))
             for job in range(options.jobs)
         ]
-        scores = measure_parts(options, copies, seed, listed)
+        with ExitStack() as stack:
+            warm = [stack.enter_context(Interpreter.start(copy)) for copy in copies]
+            scores = measure_parts(options, warm, seed, listed)
     mark = "" if not options.dirty else " and files that differ from it"
     options.out.write_text(
         document_of(scores, commit=commit + mark, seed=seed, run_s=options.limit_s)
@@ -74,23 +78,24 @@ def main(arguments: list[str] | None = None) -> Verdict:
 
 
 def measure_parts(
-    options: argparse.Namespace, copies: list[Project], seed: int, listed: list[Equivalent]
+    options: argparse.Namespace, warm: list[Interpreter], seed: int, listed: list[Equivalent]
 ) -> list[Score]:
     """Part by part; what each test reaches comes first."""
-    tree = digest_of(copies[0].root, [*copies[0].packages, "tests"])
+    copy = warm[0].copy
+    tree = digest_of(copy.root, [*copy.packages, "tests"])
     scores = []
     for part in PARTS:
         if options.part and part.name not in options.part:
             continue
         reach = Reach()
-        for file, measured in measure(copies[0], part, options.cache / "reach"):
+        for file, measured in measure(warm, part, options.cache / "reach"):
             reach.add(measured)
             say(f"{part.name}: {file}")
         place = options.cache / f"{part.name}.json"
         if options.again == "all":
             place.unlink(missing_ok=True)
         tried = run_part(
-            copies,
+            warm,
             part,
             seed=seed,
             wanted=options.mutants,

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .interpreter import Interpreter
 from .operators import Mutation, mutations_of
 from .parts import Part, Project
 from .reach import Reach
@@ -87,7 +88,7 @@ def draw(project: Project, part: Part, seed: int) -> list[Mutation]:
 
 
 def run_part(
-    copies: list[Project],
+    interpreters: list[Interpreter],
     part: Part,
     *,
     seed: int,
@@ -100,33 +101,34 @@ def run_part(
     """Try mutants until as many as are wanted could be imported.
 
     Args:
-        copies: as many as run side by side.
+        interpreters: as many mutants are tried side by side.
         wanted: how many must count.
     """
-    drawn = iter(draw(copies[0], part, seed))
-    idle: queue.SimpleQueue[Project] = queue.SimpleQueue()
-    for copy in copies:
-        idle.put(copy)
-    sources = {path: (copies[0].root / path).read_bytes() for path in part.files(copies[0].root)}
+    project = interpreters[0].copy
+    drawn = iter(draw(project, part, seed))
+    idle: queue.SimpleQueue[Interpreter] = queue.SimpleQueue()
+    for interpreter in interpreters:
+        idle.put(interpreter)
+    sources = {path: (project.root / path).read_bytes() for path in part.files(project.root)}
 
     def end_of(mutation: Mutation) -> Mutant:
         source = sources[mutation.path]
         key = key_of(source, mutation)
         result = kept.find(key)
         if result is None:
-            copy = idle.get()
+            interpreter = idle.get()
             try:
-                tests = choose(reach, mutation) or mentioning(copy, reach, mutation.path)
-                result = try_mutant(copy, mutation, tests, limits)
+                tests = choose(reach, mutation) or mentioning(project, reach, mutation.path)
+                result = try_mutant(interpreter, mutation, tests, limits)
             finally:
-                idle.put(copy)
+                idle.put(interpreter)
             kept.keep(key, result)
             place = f"{mutation.path}:{mutation.line}"
             say(f"{part.name} {place} {mutation.operator}: {result.outcome}")
         return Mutant(mutation=mutation, diff=diff_of(mutation, source), result=result)
 
     tried: list[Mutant] = []
-    with ThreadPoolExecutor(len(copies)) as pool:
+    with ThreadPoolExecutor(len(interpreters)) as pool:
         while batch := list(_next_of(drawn, wanted - counted(tried))):
             tried += pool.map(end_of, batch)
     return tried

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
         items[:] = [item for item in items if item.nodeid in chosen]
     tell(collected=len(items))
+
+
+def pytest_sessionfinish() -> None:
+    """Say what was imported, if it is measured what the tests use."""
+    if CONTEXT in os.environ:
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        tell(imported=sorted({file for file in files if file}))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

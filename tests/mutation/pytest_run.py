@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .parts import Project
+from .interpreter import Interpreter
 from .plugin import REPORT, SELECTION
 from .tree import environment_of
 
-REAP_S = 60.0
-"""A killed group is gone long before."""
+ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"
+"""Plugins whose assertions pytest would rewrite, had the warm process not imported them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +37,13 @@ class Run:
 
 
 def run_pytest(
-    copy: Project,
+    interpreter: Interpreter,
     *,
     files: Sequence[str],
     chosen: Sequence[str] | None = None,
     limit_s: float,
     test_limit_s: float,
-    prefix: Sequence[str] = (),
+    coverage: Path | None = None,
     extra: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
 ) -> Run:
@@ -57,7 +53,7 @@ def run_pytest(
         files: relative to the copy.
         chosen: ids of the tests; None for all.
         limit_s, test_limit_s: of the whole run and of each test.
-        prefix: what runs pytest, after `python`.
+        coverage: settings to measure with; None for a run that is not measured.
     """
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         folder = Path(name)
@@ -69,33 +65,16 @@ def run_pytest(
         if chosen is not None:
             selection.write_text(json.dumps(list(chosen)))
             environment[SELECTION] = str(selection)
-        command = [sys.executable, *prefix, "-m", "pytest", "-q", "-p", "mutation.plugin"]
-        command += ["-p", "no:cacheprovider", "-m", "not slow", "--timeout", str(test_limit_s)]
-        with output.open("wb") as sink:
-            process = subprocess.Popen(
-                [*command, *options, *files],
-                cwd=copy.root,
-                env=environment_of(copy, environment),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            exit_code = _end_of(process, limit_s)
+        arguments = ["-q", "-p", "mutation.plugin", "-p", "no:cacheprovider", "-m", "not slow"]
+        arguments += ["-W", ALREADY_IMPORTED, "--timeout", str(test_limit_s), *options, *files]
+        request = {
+            "environment": environment_of(interpreter.copy, environment),
+            "output": str(output),
+            "arguments": arguments,
+            "coverage": str(coverage) if coverage else None,
+        }
+        exit_code = interpreter.run(request, limit_s)
         events = tuple(json.loads(line) for line in report.read_text().splitlines())
         return Run(
             events=events, exit_code=exit_code, output=output.read_text("utf-8", "replace")[-3000:]
         )
-
-
-def _end_of(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)  # its children too, whatever became of it
-        except ProcessLookupError:
-            pass
-        process.wait(REAP_S)

@@ -1,22 +1,31 @@
-"""Which fast test reaches which line: measured once for each content of the tree, and kept."""
+"""Which fast test reaches which line: measured once for each content of the code it runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from support.verdict import NotShown
 
+from .interpreter import Interpreter
 from .parts import MOST_TEST_S, SIMULATION, Part, Project
 from .plugin import CONTEXT
 from .pytest_run import Run, run_pytest
-from .tree import digest_of
+from .tree import digests_of
+
+if TYPE_CHECKING:
+    from coverage import CoverageData
 
 FILE_LIMIT_S = 1500.0
 TEST_LIMIT_S = 300.0
 """Coverage makes tests slow, and the machine may be busy."""
+ALWAYS_USED = ("tests/support", "pyproject.toml")
+"""Child processes of tests run helpers that no test imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +69,10 @@ class Reach:
         ids = set[str]().union(*(self.lines.get((path, n), ()) for n in range(first, last + 1)))
         return sorted((self.tests[i] for i in ids), key=lambda test: (test.work_s, test.id))
 
-    def add(self, measured: dict[str, object]) -> None:
+    def add(self, measured: dict[str, Any]) -> None:
         """Join what one file of tests reaches."""
-        ids: dict[str, float] = measured["tests"]  # type: ignore[assignment]
-        reached: dict[str, dict[str, list[int]]] = measured["reached"]  # type: ignore[assignment]
+        ids: dict[str, float] = measured["tests"]
+        reached: dict[str, dict[str, list[int]]] = measured["reached"]
         for test_id, work_s in ids.items():
             self.tests[test_id] = FastTest(id=test_id, work_s=work_s)
         for test_id, files in reached.items():
@@ -72,30 +81,57 @@ class Reach:
                     self.lines.setdefault((path, line), set()).add(test_id)
 
 
-def measure(copy: Project, part: Part, cache: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """What each file of a part's fast tests reaches, from the cache if nothing has changed.
+def measure(
+    interpreters: Sequence[Interpreter], part: Part, cache: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each file of a part's fast tests reaches, from the cache if nothing of it has changed.
+
+    Args:
+        interpreters: as many files are measured side by side.
 
     Raises:
         NotShown: if a fast test fails on the right code, twice.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    code = digest_of(
-        copy.root, [*copy.packages, "tests/support"] if copy.has_support() else copy.packages
-    )
-    for file in copy.test_files(part):
-        beside = [str(Path(file).with_name("conftest.py"))]
-        own = digest_of(copy.root, [file, *(one for one in beside if (copy.root / one).exists())])
-        place = cache / f"{Path(file).stem}-{code[:12]}-{own[:12]}.json"
-        if not place.exists():
-            measured = _measure_file(copy, file, place.with_suffix(".data"))
-            place.with_suffix(".new").write_text(json.dumps(measured))
-            place.with_suffix(".new").rename(place)
-        yield file, json.loads(place.read_text())
+    idle: queue.SimpleQueue[Interpreter] = queue.SimpleQueue()
+    for interpreter in interpreters:
+        idle.put(interpreter)
+
+    def measured(file: str) -> dict[str, Any]:
+        interpreter = idle.get()
+        try:
+            return _kept_or_measured(interpreter, file, cache)
+        finally:
+            idle.put(interpreter)
+
+    files = interpreters[0].copy.test_files(part)
+    files.sort(key=lambda file: file != SIMULATION)  # it takes longest
+    with ThreadPoolExecutor(len(interpreters)) as pool:
+        yield from zip(files, pool.map(measured, files), strict=True)
 
 
-def _measure_file(copy: Project, file: str, data: Path) -> dict[str, object]:
+def _kept_or_measured(interpreter: Interpreter, file: str, cache: Path) -> dict[str, Any]:
+    """It stays valid while every file that was imported or run for it is the same."""
+    copy = interpreter.copy
+    asked = [*_deselections(copy), str(MOST_TEST_S)]
+    place = cache / f"{file.removesuffix('.py').replace('/', '-')}.json"
+    if place.exists():
+        kept: dict[str, Any] = json.loads(place.read_text())
+        is_same = kept["digests"] == digests_of(copy.root, kept["digests"])
+        if is_same and kept["asked"] == asked:
+            return kept
+    measured = _measure_file(interpreter, file, place.with_suffix(".data"))
+    used = {file, str(Path(file).with_name("conftest.py")), *ALWAYS_USED, *measured.pop("files")}
+    measured |= {"asked": asked, "digests": digests_of(copy.root, used)}
+    place.with_suffix(".new").write_text(json.dumps(measured))
+    place.with_suffix(".new").rename(place)
+    return measured
+
+
+def _measure_file(interpreter: Interpreter, file: str, data: Path) -> dict[str, Any]:
     import coverage
 
+    copy = interpreter.copy
     settings = data.with_suffix(".ini")
     settings.write_text(
         "[run]\n"
@@ -106,13 +142,12 @@ def _measure_file(copy: Project, file: str, data: Path) -> dict[str, object]:
         "disable_warnings = no-data-collected, module-not-measured, module-not-imported, "
         "couldnt-parse, already-imported, no-ctracer, include-ignored\n"
     )
-    prefix = ["-m", "coverage", "run", "--rcfile", str(settings)]
     for is_second in (False, True):
         for old in data.parent.glob(data.name + ".*"):
             old.unlink()
         run = run_pytest(
-            copy, files=[file], limit_s=FILE_LIMIT_S, test_limit_s=TEST_LIMIT_S, prefix=prefix,
-            extra={CONTEXT: ""}, options=_deselections(copy),
+            interpreter, files=[file], limit_s=FILE_LIMIT_S, test_limit_s=TEST_LIMIT_S,
+            coverage=settings, extra={CONTEXT: ""}, options=_deselections(copy),
         )  # fmt: skip
         if run.exit_code in (0, 5):  # 5: it holds no test that is not slow
             break
@@ -126,7 +161,28 @@ def _measure_file(copy: Project, file: str, data: Path) -> dict[str, object]:
         joined.update(part)
         piece.unlink()
     settings.unlink()
-    return {"tests": _work_of(run), "reached": _reached(copy, joined, set(_work_of(run)))}
+    return {
+        "tests": _work_of(run),
+        "reached": _reached(copy, joined, set(_work_of(run))),
+        "files": sorted(_run_files(copy, joined) | _imported_files(copy, run)),
+    }
+
+
+def _run_files(copy: Project, data: CoverageData) -> set[str]:
+    """The product's files of which any line ran, in child processes too."""
+    root = copy.root.resolve()
+    return {
+        Path(name).resolve().relative_to(root).as_posix()
+        for name in data.measured_files()
+        if data.lines(name)
+    }
+
+
+def _imported_files(copy: Project, run: Run) -> set[str]:
+    """The copy's files that the process of the tests had imported, tests and conftest included."""
+    root = copy.root.resolve()
+    names = {Path(name).resolve() for names in run.values("imported") for name in names}
+    return {name.relative_to(root).as_posix() for name in names if name.is_relative_to(root)}
 
 
 def _deselections(copy: Project) -> list[str]:
@@ -144,10 +200,7 @@ def _work_of(run: Run) -> dict[str, float]:
     }
 
 
-def _reached(copy: Project, data: object, tests: set[str]) -> dict[str, dict[str, list[int]]]:
-    import coverage
-
-    assert isinstance(data, coverage.CoverageData)
+def _reached(copy: Project, data: CoverageData, tests: set[str]) -> dict[str, dict[str, list[int]]]:
     found: dict[str, dict[str, list[int]]] = {}
     root = copy.root.resolve()
     for name in data.measured_files():

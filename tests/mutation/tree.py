@@ -76,3 +76,8 @@ def digest_of(root: Path, paths: Iterable[str]) -> str:
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             found.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return found.hexdigest()
+
+
+def digests_of(root: Path, paths: Iterable[str]) -> dict[str, str]:
+    """The digest of each file or folder; empty for what does not exist."""
+    return {p: digest_of(root, [p]) if (root / p).exists() else "" for p in sorted(paths)}

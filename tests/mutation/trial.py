@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from .interpreter import Interpreter
 from .operators import Mutation
 from .parts import MOST_WORK_S, Project
 from .pytest_run import Run, run_pytest
 from .reach import FastTest, Reach
-from .tree import environment_of
 
 IMPORT_LIMIT_S = 60.0
 LIMIT_S = 60.0
@@ -98,40 +98,37 @@ def mentioning(project: Project, reach: Reach, path: str) -> list[FastTest]:
     return sorted(tests, key=lambda test: (test.work_s, test.id))
 
 
-def try_mutant(copy: Project, mutation: Mutation, tests: list[FastTest], limits: Limits) -> Result:
+def try_mutant(
+    interpreter: Interpreter, mutation: Mutation, tests: list[FastTest], limits: Limits
+) -> Result:
     """Plant a bug in the copy, run tests on it, and take it out again."""
     if not tests:
         return Result(outcome=Outcome.SURVIVED, detail="no fast test runs this line")
+    copy = interpreter.copy
     target = copy.root / mutation.path
     source = target.read_bytes()
     target.write_bytes(mutation.apply(source))
-    shutil.rmtree(copy.root / ".hypothesis", ignore_errors=True)  # what another mutant taught
+    shutil.rmtree(
+        copy.root / ".hypothesis" / "examples", ignore_errors=True
+    )  # what another mutant taught
     try:
-        if mutation.is_at_import and (error := _import_error(copy, mutation.path)):
+        if mutation.is_at_import and (error := _import_error(interpreter, mutation.path)):
             return Result(outcome=Outcome.NOT_COUNTED, detail=error)
-        result = _first_failure(copy, tests, limits)
+        result = _first_failure(interpreter, tests, limits)
     finally:
         target.write_bytes(source)
     if _needs_control(result):
-        return _controlled(copy, tests, limits, result)
+        return _controlled(interpreter, tests, limits, result)
     return result
 
 
-def _import_error(copy: Project, path: str) -> str:
+def _import_error(interpreter: Interpreter, path: str) -> str:
     """Why the changed module cannot be imported; empty if it can."""
-    module = copy.module_of(path)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module}"],
-        cwd=copy.root,
-        env=environment_of(copy, {}),
-        capture_output=True,
-        text=True,
-        timeout=IMPORT_LIMIT_S,
-    )
-    return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        return interpreter.import_error(path, Path(folder) / "output", IMPORT_LIMIT_S)
 
 
-def _first_failure(copy: Project, tests: list[FastTest], limits: Limits) -> Result:
+def _first_failure(interpreter: Interpreter, tests: list[FastTest], limits: Limits) -> Result:
     """Folder by folder, because importing MLX takes longer than most tests of the others."""
     in_folder = {"tests/unit": 0, "tests/contract": 1, "tests/integration": 2, "tests/mlx": 3}
     ordered = sorted(tests, key=lambda test: in_folder.get(os.path.dirname(test.file), 0))
@@ -140,12 +137,15 @@ def _first_failure(copy: Project, tests: list[FastTest], limits: Limits) -> Resu
         chosen = list(group)
         files = list(dict.fromkeys(test.file for test in chosen))  # the quickest test's file first
         run = run_pytest(
-            copy,
+            interpreter,
             files=files,
             chosen=[test.id for test in chosen],
             limit_s=limits.run_s,
             test_limit_s=limits.test_s,
-            options=[MOST_FAILURES, *(["--hypothesis-seed=0"] if copy.has_hypothesis else [])],
+            options=[
+                MOST_FAILURES,
+                *(["--hypothesis-seed=0"] if interpreter.copy.has_hypothesis else []),
+            ],
         )
         result = judge(run, len(tests))
         if result.outcome is not Outcome.SURVIVED:
@@ -195,11 +195,13 @@ def _needs_control(result: Result) -> bool:
     return result.outcome is Outcome.TIME_LIMIT or is_elsewhere
 
 
-def _controlled(copy: Project, tests: list[FastTest], limits: Limits, result: Result) -> Result:
+def _controlled(
+    interpreter: Interpreter, tests: list[FastTest], limits: Limits, result: Result
+) -> Result:
     """The same tests on the right code must pass within the same limit."""
     is_whole_run = result.detail == WHOLE_RUN or not result.test
     same = tests if is_whole_run else [test for test in tests if test.id == result.test]
-    control = _first_failure(copy, same, limits)
+    control = _first_failure(interpreter, same, limits)
     if control.outcome is Outcome.SURVIVED:
         return result
     reason = f"the right code fails too: {control.test} {control.detail}"

@@ -13,6 +13,7 @@ from mutation.operators import mutations_of
 from mutation.parts import PARTS, UNMEASURED, Project
 from mutation.pytest_run import Run
 from mutation.trial import Outcome, Result, diff_of, judge
+from mutation.zygote import what_is_not_clean
 from support.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -165,3 +166,8 @@ def test_what_is_listed_as_equivalent_can_still_be_planted() -> None:
     assert stale_ones(ROOT, read_equivalents()) == []
     gone = Equivalent(path="protocol/ids.py", diff="-was\n+is", reason="none")
     assert stale_ones(ROOT, [gone]) == [gone]
+
+
+def test_a_warm_process_must_hold_nothing_of_the_copy(tmp_path: Path) -> None:
+    assert "support.verdict" in what_is_not_clean(ROOT)
+    assert [one for one in what_is_not_clean(tmp_path) if not one.endswith(" threads")] == []
