@@ -15,6 +15,7 @@ from .document import Score, document_of
 from .equivalent import Equivalent, read_equivalents, stale_ones
 from .interpreter import Interpreter
 from .parts import PARTS, Project
+from .pytest_run import KERNELS, copy_missing
 from .reach import Reach, measure
 from .tree import commit_of, copy_of, digest_of
 from .trial import LIMIT_S, Limits
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> Verdict:
             copy_of(Project(root=ROOT), Path(folder).resolve() / str(job))
             for job in range(options.jobs)
         ]
+        copy_missing(Path(tempfile.gettempdir()) / KERNELS, Path(folder) / KERNELS)
         with ExitStack() as stack:
             warm = [stack.enter_context(Interpreter.start(copy)) for copy in copies]
             scores = measure_parts(options, warm, seed, listed)

@@ -18,6 +18,8 @@ from support.verdict import NotShown
 from .parts import Project
 
 TESTS = Path(__file__).parents[1]
+NOT_DOCS = ":(exclude)docs"
+"""The document that a run writes does not change what it measures."""
 
 
 def commit_of(root: Path, *, is_dirty_allowed: bool) -> str:
@@ -26,7 +28,7 @@ def commit_of(root: Path, *, is_dirty_allowed: bool) -> str:
     Raises:
         NotShown: if files differ from it.
     """
-    changed = _git(root, "status", "--porcelain", "--untracked-files=all")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", NOT_DOCS)
     if changed and not is_dirty_allowed:
         raise NotShown(f"files differ from the commit, which gives the seed:\n{changed}")
     return _git(root, "rev-parse", "HEAD")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from mutation.equivalent import Equivalent, read_equivalents, stale_ones
 from mutation.operators import mutations_of
 from mutation.parts import PARTS, UNMEASURED, Project
 from mutation.pytest_run import Run
+from mutation.tree import commit_of
 from mutation.trial import Outcome, Result, diff_of, judge
 from mutation.zygote import what_is_not_clean
-from support.verdict import Verdict
+from support.verdict import NotShown, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,3 +173,20 @@ def test_what_is_listed_as_equivalent_can_still_be_planted() -> None:
 def test_a_warm_process_must_hold_nothing_of_the_copy(tmp_path: Path) -> None:
     assert "support.verdict" in what_is_not_clean(ROOT)
     assert [one for one in what_is_not_clean(tmp_path) if not one.endswith(" threads")] == []
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("docs/x.md", False), ("code.py", True)])
+def test_a_seed_needs_a_commit_that_the_code_does_not_differ_from(
+    name: str, is_refused: bool, tmp_path: Path
+) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    (tmp_path / "docs").mkdir()
+    for file in ("docs/x.md", "code.py"):
+        (tmp_path / file).write_text("1")
+    for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "all")):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / name).write_text("2")
+    if is_refused:
+        with pytest.raises(NotShown, match=name):
+            commit_of(tmp_path, is_dirty_allowed=False)
+    assert len(commit_of(tmp_path, is_dirty_allowed=is_refused)) == 40
