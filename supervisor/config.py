@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -293,7 +294,7 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{value[:60]}"'
+        return json.dumps(value[:60], ensure_ascii=False)  # TOML has the same escapes
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):

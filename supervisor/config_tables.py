@@ -31,6 +31,8 @@ MAX_CONCURRENCY = 1024
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+"""No system call takes a path with a NUL in it."""
 Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
 SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
@@ -75,15 +77,13 @@ def _sampling(name: str, title: str) -> Any:
 class SupervisorTable(Table):
     """`[supervisor]`."""
 
-    runtime_dir: str = Field(
+    runtime_dir: Folder = Field(
         DEFAULT_RUNTIME_DIR,
-        min_length=1,
         title="created with mode 0700; holds the sockets and the lock",
         description="a folder",
     )
-    log_dir: str = Field(
+    log_dir: Folder = Field(
         DEFAULT_LOG_DIR,
-        min_length=1,
         title="one log for each model, and the daemon's own",
         description="a folder",
     )
@@ -174,8 +174,8 @@ class SamplingTable(Table):
 class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
-    path: str | None = Field(
-        None, min_length=1, title="a folder in the format of mlx-lm", description="a folder"
+    path: Folder | None = Field(
+        None, title="a folder in the format of mlx-lm", description="a folder"
     )
     preload: bool = Field(
         _default(ModelSettings, "preload"),

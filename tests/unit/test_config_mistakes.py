@@ -106,6 +106,17 @@ VALUES = [
     ("[models.m]\npath = { a = 1 }\n", 2, "models.m.path takes a folder, not a table"),
     (f'[supervisor]\nruntime_dir = ""\n{M}', 2, 'supervisor.runtime_dir takes a folder, not ""'),
     (f'[supervisor]\nlog_dir = ""\n{M}', 2, 'supervisor.log_dir takes a folder, not ""'),
+    ('[models.m]\npath = "m\\u0000"\n', 2, r'models.m.path takes a folder, not "m\u0000"'),
+    (
+        f'[supervisor]\nruntime_dir = "/a\\u0000\\nb"\n{M}',
+        2,
+        r'supervisor.runtime_dir takes a folder, not "/a\u0000\nb"',
+    ),
+    (
+        f'[supervisor]\nlog_dir = "\\u0000"\n{M}',
+        2,
+        r'supervisor.log_dir takes a folder, not "\u0000"',
+    ),
     (f"{M}preload = 1\n", 3, "models.m.preload takes true or false, not 1"),
     (f"{M}deterministic = 0\n", 3, "models.m.deterministic takes true or false, not 0"),
     (
