@@ -63,7 +63,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
         code=trigger.exit_code,
         signal=trigger.signal_name or None,
         detail=stopping.detail if stopping and stopping.detail else trigger.said,
-        at=None,
+        at=trigger.at,
         cause=trigger.cause,
     )
     if _was_stable(life, now):
@@ -119,7 +119,7 @@ def ended_at_last(life: Life, trigger: Died, now: float) -> None:
         code=trigger.exit_code,
         signal=trigger.signal_name or None,
         detail=trigger.said,
-        at=None,
+        at=trigger.at,
         cause=trigger.cause,
     )
     note = f"process {life.pid} has ended at last"

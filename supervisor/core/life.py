@@ -6,7 +6,7 @@ Only the rules of the transition table (`lifecycle.py`) change a life.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
@@ -54,11 +54,6 @@ class LastExit:
     detail: str
     at: float | None
     cause: Cause
-
-
-def with_wall_time(last_exit: LastExit | None, at: float) -> LastExit | None:
-    """The same exit with the wall-clock second at which it was seen."""
-    return replace(last_exit, at=at) if last_exit else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -168,6 +168,7 @@ class Died(Trigger):
         is_spawn_error: nothing was started.
         verdict: what its end means for the requests that it held.
         cause: the class of its cause.
+        at: wall-clock seconds since the epoch; None if nothing was started.
     """
 
     exit_code: int | None
@@ -177,6 +178,7 @@ class Died(Trigger):
     is_spawn_error: bool = False
     verdict: Verdict = NO_VERDICT
     cause: Cause = Cause.UNKNOWN
+    at: float | None = None
 
     @property
     def text(self) -> str:

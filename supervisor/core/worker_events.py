@@ -31,7 +31,6 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
-from .life import with_wall_time
 from .model import Model
 from .models import Models
 from .phases import Abandoned
@@ -105,6 +104,7 @@ class WorkerEvents:
             signal_name=event.signal_name,
             said=model.dying or _last_words(event.last_lines),
             announced=model.dying,
+            at=event.at,
             cause=classify(
                 event.exit_code,
                 [*event.last_lines, model.dying],
@@ -112,7 +112,6 @@ class WorkerEvents:
             ),
         )
         self._models.bury(model, died, event.now)
-        model.life.last_exit = with_wall_time(model.life.last_exit, event.at)
 
     # ------------------------------------------------------------ what it says
 

@@ -38,9 +38,10 @@ def test_a_command_that_came_true_is_answered_with_the_state_of_its_model() -> N
     driver.ask()
     unload = driver.unload()
     driver.token(1, finish=FinishReason.STOP)
-    driver.exit(code=0)
+    driver.exit(code=0, at=5.0)
     [reply] = driver.sent(Reply)
     assert (reply.id, reply.value["model"]["state"]) == (unload, "STOPPED")
+    assert reply.value["model"]["last_exit"]["at"] == 5.0
 
 
 def test_an_unload_supersedes_a_load_and_says_so() -> None:
