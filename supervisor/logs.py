@@ -20,7 +20,8 @@ SMALL_PIECE_BYTES = 4096
 MAX_LOG_BYTES_PER_S = 8 * 1024 * 1024
 """Of each model's workers; what they print beyond it is read and dropped."""
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+LEVELS = ("debug", "info", "warning", "error")
+"""From the least important."""
 
 
 class ModelLog:
@@ -100,17 +101,17 @@ class DaemonLog:
 
     Args:
         log_dir: where the file `mlxsup.log` is.
-        level: a key of `LEVELS`; lines below it are left out.
+        level: one of `LEVELS`; lines below it are left out.
         writer: writes the file.
     """
 
     def __init__(self, log_dir: Path, level: str, writer: LogWriter) -> None:
         self._file = writer.open(log_dir / "mlxsup.log")
-        self._level = LEVELS[level]
+        self._level = LEVELS.index(level)
 
     def write(self, level: str, message: str, **facts: object) -> None:
         """Writes one line."""
-        if LEVELS[level] >= self._level:
+        if LEVELS.index(level) >= self._level:
             moment = time.time()
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
             text = " ".join([message, *(f"{name}={_shown(v)}" for name, v in facts.items())])

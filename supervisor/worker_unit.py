@@ -64,6 +64,8 @@ class WorkerUnit:
         model_log: where its output goes.
     """
 
+    _start_news: Spawned | SpawnFailed
+
     def __init__(
         self, surroundings: Surroundings, spawn: Spawn, number: int, model_log: ModelLog
     ) -> None:
@@ -74,7 +76,6 @@ class WorkerUnit:
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
-        self._start_news: Spawned | SpawnFailed | None = None
 
     @property
     def model(self) -> ModelName:
@@ -167,7 +168,6 @@ class WorkerUnit:
         return True
 
     def _announce(self) -> None:
-        assert self._start_news is not None
         self._around.post(self._start_news)
 
     async def _end(self) -> None:

@@ -1,14 +1,12 @@
-"""How a daemon starts, reloads and ends, in this process: refusals, signals, bugs, leftovers."""
+"""How a daemon reloads and ends, in this process: signals, bugs, readers that are gone."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import os
 import signal
 import socket as sockets
-import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,20 +28,15 @@ from mlxsup.protocol.messages import (
 from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime as runtime_module
 from mlxsup.supervisor import signals as signals_module
-from mlxsup.supervisor import sweep as sweep_module
 from mlxsup.supervisor.clients import Clients
-from mlxsup.supervisor.config import load_config
 from mlxsup.supervisor.core import life as life_module
 from mlxsup.supervisor.core.actions import LogFault
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.process import WorkerProcess
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime import (
     FILES_PER_MODEL,
     RESERVED_FILES,
-    AlreadyRunningError,
-    RuntimeFolderError,
 )
 from support.daemon import fake
 from support.eventually_async import eventually_async
@@ -51,10 +44,8 @@ from support.played_daemon import (
     Stage,
     generate,
     play,
-    restored_process,
     short_folder,
     token,
-    write_config,
 )
 
 LAZY = fake(preload=False)
@@ -357,72 +348,3 @@ def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
         assert len(shown) == 1
 
     assert play(body, on_change=gone) == 0
-
-
-# ---------------------------------------------------------------- starts
-
-
-def start(folder: Path, models: dict[str, dict[str, Any]] | None = None, **top: Any) -> int:
-    """Runs a daemon that is not expected to serve."""
-    path = write_config(folder, models or {"a": LAZY}, top)
-
-    def listening(endpoint: str) -> None:
-        raise AssertionError("it serves")
-
-    with restored_process():
-        return run_daemon(load_config(path), on_change=print, on_listening=listening)
-
-
-def test_a_second_start_is_refused_and_the_first_serves_on_P19() -> None:
-    async def body(stage: Stage) -> None:
-        worker = await stage.ready()
-        with pytest.raises(AlreadyRunningError) as raised:
-            await asyncio.to_thread(runtime_module.RuntimeFolder.claim, stage.folder / "run")
-        assert raised.value.pid == os.getpid()
-        assert raised.value.exit_code == 75
-        peer = stage.peer()
-        await peer.say(generate())
-        await worker.step(token(await worker.accept(), 1, is_last=True))
-        assert len((await peer.hear(Deltas)).deltas) == 1
-
-    assert play(body) == 0
-
-
-def test_folders_that_cannot_be_used_are_refused_by_name() -> None:
-    with short_folder() as folder:
-        (folder / "file").write_text("")
-        with pytest.raises(RuntimeFolderError, match=r"log folder .*/file/logs cannot be created"):
-            start(folder, log_dir=f"{folder}/file/logs")
-        (folder / "run" / "client.sock").mkdir()
-        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
-            start(folder)
-        (folder / "run" / "client.sock").rmdir()
-        # Each refusal has given the folder back.
-        runtime_module.RuntimeFolder.claim(folder / "run").release()
-
-
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
-    is_killed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    if not is_killed:
-        monkeypatch.setattr(sweep_module, "_kill_group", lambda pid: None)
-        monkeypatch.setattr(sweep_module, "KILL_LIMIT_S", 0.01)
-
-    async def body(stage: Stage) -> None:
-        end = "leftover worker killed" if is_killed else "leftover worker cannot be ended"
-        await stage.logged(f"{end} model=old pid={left.pid}")
-        assert is_alive(left.pid) is not is_killed
-
-    with short_folder() as folder, subprocess.Popen(["sleep", "600"], process_group=0) as left:
-        (folder / "run").mkdir(mode=0o700)
-        entry = {"model": "old", "pid": left.pid, "identity": process_identity(left.pid)}
-        (folder / "run" / "workers.json").write_text(json.dumps([entry]))
-        try:
-            assert play(body, {"a": LAZY}, folder=folder) == 0
-        finally:
-            left.kill()
-        written = json.loads((folder / "run" / "workers.json").read_bytes())
-    assert written == ([] if is_killed else [entry])
-    said = capfd.readouterr().err
-    assert (f"process {left.pid} of old, left by an earlier daemon" in said) is not is_killed
