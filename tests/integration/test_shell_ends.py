@@ -32,6 +32,7 @@ from mlxsup.supervisor.clients import Clients
 from mlxsup.supervisor.core import life as life_module
 from mlxsup.supervisor.core.actions import LogFault
 from mlxsup.supervisor.core.core import Core
+from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.process import WorkerProcess
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime import (
@@ -41,6 +42,7 @@ from mlxsup.supervisor.runtime import (
 from support.daemon import fake
 from support.eventually_async import eventually_async
 from support.played_daemon import (
+    ENDING,
     Stage,
     generate,
     play,
@@ -254,6 +256,26 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
     ]
     assert f"ERROR worker cannot be ended model=a pid={pids[0]}\n" in log
     assert f"ERROR worker left behind model=a pid={pids[0]}\n" in log
+
+
+def test_a_signal_while_the_last_lines_are_written_changes_nothing_P12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[object] = []
+    close = daemon_module.LogWriter.close
+
+    def close_noted(self: LogWriter, limit_s: float) -> bool:
+        found.extend(signal.getsignal(number) for number in ENDING)
+        found.append(limit_s)
+        return close(self, limit_s)
+
+    monkeypatch.setattr(daemon_module.LogWriter, "close", close_noted)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    assert play(body) == 0
+    assert found == [signal.SIG_IGN] * 3 + [2.0]
 
 
 # ---------------------------------------------------------------- bugs, and readers that are gone

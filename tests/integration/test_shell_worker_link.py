@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -283,6 +284,52 @@ def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23(
         assert await bench.event(1) == GONE
         assert bench.link.disconnected.is_set()
         loop.add_reader(descriptor, bench.link._socket._drain)
+
+    run(body)
+
+
+def test_what_waits_for_a_hello_is_sent_though_a_strangers_end_has_it_read() -> None:
+    async def body(bench: Bench) -> None:
+        loop, socket = asyncio.get_running_loop(), bench.link._socket
+        dispatch = Dispatch(key=RequestKey(1), body=b"x")
+        bench.link.send(dispatch)
+        stranger = bench.worker_context.socket(zmq.DEALER)
+        stranger.connect(bench.link.endpoint)
+        await eventually_async(lambda: bench.link._connected == 2)
+        loop.remove_reader(socket._descriptor)  # it is the monitor that has it looked at
+        bench.say(HELLO)
+        assert socket.socket.poll(60_000)
+        assert bench.events == []
+        stranger.close(0)
+        await eventually_async(lambda: bench.worker.poll(0))
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        assert decoder.decode(bench.worker.recv_multipart()) == dispatch
+        loop.add_reader(socket._descriptor, socket._drain)
+
+    run(body)
+
+
+def test_the_loop_is_asked_for_another_try_only_while_something_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(bench: Bench) -> None:
+        loop = asyncio.get_running_loop()
+        bench.say(HELLO)
+        assert bench.link._socket.socket.poll(60_000)
+        asked = Mock(wraps=loop.call_later)
+        monkeypatch.setattr(loop, "call_later", asked)
+        bench.link.drain()
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        assert asked.mock_calls == []
+        with monkeypatch.context() as full:
+            full.setattr(bench.link._socket, "send", lambda frames: False)
+            for key in range(2, 5):
+                bench.link.send(Dispatch(key=RequestKey(key), body=b"x"))
+            assert [call.args[0] for call in asked.mock_calls] == [0.01], "one try for all"
+        monkeypatch.undo()
+        for _ in range(4):
+            await eventually_async(lambda: bench.worker.poll(0))
+            bench.worker.recv_multipart()
 
     run(body)
 

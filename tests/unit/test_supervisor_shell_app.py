@@ -12,13 +12,21 @@ from typing import Any
 
 import pytest
 import zmq
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import clients as clients_module
 from mlxsup.supervisor import worker_link as link_module
 from mlxsup.supervisor.app import App, _text
 from mlxsup.supervisor.clients import Clients
-from mlxsup.supervisor.core.events import Sampled, ShutdownAsked, Started, Tick
+from mlxsup.supervisor.core.events import (
+    Caller,
+    ConnectionId,
+    ReloadRefused,
+    Sampled,
+    ShutdownAsked,
+    Started,
+    Tick,
+)
 from mlxsup.supervisor.transport import LoopSocket
 from mlxsup.supervisor.worker_link import WorkerLink
 from support.played_daemon import short_folder
@@ -192,6 +200,17 @@ def test_a_signal_and_the_start_become_events() -> None:
         ("info", "signal received", {"signal": "SIGTERM"}),
         ("info", "signal received", {"signal": "SIGINT"}),
     ]
+
+
+def test_a_reload_without_a_file_is_refused_with_the_reason() -> None:
+    case = Case()
+    case.app._config = SimpleNamespace(config_path=None)
+    problem = "the daemon was started without a file: there is none to read"
+    caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
+    for one in (None, caller):
+        case.app._reload(one)
+    assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)] * 2
+    assert case.events == [ReloadRefused(now=100.0, problems=(problem,), caller=caller)]
 
 
 class Sleeps:
