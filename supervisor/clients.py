@@ -344,7 +344,6 @@ class Clients:
         """Returns whether it was known."""
         if self._speakers.get(connection.descriptor) is connection:
             del self._speakers[connection.descriptor]
-        self._doubted.pop(connection.id, None)
         return self._connections.pop(connection.id, None) is not None
 
     # ------------------------------------------------------------ connections that come and end

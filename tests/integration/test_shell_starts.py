@@ -98,7 +98,8 @@ def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
         monkeypatch.setattr(sweep_module, "KILL_LIMIT_S", 0.01)
 
     async def body(stage: Stage) -> None:
-        end = "leftover worker killed" if is_killed else "leftover worker cannot be ended"
+        end = "ERROR leftover worker cannot be ended"
+        end = "WARNING leftover worker killed" if is_killed else end
         await stage.logged(f"{end} model=old pid={left.pid}")
         assert is_alive(left.pid) is not is_killed
 

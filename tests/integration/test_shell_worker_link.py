@@ -334,6 +334,15 @@ def test_the_loop_is_asked_for_another_try_only_while_something_waits(
     run(body)
 
 
+def test_sockets_whose_files_somebody_has_removed_are_closed() -> None:
+    async def body(bench: Bench) -> None:
+        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
+            path.unlink()
+        bench.link.close()
+
+    run(body)
+
+
 def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -> None:
     async def body(bench: Bench) -> None:
         bench.worker.close(linger=0)
