@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -330,6 +331,33 @@ def test_the_loop_is_asked_for_another_try_only_while_something_waits(
         for _ in range(4):
             await eventually_async(lambda: bench.worker.poll(0))
             bench.worker.recv_multipart()
+
+    run(body)
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENOTSOCK])
+def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_soon(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(frames: list[bytes]) -> bool:
+        raise zmq.ZMQError(number)
+
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        with monkeypatch.context() as failing:
+            failing.setattr(bench.link._socket, "send", fail)
+            bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        dispatch = Dispatch(key=RequestKey(2), body=b"x")
+        bench.link.send(dispatch)
+        if number != errno.EHOSTUNREACH:
+            detail = f"cannot be sent to: {zmq.ZMQError(number).strerror}"
+            assert [broke.detail for broke in bench.events[1:]] == [detail]  # type: ignore[attr-defined]
+            return
+        assert len(bench.events) == 1
+        await eventually_async(lambda: bench.worker.poll(0))
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        assert decoder.decode(bench.worker.recv_multipart()) == dispatch, "what failed is dropped"
 
     run(body)
 

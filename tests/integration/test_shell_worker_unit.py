@@ -36,13 +36,17 @@ class Surroundings:
     def __init__(self, folder: Path) -> None:
         self.events: list[Event] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.folder = SimpleNamespace(worker_socket=lambda number: folder / f"w{number}.sock")
+        self.folder = SimpleNamespace(worker_socket=lambda number: self.socket_in(folder, number))
         self.record = SimpleNamespace(add=lambda *_: None, remove=lambda *_: None)
         self.log = SimpleNamespace(write=lambda *_, **__: None)
         self.argv = (sys.executable, "-c", "import sys; sys.stdin.read()")
         self.log_level = "info"
         self.post = self.events.append
         self.now = lambda: 5.0
+
+    @staticmethod
+    def socket_in(folder: Path, number: int) -> Path:
+        return folder / f"w{number}.sock"
 
 
 def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
@@ -188,3 +192,30 @@ def test_a_command_that_is_not_there_is_told_and_leaves_nothing() -> None:
         now=5.0, model=ModelName("m"), generation=Generation(4), detail="No such file or directory"
     )
     assert (calls, pids) == ([("post", failed)], [])
+
+
+def test_sockets_that_cannot_be_made_are_told_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Surroundings, "socket_in", staticmethod(lambda folder, number: folder / "no" / "w.sock")
+    )
+    [(said, failed)], pids = live_of(("/bin/sh", "-c", "exit 0"))
+    assert (said, type(failed), pids) == ("post", SpawnFailed, [])
+    assert failed.detail.startswith("No such file or directory")
+
+
+def test_an_exit_is_told_though_its_socket_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close = WorkerLink.close
+
+    def fail(self: WorkerLink) -> None:
+        close(self)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(WorkerLink, "close", fail)
+    calls, _ = live_of(("/bin/sh", "-c", "exit 0"))
+    warning = ("log", "warning", "socket not removed", {"error": "Permission denied"})
+    assert calls.count(warning) == 2, "at its exit, and when all of it is closed"
+    assert [type(call[1]) for call in calls if call[0] == "post"] == [Spawned, Exited]

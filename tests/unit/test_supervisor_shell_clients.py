@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
+    Cancel,
     Done,
     Event,
     Failed,
@@ -363,6 +364,13 @@ def test_a_connection_with_nothing_open_leaves_no_trace(stage: Stage) -> None:
         stage.happens(zmq.EVENT_DISCONNECTED, 7 + number)
     assert (stage.clients._connections, stage.clients._speakers) == ({}, {})
     assert (stage.loop.timers, stage.of_kind(ClientGone)) == ([], [])
+
+
+def test_who_cancels_what_it_watches_is_sent_nothing_more(stage: Stage) -> None:
+    stage.say(Subscribe(id=RequestId("s")))
+    stage.say(Cancel(id=RequestId("s")))
+    stage.clients.pulse()
+    assert (stage.sent, stage.clients._connections) == ([], {})
 
 
 def test_what_a_socket_fails_with_otherwise_is_a_bug_and_raised(stage: Stage) -> None:
