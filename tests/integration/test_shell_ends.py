@@ -83,9 +83,16 @@ def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
         stage.write_config({"a": LAZY, "b": LAZY}, {"log_level": "debug", "max_queue": 7})
         answer = await reload(stage)
         assert (answer["added"], answer["removed"], answer["later"]) == (["b"], [], ["log_level"])
-        await stage.logged("configuration reloaded later=log_level")
+        await stage.logged("INFO configuration reloaded later=log_level\n")
         # Once more: what waits for the next start still does.
         assert (await reload(stage))["later"] == ["log_level"]
+        folders = {"runtime_dir": f"{stage.folder}/r", "log_dir": f"{stage.folder}/l"}
+        stage.write_config({"a": LAZY, "b": LAZY}, folders)
+        assert (await reload(stage))["later"] == ["runtime_dir", "log_dir"]
+        await stage.logged("INFO configuration reloaded later=runtime_dir,log_dir\n")
+        stage.write_config({"a": LAZY, "b": LAZY})
+        await reload(stage)
+        await stage.logged("INFO configuration reloaded later=-\n")
 
     assert play(body, {"a": LAZY}) == 0
 
@@ -115,8 +122,9 @@ def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
         await peer.say(Reload(id=RequestId("reload")))
         failed = await peer.hear(Failed)
         assert len(failed.error["detail"]["problems"]) == 2, failed
-        await stage.logged("reload refused problems=2")
-        await stage.logged("max_queue takes")
+        await stage.logged("ERROR reload refused problems=2\n  ")
+        for problem in failed.error["detail"]["problems"]:
+            await stage.logged(f" {problem}\n")
         load = Load(id=RequestId("l"), model=ModelName("a"))
         await peer.say(load)
         await stage.until("a", "LOADING")
@@ -219,8 +227,19 @@ def test_a_worker_that_ignores_sigterm_is_killed_at_the_end_E5() -> None:
         pids.append((await stage.ready()).pid)
 
     pids: list[int] = []
-    assert play(body, process='trap "" TERM; exec cat > /dev/null', exit_grace_s=0.05) == 0
+    with short_folder() as folder:
+        deaf = 'trap "" TERM; exec cat > /dev/null'
+        assert play(body, folder=folder, process=deaf, exit_grace_s=0.05) == 0
+        lines = (folder / "logs" / "mlxsup.log").read_text().splitlines()
     assert not is_alive(pids[0])
+    said = [line.split(" ", 1)[1] for line in lines]
+    assert [line for line in said if "signal" in line or "ended" in line] == [
+        *["INFO signal received signal=SIGTERM"] * 2,
+        "INFO worker signalled model=a signal=SIGTERM",
+        "INFO worker signalled model=a signal=SIGKILL",
+        f"INFO worker exited model=a generation=1 pid={pids[0]} signal=SIGKILL",
+        "INFO daemon ended code=0",
+    ]
 
 
 def test_a_process_that_cannot_be_ended_is_left_and_named_P26(

@@ -26,6 +26,7 @@ from mlxsup.supervisor.config import load_config
 from mlxsup.supervisor.core.actions import LookAtWorker
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.daemon import run_daemon
+from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime import (
     AlreadyRunningError,
@@ -79,8 +80,13 @@ def test_a_second_start_is_refused_and_the_first_serves_on_P19() -> None:
 def test_folders_that_cannot_be_used_are_refused_by_name() -> None:
     with short_folder() as folder:
         (folder / "file").write_text("")
-        with pytest.raises(RuntimeFolderError, match=r"log folder .*/file/logs cannot be created"):
+        with pytest.raises(RuntimeFolderError) as caught:
             start(folder, log_dir=f"{folder}/file/logs")
+        said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
+        assert (str(caught.value), caught.value.hint) == (
+            said,
+            "set a log_dir that you may write to",
+        )
         (folder / "run" / "client.sock").mkdir()
         with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
             start(folder)
@@ -170,3 +176,34 @@ def test_a_silent_worker_that_cannot_be_looked_at_is_named(
     monkeypatch.setattr(workers_module, "is_process_stopped", fail)
     monkeypatch.setattr(Core, "handle", curious)
     assert play(body) == 0
+
+
+def test_a_log_folder_is_made_with_all_above_it_for_its_user_alone() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    with short_folder() as folder:
+        logs = folder / "made" / "logs"
+        assert play(body, folder=folder, supervisor={"log_dir": str(logs)}) == 0
+        assert logs.stat().st_mode & 0o777 == 0o700
+        assert "INFO daemon ended code=0\n" in (logs / "mlxsup.log").read_text()
+
+
+def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    close, limits_s = LogWriter.close, []
+
+    def late(self: LogWriter, limit_s: float) -> bool:
+        limits_s.append(limit_s)
+        close(self, 60.0)
+        return False
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    monkeypatch.setattr(LogWriter, "close", late)
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 0
+    said = f"mlxsup: the log folder {folder}/logs takes nothing; lines are lost\n"
+    assert (capfd.readouterr().err, limits_s) == (said, [2.0])

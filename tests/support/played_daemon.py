@@ -245,9 +245,10 @@ class Stage:
         return (self.folder / "logs" / f"{name}.log").read_text()
 
     async def logged(self, text: str, name: str = "mlxsup") -> None:
-        """Waits until a log file contains a text."""
+        """Waits until a log file contains a text; the daemon's own, at the start of a word."""
         path = self.folder / "logs" / f"{name}.log"
-        await eventually_async(lambda: path.exists() and text in path.read_text(), 30.0)
+        wanted = f" {text}" if name == "mlxsup" else text
+        await eventually_async(lambda: path.exists() and wanted in path.read_text(), 30.0)
 
     def write_config(
         self, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
