@@ -111,6 +111,17 @@ def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end() -
     run_with("import time; time.sleep(600)", body)
 
 
+def test_nothing_is_awaited_of_pipes_that_are_closed_and_its_exit_still_is() -> None:
+    async def body(process: WorkerProcess, output: bytearray) -> None:
+        for _ in range(2):
+            process.close_pipes()
+            assert process.output_ended.is_set()
+        assert await process.exited == 0, "the end of its input"
+        assert not output
+
+    run_with("import sys; sys.stdin.read()", body)
+
+
 def test_a_flood_of_output_is_drained_to_its_end() -> None:
     code = "import sys; sys.stdout.write('x' * 5_000_000)"
 

@@ -342,7 +342,9 @@ def test_what_a_client_may_owe_and_when_it_is_tried_again() -> None:
     assert (link_module.RETRY_S, link_module.MAX_OUTBOX_MESSAGES) == (0.01, 8192)
 
 
-@pytest.mark.parametrize(("size_bytes", "in_turn"), [(10, 128), (2**19, 2), (2**20, 1)])
+@pytest.mark.parametrize(
+    ("size_bytes", "in_turn"), [(10, 128), (2**19, 2), (2**20 - 1, 2), (2**20, 1)]
+)
 def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> None:
     taken: list[int] = []
 
