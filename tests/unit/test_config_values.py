@@ -167,8 +167,11 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
         '"\\\\" # [',
     ],
 )
-def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(value: str) -> None:
-    index = LineIndex(f"\na = {value}\nlast = 1\n")
+@pytest.mark.parametrize("equals", [" = ", "="])
+def test_what_is_inside_of_a_value_is_no_key_and_what_follows_it_is(
+    value: str, equals: str
+) -> None:
+    index = LineIndex(f"\na{equals}{value}\nlast = 1\n")
     lines = value.count("\n") + 1
     assert index.find(("a",)) == 2
     assert index.find(("x",)) == 1, "there is no such key"

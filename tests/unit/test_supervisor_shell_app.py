@@ -339,6 +339,7 @@ def test_what_a_client_may_owe_and_when_it_is_tried_again() -> None:
     assert (module.MAX_OPEN_PER_CONNECTION, module.MAX_UNSENT_S) == (4096, 10.0)
     assert (module.MAX_UNSENT_BYTES, module.MAX_UNSENT_IN_ALL_BYTES) == (8 * 2**20, 256 * 2**20)
     assert (module.RETRY_FIRST_S, module.RETRY_MOST_S) == (0.001, 0.5)
+    assert (module.PROBE_DELAY_S, module.MONITOR_TURNS) == (0.02, 8)
     assert (link_module.RETRY_S, link_module.MAX_OUTBOX_MESSAGES) == (0.01, 8192)
 
 
