@@ -26,6 +26,7 @@ from mlxsup.supervisor.runtime import (
     raise_open_file_limit,
     room_for,
 )
+from mlxsup.supervisor.signals import _has_terminal
 
 
 @pytest.fixture
@@ -259,3 +260,23 @@ def test_too_few_open_files_are_refused_with_what_to_do(
     )
     with pytest.raises(RuntimeFolderError, match="only 1024 files"):
         limited(1024, 9000, OSError())
+
+
+def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+
+    def open_(path: str, flags: int) -> int:
+        done.append((path, flags))
+        if len(done) > 1:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return 77
+
+    with monkeypatch.context() as played:
+        played.setattr(os, "open", open_)
+        played.setattr(os, "close", done.append)
+        has = [_has_terminal(), _has_terminal()]
+    assert has == [True, False]
+    looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    assert done == [looked, 77, looked]
