@@ -133,6 +133,25 @@ def test_a_daemon_that_is_gone_is_told_to_all_and_the_next_message_has_a_new_lin
     assert again.items == [{}]
 
 
+@pytest.mark.parametrize("name", ["open_command", "open_stream"])
+def test_what_is_opened_on_a_lost_link_is_sent_on_a_new_one_and_does_not_fail_P2(
+    name: str, router: Router
+) -> None:
+    first = router.command()
+    router.next()
+    lost = router.connection.link
+    assert lost is not None
+    router.socket.close(0)
+    eventually(lambda: lost.update() is LinkState.LOST, timeout_s=60.0)
+    router.socket = router.bind()
+    second = Box()
+    getattr(router.connection, name)(B, encode(Ping(id=B)), second)
+    assert [type(item) for item in first.items] == [ConnectionLost]
+    assert router.links == [(False, True), (True, False), (False, True)]
+    assert router.next() == Ping(id=B)
+    assert second.items == []
+
+
 def test_silence_ends_everything_once_it_has_lasted_P2(router: Router) -> None:
     box = router.command()
     router.next()

@@ -179,10 +179,14 @@ def _run_files(copy: Project, data: CoverageData) -> set[str]:
 
 
 def _imported_files(copy: Project, run: Run) -> set[str]:
-    """The copy's files that the process of the tests had imported, tests and conftest included."""
+    """The copy's files that the process of the tests had imported, tests and conftest included.
+
+    This tool's own are left out: what they change, they do not change in the tests.
+    """
     root = copy.root.resolve()
     names = {Path(name).resolve() for names in run.values("imported") for name in names}
-    return {name.relative_to(root).as_posix() for name in names if name.is_relative_to(root)}
+    found = {name.relative_to(root).as_posix() for name in names if name.is_relative_to(root)}
+    return {name for name in found if not name.startswith("tests/mutation/")}
 
 
 def _deselections(copy: Project) -> list[str]:

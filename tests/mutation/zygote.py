@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,24 @@ def serve(connection: Connection, root: Path) -> int:
     if reasons := what_is_not_clean(root):
         raise RuntimeError(f"no run could trust this process: {reasons}")
     gc.freeze()  # children share these pages, and look through fewer objects
-    connection.send_bytes(b"null")
-    while True:
-        try:
-            request = json.loads(connection.recv_bytes())
-        except EOFError:
-            return 0
-        if (child := os.fork()) == 0:
-            os.setsid()
-            connection.close()
-            return run(request)
-        connection.send_bytes(json.dumps(child).encode())
-        _, status = os.waitpid(child, 0)
-        connection.send_bytes(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+    request = request_of_child(connection)
+    return 0 if request is None else run(request)
+
+
+def request_of_child(connection: Connection) -> dict[str, Any] | None:
+    """Returns in each child, with what it must do, and at the end here, with None."""
+    with suppress(EOFError, BrokenPipeError):  # whoever asked has ended
+        connection.send_bytes(b"null")
+        while True:
+            request: dict[str, Any] = json.loads(connection.recv_bytes())
+            if (child := os.fork()) == 0:
+                os.setsid()
+                connection.close()
+                return request
+            connection.send_bytes(json.dumps(child).encode())
+            _, status = os.waitpid(child, 0)
+            connection.send_bytes(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+    return None
 
 
 def preload() -> None:

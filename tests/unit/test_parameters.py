@@ -96,7 +96,7 @@ def test_what_is_out_of_range_is_refused_by_name_and_range_C7(name: str, wrong: 
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "at most 1024"),
         ({"logprobs": 1}, "true or false"),
         ({"top_logprobs": 3}, "0 unless logprobs is true"),
-        ({"stop_token_ids": 5}, "a list of at most 64 token ids, not 5"),
+        ({"stop_token_ids": 5}, "stop_token_ids takes a list of at most 64 token ids, not 5"),
         ({"stop_token_ids": [1, "2"]}, "a list of at most 64 token ids"),
         ({"stop_token_ids": [True]}, "a list of at most 64 token ids"),
         ({"stop_token_ids": [-1]}, "ids from 0 to 4294967295, not -1"),
