@@ -11,10 +11,11 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker import memory_need
+from mlxsup.worker import memory_need, mlx_engine
 from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
 from mlxsup.worker.mlx_batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_way import PROBE_VERSION
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
 from support.tiny_model import make_tiny_model
 
@@ -183,3 +184,14 @@ def test_what_is_given_back_is_computed_again(tiny: Path) -> None:
         engine.remove(RequestKey(3))
         engine.give_back()
         assert solo(engine, make_row(4, prompt)) == first
+
+
+def test_a_fingerprint_depends_on_all_that_answers_depend_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same words in every release: a resume asks for the same fingerprint."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(mlx_engine, "fingerprint", lambda folder, on: given.append(on) or "f")
+    facts = load(tiny)
+    assert facts.fingerprint == "f"
+    assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]

@@ -235,3 +235,11 @@ def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -
     assert text._token_bytes is None
     assert text._decoding_tokenizer not in (text._tokenizer, text._tokenizer._tokenizer)
     assert text.decode(text.encode(RequestBody(prompt="babe")).tokens) == "babe"
+
+
+def test_the_first_space_of_a_byte_level_answer_is_its_own(tmp_path: Path) -> None:
+    """Only sentencepiece writes one that is no part of the text."""
+    text = tiny(tmp_path)
+    detokenizer = text.detokenizer()
+    pieces = [detokenizer.add(token) for token in text.encode(RequestBody(prompt=" babe")).tokens]
+    assert "".join([*pieces, detokenizer.finish()]) == " babe"
