@@ -41,7 +41,7 @@ def folder_of(shards: dict[str, list[str]], model_type: str = "llama") -> ModelF
 
 
 ONE = folder_of({"model.safetensors": ["a.weight"]})
-TWO = folder_of({"1.safetensors": ["a.weight", "a.weight.scales"], "2.safetensors": ["b.weight"]})
+TWO = folder_of({"1.safetensors": ["a.weight"], "2.safetensors": ["a.weight.scales", "b.weight"]})
 
 
 def test_an_error_is_shortened_to_one_line_of_at_most_300_characters() -> None:
@@ -171,7 +171,7 @@ def test_a_machine_without_a_working_device_is_said_so(monkeypatch: pytest.Monke
         (TWO, ValueError("config says Missing"), "config.json: config says Missing"),
         (TWO, ValueError("shape of b.weight"), "2.safetensors: shape of b.weight"),
         # The longest name of an array is the one that is meant.
-        (TWO, ValueError("a.weight.scales"), "1.safetensors: a.weight.scales"),
+        (TWO, ValueError("a.weight.scales"), "2.safetensors: a.weight.scales"),
         (TWO, RuntimeError("[load_safetensors] x"), ": [load_safetensors] x"),
         (TWO, RuntimeError("[load] 2.safetensors"), "2.safetensors: [load] 2.safetensors"),
         (TWO, RuntimeError("[load] end of file"), ": [load] end of file"),
