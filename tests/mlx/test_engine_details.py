@@ -195,3 +195,15 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
     facts = load(tiny)
     assert facts.fingerprint == "f"
     assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]
+
+
+def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    pacer = mlx_engine.PrefillPacer
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", lambda **of: asked.append(of) or pacer(**of))
+    for deterministic in (False, True):
+        load(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
+    assert asked == [
+        {"decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "is_fixed": is_fixed}
+        for is_fixed in (False, True)
+    ]
