@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker import memory_need, mlx_engine
+from mlxsup.worker import memory_need, mlx_engine, mlx_load, mlx_prefix_size, mlx_way
 from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
 from mlxsup.worker.mlx_batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_way import PROBE_VERSION
+from mlxsup.worker.mlx_way import PROBE_VERSION, WayFinder
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
-from support.tiny_model import make_tiny_model
+from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 
@@ -207,3 +207,25 @@ def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.Mo
         {"decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "is_fixed": is_fixed}
         for is_fixed in (False, True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_exact"), [("cpu", True), ("metal", False), ("cuda", False)]
+)
+def test_only_the_cpu_is_probed_as_exact(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, backend: str, is_exact: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def watch(model: Any, **options: Any) -> WayFinder:
+        asked.append(options)
+        return WayFinder(model, **options)
+
+    monkeypatch.setattr(mlx_way, "WayFinder", watch)
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
+    load(tiny)
+    (options,) = asked
+    assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
+    assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)
+    assert options["vocabulary_size"] == VOCABULARY_SIZE
