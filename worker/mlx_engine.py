@@ -379,6 +379,8 @@ class MlxEngine:
         batch.close()
         if self._limits is not None:
             self._limits.restore()
+        # The batch runs the model: while it is held, so are the weights.
+        del batch
         self._model = None
         import mlx.core as mx
 

@@ -133,7 +133,7 @@ def test_tokens_that_are_as_likely_stand_in_the_order_of_their_ids() -> None:
     alike = [math.log(1 / 64)] * 64
     for count in range(1, 65):
         ids = [token for token, _ in read(alike, 0, count).top]
-        assert ids == sorted(ids)
+        assert (ids, len(ids)) == (sorted(ids), count)
 
 
 def test_numbers_that_are_none_are_shown_as_the_least() -> None:
@@ -155,3 +155,8 @@ def test_probabilities_of_a_place_never_add_up_to_more_than_1() -> None:
         assert total <= 1.0
         assert dict(got.top)[0] == got.logprob
     assert seen > 1 - 1e-6
+
+
+def test_as_many_tokens_are_told_as_were_asked_for() -> None:
+    told = [[token for token, _ in read([-3.0, -1.0, -2.0], 0, count).top] for count in range(5)]
+    assert told == [[], [1], [1, 2], [1, 2, 0], [1, 2, 0]]

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from mlxsup.worker import mlx_prefix_cache
 from mlxsup.worker.mlx_caches import can_cut
 from mlxsup.worker.mlx_load import iterate_arrays
-from mlxsup.worker.mlx_prefix_cache import LEAST_TOKENS, PrefixCache
+from mlxsup.worker.mlx_prefix_cache import LEAST_TOKENS, Found, PrefixCache
 from mlxsup.worker.mlx_prefix_size import PrefixRoom
 from mlxsup.worker.prefix_index import Node
 
@@ -195,6 +195,15 @@ def test_the_least_recently_used_entry_goes_first() -> None:
     cache.keep(three, filled("KVCache", three))
     counts = [cache.find((*sequence, 5)).count for sequence in (one, two, three)]
     assert counts == [100, 0, 100]
+
+
+def test_nothing_is_known_of_a_short_prompt_or_to_an_empty_cache() -> None:
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    assert cache.find(numbered(1, 100)) == Found(cache=None, count=0, shared=0)
+    cache.keep(numbered(1, 100), filled("KVCache", numbered(1, 100)))
+    short = cache.find(numbered(1, LEAST_TOKENS))
+    assert (short.cache, short.count, short.shared) == (None, 0, 0)
+    assert cache.find(numbered(1, LEAST_TOKENS + 1)).count == LEAST_TOKENS == 16
 
 
 @pytest.mark.parametrize("kind", ["KVCache", "CacheList", "RotatingKVCache"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -56,6 +57,22 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
     told = {"free_memory": 7 * GIB, "total_memory": 8 * GIB}
     monkeypatch.setattr(mlx_prefix_size.mx, "device_info", lambda: told)
     assert free_memory_bytes("cuda", None) == 7 * GIB, "of the device, not of the machine"
+    del told["free_memory"]
+    assert free_memory_bytes("cuda", None) == 8 * GIB, "an older MLX tells only the whole"
+    told.clear()
+    assert free_memory_bytes("cuda", None) == 0
+
+
+def test_free_memory_is_what_the_machine_has_or_what_the_limit_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = SimpleNamespace(available=5000)
+    monkeypatch.setattr(mlx_prefix_size.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(mlx_prefix_size.mx, "get_active_memory", lambda: 700)
+    for backend in ("cpu", "metal"):
+        assert free_memory_bytes(backend, None) == 5000
+    limits = (9000, 5700, 5699, 701, 700, 1)
+    assert [free_memory_bytes("cpu", limit) for limit in limits] == [5000, 5000, 4999, 1, 0, 0]
 
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGURATIONS))

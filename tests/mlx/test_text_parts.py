@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.worker import mlx_text
 from mlxsup.worker.mlx_text import (
     MlxText,
     _byte_level_tokens,
@@ -51,8 +52,10 @@ def test_every_byte_has_its_character_in_a_byte_level_vocabulary() -> None:
 
 
 def test_a_token_outside_the_byte_alphabet_is_plain_text() -> None:
-    tokens: Any = Vocabulary("Ġa", "a b", None, "", "€Ġ", "\ud800")
-    assert _byte_level_tokens(tokens) == [b" a", b"a b", b"", b"", "€Ġ".encode(), b"?"]
+    tokens: Any = Vocabulary("Ġa", "a b", None, "", "€Ġ", "\ud800", "ń")
+    assert _byte_level_tokens(tokens) == [
+        b" a", b"a b", b"", b"", "€Ġ".encode(), b"?", "ń".encode(),
+    ]  # fmt: skip
 
 
 def test_a_sentencepiece_vocabulary_has_single_bytes_and_spaces() -> None:
@@ -175,3 +178,68 @@ def test_a_twin_shares_no_tokenizer(tmp_path: Path) -> None:
     assert twin._grammars is not text._grammars
     body = RequestBody(prompt="hello")
     assert twin.encode(body) == text.encode(body)
+
+
+def test_a_tokenizer_that_no_form_works_with_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    asked: list[dict[str, Any]] = []
+
+    def refuse(tokenizer: Any, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("s" * 300)
+
+    monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", refuse)
+    text = tiny(tmp_path)
+    with pytest.raises(RemoteError) as caught:
+        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.message == (
+        f"response_format does not work with this model's tokenizer: {'s' * 200}"
+    )
+    assert caught.value.detail == {"parameter": "response_format"}
+    assert asked == [{"vocabulary_size": VOCABULARY_SIZE, "end_tokens": [5, 7]}]
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "unused"),
+    [([b"a", b"\xff", b"b", b"\xff"], 1), ([b"a", b"b"], VOCABULARY_SIZE - 1), (None, 2047)],
+)
+def test_an_answer_in_a_form_ends_with_an_id_that_is_in_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_bytes: Any, unused: int
+) -> None:
+    """A model without an end of text has the byte that no text holds, or else its last id."""
+    ends: list[list[int]] = []
+    write_tokenizer(tmp_path)
+    text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
+    assert text.stop_tokens == []
+    text._token_bytes = token_bytes
+
+    def watch(tokenizer: Any, *, end_tokens: list[int], **options: Any) -> None:
+        ends.append(end_tokens)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", watch)
+    with pytest.raises(RemoteError, match="seen enough"):
+        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+    assert ends == [[unused]]
+
+
+def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -> None:
+    """Two threads may not use one at once: answers are decoded while prompts are encoded."""
+    write_tokenizer(tmp_path)
+    place = tmp_path / "tokenizer.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"decoder": {"type": "Fuse"}}))
+    text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
+    assert text._token_bytes is None
+    assert text._decoding_tokenizer not in (text._tokenizer, text._tokenizer._tokenizer)
+    assert text.decode(text.encode(RequestBody(prompt="babe")).tokens) == "babe"
+
+
+def test_the_first_space_of_a_byte_level_answer_is_its_own(tmp_path: Path) -> None:
+    """Only sentencepiece writes one that is no part of the text."""
+    text = tiny(tmp_path)
+    detokenizer = text.detokenizer()
+    pieces = [detokenizer.add(token) for token in text.encode(RequestBody(prompt=" babe")).tokens]
+    assert "".join([*pieces, detokenizer.finish()]) == " babe"

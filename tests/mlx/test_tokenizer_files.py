@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.mlx_text import MlxText, load_text
+from mlxsup.worker.mlx_tokenizer import tokenizer_error
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -134,3 +135,30 @@ def test_of_two_files_with_the_same_wrong_end_token_the_one_that_is_used_is_name
     with pytest.raises(BadModelError) as caught:
         text_of(folder, "</s>")
     assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: eos_token_id")
+
+
+def test_a_long_end_token_is_cut_and_one_of_nobody_is_the_folders(folder: Path) -> None:
+    with pytest.raises(BadModelError) as caught:
+        text_of(folder, "e" * 200)
+    shown = '"' + "e" * 99
+    assert str(caught.value) == (
+        f"{folder}: eos_token_id takes a token id or a list of them, not {shown}"
+    )
+
+
+def test_an_error_is_about_the_file_that_can_be_wrong(tmp_path: Path, tiny: Path) -> None:
+    """tokenizer_config.json only if the tokenizer itself can be read; the folder if none is."""
+
+    def blamed() -> str:
+        message = str(tokenizer_error(tmp_path, ValueError("odd\nvalue")))
+        place, _, rest = message.partition(": ")
+        assert rest == "the tokenizer cannot be used: odd value"
+        return place.removeprefix(str(tmp_path))
+
+    assert blamed() == ""
+    shutil.copy(tiny / "tokenizer.json", tmp_path)
+    assert blamed() == "/tokenizer.json"
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert blamed() == "/tokenizer_config.json"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert blamed() == "/tokenizer.json"

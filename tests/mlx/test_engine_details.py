@@ -1,0 +1,231 @@
+"""What a load reports, runs and decides, step by step, and what an engine answers before it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.worker import memory_need, mlx_engine, mlx_load, mlx_prefix_size, mlx_way
+from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
+from mlxsup.worker.mlx_batch import WARMUP_KEY, MlxBatch
+from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.mlx_way import PROBE_VERSION, WayFinder
+from support.mlx_rows import loaded_engine, make_row, make_spec, solo
+from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def load(path: Path, report: Callable[..., None] = lambda *_: None, **changes: Any) -> EngineFacts:
+    engine = MlxEngine(make_spec(path, **({"max_concurrency": 1} | changes)))
+    try:
+        return engine.load(report)
+    finally:
+        engine.close()
+
+
+def test_each_step_of_a_load_reports_its_phase_and_its_share_B1(tiny: Path) -> None:
+    """A tiny model has one file and one group of arrays, and the warm-up takes three steps."""
+    seen: list[tuple[LoadPhase, float]] = []
+    load(tiny, lambda phase, share: seen.append((phase, round(share, 6))))
+    weights, warm_up = LoadPhase.WEIGHTS, LoadPhase.WARMUP
+    assert seen == [
+        (LoadPhase.IMPORT, 0.0),
+        (LoadPhase.IMPORT, 0.02),
+        (LoadPhase.IMPORT, 0.05),
+        (weights, 0.05),
+        (weights, 0.15),
+        (LoadPhase.MATERIALISE, 0.9),
+        *[(warm_up, 0.9)] * 4,
+        (warm_up, 1.0),
+    ]
+
+
+def test_the_probe_reports_before_the_warm_up_at_the_share_of_the_arrays_B1(tiny: Path) -> None:
+    seen: list[tuple[LoadPhase, float]] = []
+    load(tiny, lambda *step: seen.append(step), max_concurrency=2)
+    place = seen.index((LoadPhase.MATERIALISE, 0.9))
+    assert set(seen[place + 1 : -1]) == {(LoadPhase.WARMUP, 0.9)}
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize(
+    ("context_length", "prompt"),
+    [(0, 9), (11, 9), (10, 8), (4, 2), (3, 1), (2, 1)],
+)
+def test_the_warm_up_reads_nine_tokens_or_what_fits_B5(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, context_length: int, prompt: int
+) -> None:
+    rows: list[Row] = []
+    insert = MlxBatch.insert
+
+    def watch(batch: MlxBatch, row: Row) -> int:
+        rows.append(row)
+        return insert(batch, row)
+
+    monkeypatch.setattr(MlxBatch, "insert", watch)
+    load(tiny, context_length=context_length)
+    (row,) = rows
+    assert (row.key, row.tokens, row.max_tokens) == (WARMUP_KEY, list(range(prompt)), 2)
+    assert (row.temperature, row.top_p, row.seed) == (0.0, 1.0, 0)
+
+
+def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Row] = []
+
+    def watch(batch: MlxBatch, row: Row) -> int:
+        rows.append(row)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(MlxBatch, "insert", watch)
+    engine = MlxEngine(make_spec(tiny, max_concurrency=1))
+    find_facts = engine._find_facts
+
+    def of_four_ids(*arguments: Any) -> EngineFacts:
+        engine._facts = find_facts(*arguments)
+        return EngineFacts(
+            **{
+                name: getattr(engine._facts, name)
+                for name in EngineFacts.__dataclass_fields__
+                if name != "vocabulary_size"
+            },
+            vocabulary_size=4,
+        )
+
+    monkeypatch.setattr(engine, "_find_facts", of_four_ids)
+    with pytest.raises(Exception, match="seen enough"):
+        engine.load(lambda *_: None)
+    engine.close()
+    assert rows[0].tokens == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+
+
+def test_an_engine_that_is_not_loaded_says_so_and_has_no_rows(tiny: Path) -> None:
+    engine = MlxEngine(make_spec(tiny))
+    assert (engine.has_rows(), engine.row_count()) == (False, 0)
+    calls: list[Callable[[], object]] = [
+        lambda: engine.text,
+        lambda: engine.insert(make_row(1, [1])),
+        lambda: engine.remove(RequestKey(1)),
+        engine.predict_step_s,
+        engine.prefill_chunk,
+        engine.step,
+        engine.give_back,
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert str(caught.value) == "the engine is not loaded"
+
+
+def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxsup.worker.mlx_limits", None)
+    with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx_limits"):
+        load(tiny)
+
+
+def test_the_room_for_known_prompts_is_told_and_makes_the_text_look_for_them(tiny: Path) -> None:
+    for room, wants in ((0, False), (1 << 24, False)):
+        with loaded_engine(tiny, prefix_cache_bytes=room, max_concurrency=1) as engine:
+            assert engine._facts is not None
+            assert engine._facts.prefix_cache_bytes == room
+            assert (engine._facts.prefix_cache_tokens > 0) == (room > 0)
+            text: Any = engine.text
+            assert text.wants_checkpoints is wants, "a plain cache can be cut back anywhere"
+
+
+def test_a_model_that_fills_its_memory_keeps_its_other_warnings(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_need, "COMFORTABLE_SHARE", 1e-9)
+    warnings = load(tiny, memory_limit_bytes=1 << 33, context_length=9000).warnings
+    assert [text.split(" ")[0] for text in warnings][:1] == ["context_length"]
+    assert "of the 8.00GiB that memory allows are in use" in warnings[1]
+    assert len(warnings) == 2
+
+
+def test_a_closed_engine_is_as_before_its_load(tiny: Path) -> None:
+    engine = MlxEngine(make_spec(tiny, max_concurrency=1))
+    before = mx.get_active_memory()
+    engine.load(lambda *_: None)
+    engine.insert(make_row(1, [1, 2, 3]))
+    assert (engine.has_rows(), engine.row_count()) == (True, 1)
+    engine.close()
+    assert (engine.has_rows(), engine.row_count()) == (False, 0)
+    assert engine._model is None
+    assert mx.get_cache_memory() == 0
+    with pytest.raises(RuntimeError, match="not loaded"):
+        engine.step()
+    assert mx.get_active_memory() <= before + (1 << 20)
+
+
+def test_what_is_given_back_is_computed_again(tiny: Path) -> None:
+    """Answers stay what they were, and nothing is left for reuse."""
+    prompt = list(range(300, 340))
+    with loaded_engine(tiny, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
+        first = solo(engine, make_row(1, prompt))
+        assert engine.insert(make_row(2, prompt)) == 39
+        engine.remove(RequestKey(2))
+        engine.give_back()
+        assert engine.bytes_held().cache == 0
+        assert engine.insert(make_row(3, prompt)) == 0
+        engine.remove(RequestKey(3))
+        engine.give_back()
+        assert solo(engine, make_row(4, prompt)) == first
+
+
+def test_a_fingerprint_depends_on_all_that_answers_depend_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same words in every release: a resume asks for the same fingerprint."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(mlx_engine, "fingerprint", lambda folder, on: given.append(on) or "f")
+    facts = load(tiny)
+    assert facts.fingerprint == "f"
+    assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]
+
+
+def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    pacer = mlx_engine.PrefillPacer
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", lambda **of: asked.append(of) or pacer(**of))
+    for deterministic in (False, True):
+        load(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
+    assert asked == [
+        {"decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "is_fixed": is_fixed}
+        for is_fixed in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_exact"), [("cpu", True), ("metal", False), ("cuda", False)]
+)
+def test_only_the_cpu_is_probed_as_exact(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, backend: str, is_exact: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def watch(model: Any, **options: Any) -> WayFinder:
+        asked.append(options)
+        return WayFinder(model, **options)
+
+    monkeypatch.setattr(mlx_way, "WayFinder", watch)
+    monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
+    load(tiny)
+    (options,) = asked
+    assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
+    assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)
+    assert options["vocabulary_size"] == VOCABULARY_SIZE
