@@ -99,12 +99,12 @@ def test_twice_the_load_of_the_processors_kills_nobody_P7() -> None:
         models = {name: fake(fake={"step_s": 0.02}, step_timeout_s=5.0) for name in ("one", "two")}
         with Daemon(models) as daemon, daemon.client() as client:
             readers = {
-                (name, n): Reader(client, name, f"{name} {n}", max_tokens=100)
+                (name, n): Reader(client, name, f"{name} {n}", max_tokens=50)
                 for name in models
                 for n in range(3)
             }
             for (name, n), reader in readers.items():
-                assert reader.finished(120).token_ids == undisturbed(f"{name} {n}", 100)
+                assert reader.finished(120).token_ids == undisturbed(f"{name} {n}", 50)
             assert [row(client, name)["generation"] for name in models] == [1, 1]
     finally:
         for burner in burners:
