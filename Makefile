@@ -13,15 +13,15 @@ demo: setup models/smollm2/config.json ## two models of a real kind, a crash, a 
 	@.venv/bin/mlxsup demo --config config.example.toml
 
 test: setup models/smollm2/config.json ## everything but what is slow: six minutes on two cores
-	.venv/bin/python -m pytest -n auto --dist worksteal -m 'not slow'
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n auto --dist worksteal -m 'not slow'
 
 unit: setup ## the tests without processes and sockets: seconds
-	.venv/bin/python -m pytest tests/unit -m 'not slow'
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest tests/unit -m 'not slow'
 
 SLOW ?= tests
 
 slow: setup models/smollm2/config.json ## the tests that take minutes each; SLOW: of which folder or file
-	.venv/bin/python -m pytest -m slow $(SLOW)
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -m slow $(SLOW)
 
 check: setup ## format, lint and types
 	.venv/bin/ruff format --check .

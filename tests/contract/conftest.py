@@ -13,6 +13,8 @@ from mlxsup.worker.fake_engine import FakeEngine
 from support.loop_driver import LoopDriver
 
 MAX_CONCURRENCY = 4
+SHORT_CONTEXT = 512
+"""Of the engine `short`, for a test that fills the context: reading 4,000 tokens takes seconds."""
 
 ROUNDS = {
     "deepseek_v3": True,
@@ -86,8 +88,10 @@ def make(
     else:
         is_bf16 = request.param == "bf16"
         folder = request.getfixturevalue("bf16_folder" if is_bf16 else "mlx_folder")
-        way = Batching.TOGETHER if is_bf16 else request.param
+        way = request.param if request.param in list(Batching) else Batching.TOGETHER
         spec = replace(spec_for("mlx", folder), known_batching=known_as(folder, way))
+        if request.param == "short":
+            spec = replace(spec, context_length=SHORT_CONTEXT)
 
     def make_mlx() -> Engine:
         return MlxEngine(spec)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlxsup.protocol.parameters import NUMBERS, NumberParameter
 from mlxsup.protocol.states import FinishReason
-from support.loop_driver import LoopDriver, check_every_resume
+from support.loop_driver import Answer, LoopDriver, check_every_resume, check_resumes
 
 ALL_AT_ONCE: dict[str, Any] = {
     "temperature": 1.1,
@@ -76,7 +76,7 @@ RANDOM = st.fixed_dictionaries(
 @pytest.mark.draws
 @pytest.mark.bits
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=st.lists(RANDOM, min_size=1, max_size=4))
 def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(
@@ -139,6 +139,13 @@ def test_what_a_request_alone_gets_wrong_is_its_own_error_C7(worker: LoopDriver)
 PROMPT = "a fox 🦊 and an owl"
 
 
+def around(border: int, answer: Answer) -> list[int]:
+    """Where to resume an answer: at its beginning, around the border, and before its last token."""
+    count = len(answer.tokens)
+    near = {0, 1, 2, *range(border - 2, border + 2), count - 1}
+    return sorted(near & set(range(count)))
+
+
 def first_new_token(tokens: list[int], after: int) -> int:
     """The place, from `after` on, of a token that was not there before."""
     return next(place for place in range(after, len(tokens)) if tokens[place] not in tokens[:place])
@@ -190,7 +197,7 @@ def test_no_stop_token_comes_before_min_tokens(worker: LoopDriver, temperature: 
     got = worker.answer(min_tokens=9, stop_token_ids=ends, **asked)
     assert len(got.tokens) >= 9
     assert not set(got.tokens) & set(ends)
-    check_every_resume(worker, got)
+    check_resumes(worker, got, around(9, got))
     rest = logprobs_of(worker.answer(got.resume_after(4)).deltas)
     expected = logprobs_of(got.deltas)[4:]
     assert [one.chosen.token for one in rest] == [one.chosen.token for one in expected]
@@ -212,7 +219,7 @@ def test_a_stop_string_that_is_complete_before_min_tokens_is_text(worker: LoopDr
     if early not in text[5:]:
         assert got.text == text[: text.index(late)]
         assert got.finish is FinishReason.STOP
-    check_every_resume(worker, got)
+    check_resumes(worker, got, around(20, got))
 
 
 def test_a_stop_string_that_ends_with_token_min_tokens_ends_the_answer(worker: LoopDriver) -> None:

@@ -17,13 +17,15 @@ from support.faults import PATIENT, undisturbed
 from support.streams import Reader
 
 NAMES = ("a", "b", "c", "d")
+ENTRY = fake(fake={"step_s": 0.04, "load_s": 0.1}, restart=PATIENT)
+TOKENS = 150
+"""Six seconds of an answer, so that a test on a busy machine can strike within it."""
 CHANGE = re.compile(r"model state model=(\w+) from=(\w+) to=(\w+)")
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    entry = fake(fake={"step_s": 0.01, "load_s": 0.1}, restart=PATIENT)
-    with Daemon(dict.fromkeys(NAMES, entry)) as daemon, daemon.client() as client:
+    with Daemon(dict.fromkeys(NAMES, ENTRY)) as daemon, daemon.client() as client:
         for name in NAMES:
             wait_for_state(client, name, "READY")
         yield daemon
@@ -47,7 +49,7 @@ def test_every_worker_killed_at_once_loads_one_after_the_other_and_loses_nothing
 ) -> None:
     with daemon.client() as client:
         running = {
-            (model, n): Reader(client, model, f"{model} {n}", max_tokens=300)
+            (model, n): Reader(client, model, f"{model} {n}", max_tokens=TOKENS)
             for model in NAMES
             for n in range(3)
         }
@@ -58,7 +60,7 @@ def test_every_worker_killed_at_once_loads_one_after_the_other_and_loses_nothing
             os.kill(pid, getattr(signal, name))
         for (model, n), reader in running.items():
             result = reader.finished()
-            assert result.token_ids == undisturbed(f"{model} {n}", 300)
+            assert result.token_ids == undisturbed(f"{model} {n}", TOKENS)
             assert result.resumed == 1
         after = [row(client, model) for model in NAMES]
         assert [seen["generation"] for seen in after] == [2] * len(NAMES)
@@ -69,35 +71,33 @@ def test_every_worker_killed_at_once_loads_one_after_the_other_and_loses_nothing
 def test_a_reload_that_removes_a_busy_model_drains_it_and_a_second_one_brings_it_back_P20(
     daemon: Daemon,
 ) -> None:
-    entry = fake(fake={"step_s": 0.01, "load_s": 0.1}, restart=PATIENT)
     with daemon.client() as client:
-        running = Reader(client, "a", "runs", max_tokens=150).started()
-        beside = Reader(client, "b", "beside", max_tokens=150).started()
+        running = Reader(client, "a", "runs", max_tokens=40).started()
+        beside = Reader(client, "b", "beside", max_tokens=40).started()
         removed = daemon.processes()
         pid = row(client, "a")["pid"]
-        daemon.write_config(dict.fromkeys(NAMES[1:], entry))
+        daemon.write_config(dict.fromkeys(NAMES[1:], ENTRY))
         assert daemon.run("reload").returncode == 0
         with pytest.raises(RequestError) as caught:
             client.complete("a", prompt="late", max_tokens=1)
         assert caught.value.code in ("unknown_model", "unloaded")
-        assert running.finished().token_ids == undisturbed("runs", 150), "it drains"
+        assert running.finished().token_ids == undisturbed("runs", 40), "it drains"
         gone_within([process for process in removed if process.pid == pid], 60.0)
-        daemon.write_config(dict.fromkeys(NAMES, entry))
+        daemon.write_config(dict.fromkeys(NAMES, ENTRY))
         value = json.loads(daemon.run("reload", "--json").stdout)
         assert value["added"] == ["a"]
         assert client.complete("a", prompt="x", max_tokens=5).token_ids == undisturbed("x", 5)
-        assert beside.finished().token_ids == undisturbed("beside", 150)
+        assert beside.finished().token_ids == undisturbed("beside", 40)
         assert row(client, "b")["generation"] == 1
 
 
 def test_a_removed_model_whose_worker_dies_while_it_drains_ends_its_streams_once_P1(
     daemon: Daemon,
 ) -> None:
-    entry = fake(fake={"step_s": 0.01, "load_s": 0.1}, restart=PATIENT)
     with daemon.client() as client:
-        running = Reader(client, "a", "runs", max_tokens=2000).started()
+        running = Reader(client, "a", "runs", max_tokens=1000).started()
         pid = row(client, "a")["pid"]
-        daemon.write_config(dict.fromkeys(NAMES[1:], entry))
+        daemon.write_config(dict.fromkeys(NAMES[1:], ENTRY))
         client.reload()
         os.kill(pid, signal.SIGKILL)
         assert running.failed().code in ("unloaded", "unknown_model")

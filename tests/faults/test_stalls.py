@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from mlxsup.client import RequestError
@@ -90,26 +91,35 @@ def test_no_regex_of_a_request_stalls_an_engine_P6(daemon: Daemon, regex: str) -
         assert row(client, "forms")["generation"] == 1
 
 
-def test_twice_the_load_of_the_processors_kills_nobody_P7() -> None:
+@contextmanager
+def burning_processors() -> Iterator[None]:
+    """Two processes for each processor want all of it."""
     burners = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(2 * (os.cpu_count() or 1))
     ]
     try:
-        models = {name: fake(fake={"step_s": 0.02}, step_timeout_s=5.0) for name in ("one", "two")}
-        with Daemon(models) as daemon, daemon.client() as client:
-            readers = {
-                (name, n): Reader(client, name, f"{name} {n}", max_tokens=100)
-                for name in models
-                for n in range(3)
-            }
-            for (name, n), reader in readers.items():
-                assert reader.finished(120).token_ids == undisturbed(f"{name} {n}", 100)
-            assert [row(client, name)["generation"] for name in models] == [1, 1]
+        yield
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
+
+
+def test_twice_the_load_of_the_processors_kills_nobody_P7() -> None:
+    models = {name: fake(fake={"step_s": 0.02}, step_timeout_s=5.0) for name in ("one", "two")}
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name in models:
+            wait_for_state(client, name, "READY")
+        with burning_processors():
+            readers = {
+                (name, n): Reader(client, name, f"{name} {n}", max_tokens=50)
+                for name in models
+                for n in range(3)
+            }
+            for (name, n), reader in readers.items():
+                assert reader.finished(120).token_ids == undisturbed(f"{name} {n}", 50)
+        assert [row(client, name)["generation"] for name in models] == [1, 1]
 
 
 def test_a_prompt_of_40000_tokens_on_a_slow_model_is_honest_work_F5_P7() -> None:

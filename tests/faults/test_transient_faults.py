@@ -15,6 +15,7 @@ from support.streams import Reader
 
 ROWS = 8
 TOKENS = 600
+"""Six seconds of an answer: on a busy machine, too, two faults and a newcomer come within it."""
 STEPS_OF_A_TURN = 4 + 3
 """The tokens of a probation, and what it takes to read the prompt and to leave the batch."""
 
@@ -22,7 +23,7 @@ STEPS_OF_A_TURN = 4 + 3
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     restart = {**PATIENT, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}
-    entry = fake(fake={"step_s": 0.004}, restart=restart, max_concurrency=ROWS + 1)
+    entry = fake(fake={"step_s": 0.01}, restart=restart, max_concurrency=ROWS + 1)
     with Daemon({"m": entry}) as daemon:
         yield daemon
 

@@ -71,8 +71,8 @@ def test_the_way_and_its_reason(name: str, engine: MlxEngine) -> None:
 def test_answers_in_a_batch_equal_those_alone_A8_C10(
     engine: MlxEngine, alone: dict[int, list[int]]
 ) -> None:
-    """Four rounds of four requests; none raises."""
-    for _ in range(4):
+    """Two rounds of four requests, because the first may leave something behind; none raises."""
+    for _ in range(2):
         together = run_rows(engine, [make(key) for key in alone])
         assert {key: token_ids(got) for key, got in together.items()} == alone
     check_no_row_is_left(engine)

@@ -227,8 +227,7 @@ def test_a_plain_model_has_no_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path, temperature: float) -> None:
+def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path) -> None:
     """A grammar makes the tiny model write one, with reasoning before it and text behind it."""
     pytest.importorskip("llguidance")
     folder = make_tiny_model(tmp_path)
@@ -243,7 +242,7 @@ def test_half_a_tool_call_goes_on_rightly_F10(tmp_path: Path, temperature: float
     ).replace("M<", "(<|#)")
     whole = driver.answer(
         prompt="call",
-        temperature=temperature,
+        temperature=1.0,
         seed=6,
         presence_penalty=0.5,
         logit_bias={"60": 100, "35": -100},

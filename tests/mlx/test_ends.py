@@ -92,13 +92,13 @@ def test_a_grammar_that_may_end_goes_on_until_min_tokens(worker: LoopDriver) -> 
     pytest.importorskip("llguidance")
     form = {"type": "regex", "regex": "[ab]+"}
     asked: dict[str, Any] = {"prompt": "x", "max_tokens": 9, "response_format": form}
-    assert len(worker.answer(**asked, **ALWAYS).text) == 1
+    assert len(worker.answer(**asked, **ALWAYS).tokens) == 1
     got = worker.answer(min_tokens=6, **asked, **ALWAYS)
     assert (len(got.tokens), got.finish) == (6, FinishReason.STOP)
     assert set(got.text) <= {"a", "b"}
     for ends in ([EOS], []):
         ended = worker.answer(ignore_eos=True, stop_token_ids=ends, **asked, **ALWAYS)
-        assert (len(ended.text), ended.finish) == (1, FinishReason.STOP), "the form ends it"
+        assert (len(ended.tokens), ended.finish) == (1, FinishReason.STOP), "the form ends it"
 
 
 def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(worker: LoopDriver) -> None:

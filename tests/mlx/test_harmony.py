@@ -13,7 +13,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker import mlx_batch
 from mlxsup.worker.mlx_engine import MlxEngine
 from mlxsup.worker.rows import NO_FORM
-from support.loop_driver import LoopDriver, check_every_resume
+from support.loop_driver import Answer, LoopDriver, check_resumes
 from support.mlx_rows import make_spec
 from support.tiny_model import add_tokens, make_tiny_model
 
@@ -76,6 +76,11 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     return len(tokens)
 
 
+def every_third(whole: Answer) -> list[int]:
+    """Where to resume: in each header and each part, and before the last token."""
+    return sorted({*range(0, len(whole.tokens), 3), len(whole.tokens) - 1})
+
+
 def test_reasoning_and_a_call_are_apart(
     driver: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +92,7 @@ def test_reasoning_and_a_call_are_apart(
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert whole.finish is FinishReason.TOOL_CALLS
     assert not [delta.warning for delta in whole.deltas if delta.warning]
-    check_every_resume(driver, whole)
+    check_resumes(driver, whole, every_third(whole))
 
 
 @pytest.mark.parametrize("kind", ["", " <|constrain|>json"])
@@ -102,7 +107,7 @@ def test_a_form_applies_to_the_final_part_alone(
     assert len(whole.text) == 5
     assert whole.finish is FinishReason.STOP
     assert not [delta.warning for delta in whole.deltas if delta.warning]
-    check_every_resume(driver, whole)
+    check_resumes(driver, whole, every_third(whole))
 
 
 BAD = [

@@ -217,9 +217,9 @@ def test_a_lazy_load_leaves_the_arrays_to_us(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path)
     before = mx.get_active_memory()
     model, config = load_model(folder, lazy=True)
-    assert mx.get_active_memory() - before < 1_000_000
+    assert mx.get_active_memory() - before < 500_000
     mx.eval(model.parameters())
-    assert mx.get_active_memory() - before > 2_000_000
+    assert mx.get_active_memory() - before > 1_000_000
     assert config["model_type"] == "llama"
 
 

@@ -24,10 +24,10 @@ from support.model_types.verdict import Kind, compare
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 
+# One with state alone, Mamba: tests/contract.
 ONE_OF_EACH_CACHE = [
     "llama",  # key-value
     "gemma3_text",  # key-value and window
-    "mamba",  # state
     "qwen3_next",  # state and key-value
     "deepseek_v32",  # lists of key-value caches
     "falcon_h1",  # lists of state and key-value

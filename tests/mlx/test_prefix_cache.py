@@ -14,13 +14,11 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.mlx_engine import MlxEngine
 from support.loop_driver import LoopDriver
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.tiny_model import BYTES_PER_TOKEN, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 
 BYTES = 64 * 1024 * 1024
-BYTES_PER_TOKEN = 2 * 2 * 128 * 4
-"""Of the tiny model: layers, keys and values, width, float32."""
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +126,10 @@ def test_memory_comes_back_to_what_it_was(folder: Path) -> None:
 
 
 def test_a_cancelled_prompt_is_not_computed_twice_D3(engine: MlxEngine, plain: MlxEngine) -> None:
-    tokens = tokens_of(1, 3000)
+    tokens = tokens_of(1, 1000)
     engine.insert(make_row(1, tokens))
     done = [p.done for _ in range(2) for p in engine.step().prefill][-1]
-    assert done < 3000
+    assert done < 1000
     engine.remove(RequestKey(1))
     row = make_row(2, tokens, max_tokens=12)
     assert engine.insert(row) >= done - 2
@@ -159,7 +157,7 @@ def test_removal_at_any_time_leaves_the_others_alone_D8(
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_answers_stay_what_they_are_under_sharing_and_churn_C10(
     engine: MlxEngine, plain: MlxEngine, seed: int
 ) -> None:

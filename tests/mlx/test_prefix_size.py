@@ -26,12 +26,11 @@ from mlxsup.worker.mlx_prefix_size import (
 )
 from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
+from support.tiny_model import BYTES_PER_TOKEN, CONTEXT_LENGTH, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 
 GIB = 2**30
-BYTES_PER_TOKEN = 2 * 2 * 128 * 4
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_how_many_tokens_fit_beside_what_does_not_grow() -> None:
 
 def test_the_engine_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_tiny_model(tmp_path)
-    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda backend, limit: 10 * 2**20)
+    monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda backend, limit: 6 * 2**20)
 
     def facts_of(**changes: Any) -> tuple[int, int]:
         engine = MlxEngine(make_spec(folder, **changes))
@@ -115,8 +114,8 @@ def test_the_engine_says_what_it_keeps(tmp_path: Path, monkeypatch: pytest.Monke
         return facts.prefix_cache_bytes, facts.prefix_cache_tokens
 
     row = BYTES_PER_TOKEN * CONTEXT_LENGTH
-    assert row == 8 * 2**20
-    assert facts_of(prefix_cache_bytes=None) == (5 * 2**20, 5 * 2**20 // BYTES_PER_TOKEN)
+    assert row == 4 * 2**20
+    assert facts_of(prefix_cache_bytes=None) == (3 * 2**20, 3 * 2**20 // BYTES_PER_TOKEN)
     assert facts_of(prefix_cache_bytes=None, context_length=1024) == (row // 4, 1024)
     assert facts_of(prefix_cache_bytes=2**20) == (2**20, 2**20 // BYTES_PER_TOKEN)
     assert facts_of(prefix_cache_bytes=0) == (0, 0)

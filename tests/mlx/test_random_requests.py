@@ -49,12 +49,12 @@ SCHEMA = {
 }
 PROMPTS = st.one_of(
     st.sampled_from(["the tide", "the tide and the moor", "🦊 über allem", "x"]),
-    st.integers(1, 300).map(lambda length: "moor " * length),
+    st.integers(1, 150).map(lambda length: "moor " * length),
 )
 PARAMETERS = st.fixed_dictionaries(
     {
         "prompt": PROMPTS,
-        "max_tokens": st.integers(1, 40),
+        "max_tokens": st.integers(1, 30),
         "seed": st.integers(0, 2**63 - 1),
         "temperature": st.sampled_from([0.0, 0.0, 0.7, 1.0, 2.0]),
     },

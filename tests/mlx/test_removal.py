@@ -12,6 +12,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.mlx_engine import MlxEngine
 from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo, token_ids
+from support.model_types.scenarios import chunks_of
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -21,7 +22,11 @@ pytestmark = pytest.mark.mlx
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MlxEngine]:
     folder = make_tiny_model(tmp_path / "m")
     known = known_as(folder, request.param)
-    with loaded_engine(folder, known_batching=known, prefix_cache_bytes=1 << 28) as engine:
+    # Whole prompts in one step, however busy the machine is: no row ends while another is read.
+    with (
+        chunks_of(64),
+        loaded_engine(folder, known_batching=known, prefix_cache_bytes=1 << 28) as engine,
+    ):
         yield engine
 
 

@@ -180,7 +180,7 @@ def emoji_bias(worker: LoopDriver) -> dict[str, float]:
     """Makes the four bytes of a fox, each a token, take turns with letters."""
     ids = worker.engine.text.encode(body_of(FOX)).tokens
     assert len(ids) == 4
-    return {str(token): 48.0 for token in ids}
+    return {str(token): 80.0 for token in ids}
 
 
 def body_of(prompt: str) -> Any:

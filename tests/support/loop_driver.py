@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +132,7 @@ class LoopDriver:
 
     def __init__(self, engine: Engine, facts: EngineFacts, max_concurrency: int = 4) -> None:
         self.engine = engine
+        self.facts = facts
         self._link = _Link()
         self._text = TextThreads(engine.text, self._link.wake)
         self._text.start()
@@ -198,12 +200,18 @@ class LoopDriver:
 
 def check_every_resume(worker: LoopDriver, whole: Answer, *, at_once: int = 4) -> None:
     """Resumes an answer after each number of tokens and compares what both parts make."""
+    check_resumes(worker, whole, range(len(whole.tokens)), at_once=at_once)
+
+
+def check_resumes(
+    worker: LoopDriver, whole: Answer, points: Sequence[int], *, at_once: int = 4
+) -> None:
+    """Resumes an answer after these numbers of tokens and compares what both parts make."""
     assert whole.finish is not None
-    count = len(whole.tokens)
-    for first in range(0, count, at_once):
-        points = range(first, min(first + at_once, count))
-        keys = [worker.dispatch(whole.resume_after(point)) for point in points]
-        for point, rest in zip(points, worker.finish(*keys), strict=True):
+    for first in range(0, len(points), at_once):
+        some = points[first : first + at_once]
+        keys = [worker.dispatch(whole.resume_after(point)) for point in some]
+        for point, rest in zip(some, worker.finish(*keys), strict=True):
             assert rest.acceptance == whole.acceptance
             assert rest.tokens == whole.tokens[point:], f"other tokens after {point}"
             assert rest.finish is whole.finish

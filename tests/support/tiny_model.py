@@ -18,9 +18,11 @@ from safetensors.numpy import save_file
 VOCABULARY_SIZE = 2048
 CONTEXT_LENGTH = 4096
 _LAYERS = 2
-_HIDDEN = 128
+_HIDDEN = 64
 _HEADS = 4
-_INTERMEDIATE = 256
+_INTERMEDIATE = 128
+BYTES_PER_TOKEN = 2 * _LAYERS * _HIDDEN * 4
+"""Of a prompt in the cache: keys and values of each layer, in float32."""
 _CONSTANT_FEATURE = 4.0
 """The first feature of every embedding; no layer writes to it, so that the output layer can use
 it as a bias, which llama does not have."""
