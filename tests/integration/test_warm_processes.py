@@ -1,0 +1,114 @@
+"""Warm processes are like new ones, as far as a test can see."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support import warm
+from support.isolation import MARK, processes_of
+
+LOOK = """
+import asyncio, json, os, random, signal, sys, threading
+print(json.dumps({
+    "argv": sys.argv,
+    "name": __name__,
+    "environment": dict(os.environ),
+    "cwd": os.getcwd(),
+    "files": sorted(os.listdir("/proc/self/fd"))[:-1] if os.path.exists("/proc/self/fd") else [],
+    "threads": threading.active_count(),
+    "group": os.getpgrp(),
+    "signals": [str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+    "woken": signal.set_wakeup_fd(-1),
+    "read": sys.stdin.read(),
+}))
+sys.stderr.write("error")
+sys.exit(7)
+"""
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def seen(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    assert (done.returncode, done.stderr) == (7, b"error")
+    value = json.loads(done.stdout)
+    value["environment"].pop("LC_CTYPE", None)
+    assert isinstance(value, dict)
+    return value
+
+
+def test_it_gets_what_a_new_process_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", LOOK, "one", "\udcff"]
+    assert warm.is_warm(command)
+    warm.run([sys.executable, "-c", "pass"], timeout_s=60.0)
+    monkeypatch.chdir(tmp_path)  # after the server was started in another folder
+    environment = {**os.environ, "NEW": "new"}
+    environment.pop("HOME", None)
+    new = subprocess.run(command, input=b"text", capture_output=True, env=environment, check=False)
+    with Path(os.devnull).open("r+b") as nothing:
+        beside = warm.start([sys.executable, "-c", SLEEP], (nothing,) * 3)
+    warm_one = warm.run(command, stdin=b"text", environment=environment, timeout_s=60.0)
+    beside.kill()
+    beside.wait()
+    assert seen(warm_one) == seen(new)
+
+
+def test_each_has_numbers_of_its_own() -> None:
+    command = [sys.executable, "-c", "import random; print(random.random())"]
+    assert len({warm.run(command, timeout_s=60.0).stdout for _ in range(3)}) == 3
+
+
+def test_its_life_is_told() -> None:
+    with Path(os.devnull).open("r+b") as nothing:
+        command = [sys.executable, "-c", SLEEP]
+        first, second = (warm.start(command, (nothing,) * 3) for _ in range(2))
+    assert first.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.01)
+    run = os.environ[MARK]
+    assert {p.pid for p in processes_of(run)} == {first.pid, second.pid}, "and not the server"
+    assert psutil.Process(first.pid).create_time() > psutil.Process().create_time()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60.0) == first.poll() == first.returncode == -signal.SIGTERM
+    assert second.poll() is None
+    second.kill()
+    assert second.wait() == -signal.SIGKILL
+    second.kill()
+    assert not psutil.pid_exists(first.pid)
+
+
+def test_who_takes_too_long_is_ended() -> None:
+    command = [sys.executable, "-c", SLEEP]
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.run(command, timeout_s=0.5)
+    assert processes_of(os.environ[MARK]) == []
+
+
+def test_what_is_measured_or_limited_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = [sys.executable, "-m", "mlxsup.cli", "status"]
+    assert warm.is_warm(line)
+    assert not warm.is_warm(["sh", "-c", "exec true"])
+    assert not warm.is_warm([sys.executable, "-m", "mlxsup.worker"])
+    assert not warm.is_warm([sys.executable, "-P", "-m", "mlxsup.cli"])
+    monkeypatch.setenv("COVERAGE_PROCESS_START", "settings")
+    assert not warm.is_warm(line)
+
+
+def test_nothing_of_the_server_would_be_inherited() -> None:
+    look = (
+        "import gc, sys, zmq\n"
+        "gc.unfreeze()\n"
+        "assert not [o for o in gc.get_objects() if isinstance(o, zmq.Context)]\n"
+        "assert 'mlxsup.supervisor.daemon' in sys.modules and 'mlxsup.cli.status' in sys.modules\n"
+        "assert not {'mlx', 'mlx_lm', 'transformers', 'numpy', 'pytest'} & set(sys.modules)\n"
+    )
+    done = warm.run_text([sys.executable, "-c", look], timeout_s=60.0)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert psutil.Process(warm.SERVER.pid).num_threads() == 1
