@@ -46,7 +46,6 @@ def seen(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
 
 def test_it_gets_what_a_new_process_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", LOOK, "one", "\udcff"]
-    assert warm.is_warm(command)
     warm.run([sys.executable, "-c", "pass"], timeout_s=60.0)
     monkeypatch.chdir(tmp_path)  # after the server was started in another folder
     environment = {**os.environ, "NEW": "new"}
@@ -91,14 +90,18 @@ def test_who_takes_too_long_is_ended() -> None:
     assert processes_of(os.environ[MARK]) == []
 
 
-def test_what_is_measured_or_limited_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_concerns_the_start_of_an_interpreter_gets_a_new_one() -> None:
     line = [sys.executable, "-m", "mlxsup.cli", "status"]
-    assert warm.is_warm(line)
-    assert not warm.is_warm(["sh", "-c", "exec true"])
-    assert not warm.is_warm([sys.executable, "-m", "mlxsup.worker"])
-    assert not warm.is_warm([sys.executable, "-P", "-m", "mlxsup.cli"])
-    monkeypatch.setenv("COVERAGE_PROCESS_START", "settings")
-    assert not warm.is_warm(line)
+    here = dict(os.environ)
+    assert warm.is_warm(line, here | {"TERM": "dumb", "PYTHONUNBUFFERED": ""})
+    assert not warm.is_warm(["sh", "-c", "exec true"], here)
+    assert not warm.is_warm([sys.executable, "-m", "mlxsup.worker"], here)
+    assert not warm.is_warm([sys.executable, "-P", "-m", "mlxsup.cli"], here)
+    for name in ("PYTHONDEVMODE", "PYTHONWARNINGS", "LC_ALL", "COVERAGE_PROCESS_START"):
+        assert not warm.is_warm(line, here | {name: "value"})
+    script = "import sys; print(sys.flags.dev_mode)"
+    command, environment = [sys.executable, "-c", script], here | {"PYTHONDEVMODE": "1"}
+    assert warm.run(command, environment=environment, timeout_s=60.0).stdout == b"True\n"
 
 
 def test_nothing_of_the_server_would_be_inherited() -> None:

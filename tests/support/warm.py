@@ -25,6 +25,8 @@ from .warm_server import LENGTH, LIFE
 
 CLI = "mlxsup.cli"
 
+UNBUFFERED = "PYTHONUNBUFFERED"
+
 
 class Process(Protocol):
     """What subprocess.Popen and `WarmProcess` have in common."""
@@ -167,17 +169,27 @@ SERVER = WarmServer()
 def _environment_of_server() -> dict[str, str]:
     tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), tests]))
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, "PYTHONPATH": path, UNBUFFERED: ""}
 
 
-def is_warm(command: Sequence[str]) -> bool:
+def is_warm(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether the server can run this command as a new interpreter would.
 
-    It cannot where coverage measures child processes: that begins with the interpreter.
+    It cannot if the environment changes how an interpreter starts, or if coverage measures child
+    processes, because it begins to measure at their start.
     """
-    is_measured = any(name.startswith("COVERAGE_") for name in os.environ)
-    is_python = command[0] == sys.executable
-    return is_python and not is_measured and (command[1] == "-c" or command[1:3] == ["-m", CLI])
+    is_measured = any(name.startswith("COVERAGE_") for name in environment)
+    is_same = _read_at_start(environment) == _read_at_start(os.environ)
+    is_known = command[1:2] == ["-c"] or command[1:3] == ["-m", CLI]
+    return command[0] == sys.executable and is_known and is_same and not is_measured
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter, or the C library, reads when it starts; a warm one always buffers."""
+    prefixes = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
+    read = {k: v for k, v in environment.items() if v and k.startswith(prefixes)}
+    read.pop(UNBUFFERED, None)
+    return read
 
 
 def start(
@@ -194,7 +206,7 @@ def start(
     """
     env = os.environ if environment is None else environment
     stdin, stdout, stderr = streams
-    if not is_warm(command):
+    if not is_warm(command, env):
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
     return SERVER.fork(command[1:], (stdin.fileno(), stdout.fileno(), stderr.fileno()), env)
 
