@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from mlxsup.client import AsyncClient, Client, Notice, RequestError
+from support import warm
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
@@ -236,7 +236,9 @@ def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> 
         processes = daemon.processes()
         before = [footprint(process) for process in processes]
         for seed in range(20):  # 20 × 20 requests abandoned, 600 lives of which many cancelled
-            subprocess.run([sys.executable, "-c", ABANDON, daemon.endpoint, str(seed)], check=True)
+            abandon = [sys.executable, "-c", ABANDON, daemon.endpoint, str(seed)]
+            done = warm.run(abandon, timeout_s=60.0)
+            assert (done.returncode, done.stderr) == (0, b"")
             asyncio.run(live_many(daemon.endpoint, 30, seed=100 + seed))
         eventually(lambda: is_quiet(client), timeout_s=60.0)
         assert client.complete("m", prompt="last", max_tokens=2).finish_reason == "length"

@@ -90,7 +90,9 @@ def test_who_takes_too_long_is_ended() -> None:
     assert processes_of(os.environ[MARK]) == []
 
 
-def test_what_concerns_the_start_of_an_interpreter_gets_a_new_one() -> None:
+def test_what_concerns_the_start_of_an_interpreter_gets_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     line = [sys.executable, "-m", "mlxsup.cli", "status"]
     here = dict(os.environ)
     assert warm.is_warm(line, here | {"TERM": "dumb", "PYTHONUNBUFFERED": ""})
@@ -99,6 +101,11 @@ def test_what_concerns_the_start_of_an_interpreter_gets_a_new_one() -> None:
     assert not warm.is_warm([sys.executable, "-P", "-m", "mlxsup.cli"], here)
     for name in ("PYTHONDEVMODE", "PYTHONWARNINGS", "LC_ALL", "COVERAGE_PROCESS_START"):
         assert not warm.is_warm(line, here | {name: "value"})
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert not warm.is_warm(line, os.environ), "the server did not begin with it"
+    assert warm.is_warm(line, here)
+    monkeypatch.setattr(warm, "SERVER", warm.WarmServer())
+    assert not warm.is_warm(line, here), "figures are measured without it"
     script = "import sys; print(sys.flags.dev_mode)"
     command, environment = [sys.executable, "-c", script], here | {"PYTHONDEVMODE": "1"}
     assert warm.run(command, environment=environment, timeout_s=60.0).stdout == b"True\n"

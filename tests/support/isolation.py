@@ -74,6 +74,7 @@ def mark_children() -> str:
 @pytest.fixture(scope="session")
 def run_of_tests() -> str:
     """The mark of this process's children; each of pytest's processes has its own."""
+    SERVER.allow()
     return mark_children()
 
 

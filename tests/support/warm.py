@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from .warm_server import LENGTH, LIFE
@@ -102,12 +103,22 @@ class WarmProcess:
 
 
 class WarmServer:
-    """The server, started when it is first needed, and gone with this process."""
+    """The server, started when it is first needed, and gone with this process.
+
+    Attributes:
+        read_at_start: the variables that its interpreter reads when it starts; None: it may not be
+            used.
+    """
 
     def __init__(self) -> None:
+        self.read_at_start: dict[str, str] | None = None
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+
+    def allow(self) -> None:
+        """From now on it may be used, and started with what the environment now says."""
+        self.read_at_start = _read_at_start(os.environ)
 
     @property
     def pid(self) -> int | None:
@@ -144,13 +155,16 @@ class WarmServer:
         return WarmProcess(arguments, told)
 
     def _start(self) -> socket.socket:
+        read = self.read_at_start or {}
+        tests = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [read.get("PYTHONPATH"), tests]))
         mine, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.warm_server", str(its.fileno())],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_environment_of_server(),
+                env={**os.environ, **read, "PYTHONPATH": path, UNBUFFERED: ""},
             )
         self._control = mine
         atexit.register(self._end)
@@ -166,20 +180,14 @@ class WarmServer:
 SERVER = WarmServer()
 
 
-def _environment_of_server() -> dict[str, str]:
-    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), tests]))
-    return {**os.environ, "PYTHONPATH": path, UNBUFFERED: ""}
-
-
 def is_warm(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether the server can run this command as a new interpreter would.
 
-    It cannot if the environment changes how an interpreter starts, or if coverage measures child
-    processes, because it begins to measure at their start.
+    It cannot outside of pytest, because figures are of new processes; if the environment changes
+    how an interpreter starts; or if coverage measures child processes, from their first line on.
     """
     is_measured = any(name.startswith("COVERAGE_") for name in environment)
-    is_same = _read_at_start(environment) == _read_at_start(os.environ)
+    is_same = _read_at_start(environment) == SERVER.read_at_start
     is_known = command[1:2] == ["-c"] or command[1:3] == ["-m", CLI]
     return command[0] == sys.executable and is_known and is_same and not is_measured
 
