@@ -445,15 +445,20 @@ def test_a_stream_that_is_dropped_is_cancelled_D12(daemon: Daemon) -> None:
 
 def test_a_task_that_is_cancelled_cancels_its_stream_D12(daemon: Daemon) -> None:
     async def run() -> None:
+        has_begun = asyncio.Event()
         async with AsyncClient(daemon.endpoint) as client:
 
             async def read() -> None:
                 async for _ in client.generate("m", prompt="dropped"):
-                    pass
+                    has_begun.set()
 
             for _ in range(4):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(read(), 0.2)
+                has_begun.clear()
+                reading = asyncio.create_task(read())
+                await has_begun.wait()
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
             result = await client.complete("m", prompt="x", max_tokens=2, queue_timeout_s=30.0)
             assert result.finish_reason == "length"
 
