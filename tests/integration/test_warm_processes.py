@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from mlxsup.supervisor.runtime import raise_open_file_limit
 from support import warm
 from support.isolation import MARK, processes_of
 
@@ -32,6 +34,9 @@ sys.stderr.write("error")
 sys.exit(7)
 """
 
+
+FD_SETSIZE = 1024
+"""Of `select`."""
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -74,13 +79,21 @@ def test_its_life_is_told() -> None:
     run = os.environ[MARK]
     assert {p.pid for p in processes_of(run)} == {first.pid, second.pid}, "and not the server"
     assert psutil.Process(first.pid).create_time() > psutil.Process().create_time()
-    first.send_signal(signal.SIGTERM)
+    first.terminate()
     assert first.wait(60.0) == first.poll() == first.returncode == -signal.SIGTERM
     assert second.poll() is None
     second.kill()
     assert second.wait() == -signal.SIGKILL
     second.kill()
     assert not psutil.pid_exists(first.pid)
+
+
+def test_it_needs_no_small_file_descriptor() -> None:
+    raise_open_file_limit(1)
+    with ExitStack() as stack:
+        for _ in range(FD_SETSIZE):
+            stack.enter_context(Path(os.devnull).open("rb"))
+        assert warm.run([sys.executable, "-c", ""], timeout_s=60.0).returncode == 0
 
 
 def test_who_takes_too_long_is_ended() -> None:

@@ -47,6 +47,10 @@ class Process(Protocol):
         """Sends a signal, unless it has ended."""
         ...
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        ...
+
     def kill(self) -> None:
         """SIGKILL."""
         ...
@@ -86,7 +90,9 @@ class WarmProcess:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            if not select.select([self._life], [], [], timeout)[0]:
+            poll = select.poll()  # unlike `select`, it takes any descriptor
+            poll.register(self._life, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self.returncode = self._read()
             self._life.close()
@@ -96,6 +102,10 @@ class WarmProcess:
         """Sends a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL."""
