@@ -66,7 +66,7 @@ def test_in_a_pipe_the_answer_is_the_same_and_the_remark_beside_it_F10(daemon: D
 def test_control_characters_of_a_model_steer_no_terminal(daemon: Daemon) -> None:
     said = "[[say a\x1b]0;title\x07b\x08\r\x9bc\td\n]]"
     done = run_cli(*generate(daemon, said, "--max-tokens", "60"))
-    assert done.stdout == "a\x1b]0;title\x07b\x08\n\x9bc\td\n", "data is data"
+    assert done.stdout == "a\x1b]0;title\x07b\x08\r\x9bc\td\n", "data is data"
     with Terminal(*generate(daemon, said, "--max-tokens", "60")) as terminal:
         seen = terminal.end().split("\x1b[K")[-1]
     assert seen == "a␛]0;title␇b␈␍\ufffdc\td\n"

@@ -26,6 +26,7 @@ from mlxsup.protocol.messages import (
     Unload,
 )
 from mlxsup.protocol.version import VERSION
+from support import warm
 from support.eventually import eventually
 from support.scripted_supervisor import (
     OpenStreams,
@@ -140,13 +141,11 @@ def command(*arguments: str) -> list[str]:
 def mlxsup(
     *arguments: str, stdin: bytes = b"", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+    done = warm.run(
         command(*arguments),
-        input=stdin,
-        capture_output=True,
-        env=environment(**variables),
-        timeout=TIME_LIMIT_S,
-        check=False,
+        stdin=stdin,
+        environment=environment(**variables),
+        timeout_s=TIME_LIMIT_S,
     )
     out, err = done.stdout.decode(), done.stderr.decode()
     assert "Traceback" not in err

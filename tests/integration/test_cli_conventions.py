@@ -70,6 +70,7 @@ DAEMON_COMMANDS = [
 def daemon() -> Iterator[Daemon]:
     with Daemon(MODELS) as daemon, daemon.client() as client:
         wait_for_state(client, "alpha", "READY")
+        client.restart("alpha", now=True)  # or no test could read the log of a life before
         wait_for_state(client, "broken", "FAILED")
         yield daemon
 

@@ -53,7 +53,7 @@ def test_eight_tokens_twice_at_once_J3() -> None:
     with Daemon({"m": fake()}) as daemon, daemon.client() as client:
         client.load("m")
         readers = [Reader(client, "m", f"hello {n}", max_tokens=8) for n in range(2)]
-        assert [len(reader.finished(10.0).token_ids) for reader in readers] == [8, 8]
+        assert [len(reader.finished().token_ids) for reader in readers] == [8, 8]
 
 
 def test_a_40k_token_prompt_on_a_slow_model_is_no_stall_C9_F5_P7() -> None:

@@ -125,7 +125,7 @@ def test_who_waits_begins_as_soon_as_a_row_ends_C3() -> None:
 def test_a_burst_on_a_real_model_is_whole_and_equals_solo_answers_C3_C10(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     prompts = [f"tell me about number {n:02}" for n in range(REQUESTS)]
-    lengths = [1500] + [40 + n for n in range(1, REQUESTS)]
+    lengths = [600] + [40 + n for n in range(1, REQUESTS)]
     truth = greedy_answers(folder, prompts[:1], lengths[0])
     truth += greedy_answers(folder, prompts[1:], max(lengths[1:]))
     entry = {"path": str(folder), "max_concurrency": ROWS}

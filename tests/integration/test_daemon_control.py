@@ -78,7 +78,7 @@ def test_restart_now_does_not_wait_and_the_queue_survives_F14(pair: Daemon) -> N
 
 def test_four_restarts_at_once_make_one_new_generation_F14(pair: Daemon) -> None:
     with pair.client() as client:
-        running = Reader(client, "one", "runs", max_tokens=50).started()
+        running = Reader(client, "one", "runs", max_tokens=250).started()
         in_threads(*[lambda: client.restart("one") for _ in range(4)])
         assert running.finished().finish_reason == "length"
         assert row(client, "one")["generation"] == 2

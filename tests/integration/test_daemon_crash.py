@@ -97,7 +97,9 @@ def test_a_crash_loop_ends_as_failed_with_the_last_cause_F2_P9() -> None:
 
 
 def test_a_worker_that_dies_while_loading_is_noticed_at_once_B3_F8() -> None:
-    model = fake(fake={"crash_in_load": "SIGKILL", "load_fault_generations": 1}, preload=False)
+    """Half a load is time enough to ask twice."""
+    options = {"crash_in_load": "SIGKILL", "load_fault_generations": 1, "load_s": 3.0}
+    model = fake(preload=False, fake=options)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         waiting = Reader(client, "m", "waits", max_tokens=2)
         with pytest.raises(RequestError) as caught:
@@ -112,7 +114,7 @@ def test_a_worker_that_dies_while_loading_is_noticed_at_once_B3_F8() -> None:
 def test_a_permanent_load_error_is_tried_once_and_everyone_hears_of_it_B2_B6(
     kind: str, code: int
 ) -> None:
-    model = fake(fake={"load_error": kind, "load_s": 0.3}, preload=False)
+    model = fake(fake={"load_error": kind, "load_s": 2.0}, preload=False)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         waiting = Reader(client, "m", "waits", max_tokens=2)
         with pytest.raises(RequestError) as caught:
@@ -135,7 +137,7 @@ def test_a_missing_model_folder_is_a_load_error_that_names_it_B6() -> None:
 
 
 def test_many_requests_for_a_cold_model_cause_one_spawn_B8_B4() -> None:
-    model = fake(fake={"load_s": 0.5}, preload=False)
+    model = fake(fake={"load_s": 5.0}, preload=False)
     with Daemon({"m": model}) as daemon, daemon.client() as client:
         readers = [Reader(client, "m", f"prompt {n}", max_tokens=4) for n in range(20)]
         late = Reader(client, "m", "impatient", max_tokens=4, queue_timeout_s=0.1)

@@ -19,6 +19,7 @@ from typing import Self
 
 import psutil
 
+from . import warm
 from .eventually import eventually
 
 TIME_LIMIT_S = 120.0
@@ -39,16 +40,12 @@ def environment(**values: str) -> dict[str, str]:
 
 
 def run_cli(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in pipes, to its end."""
-    return subprocess.run(
+    """Runs a command to its end; its streams are no terminal."""
+    return warm.run_text(
         command(*arguments),
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        env=environment(**variables),
-        timeout=TIME_LIMIT_S,
-        check=False,
+        stdin=stdin,
+        environment=environment(**variables),
+        timeout_s=TIME_LIMIT_S,
     )
 
 

@@ -17,8 +17,10 @@ from typing import Any, Self
 import psutil
 from mlxsup.client import Client
 
+from . import warm
 from .eventually import eventually
 from .log_gate import Provoked, violations
+from .warm import Process
 
 MAX_SHOWN = 200_000
 """Characters of logs that a test which fails prints."""
@@ -64,7 +66,7 @@ class Daemon:
         self.logs = self.folder / "logs"
         self._provoked: list[Provoked] = []
         self.write_config(models, supervisor)
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Process | None = None
         self._output = self.folder / "output.txt"
 
     def write_config(
@@ -112,13 +114,11 @@ class Daemon:
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
         """Starts it and returns when it answers."""
-        with self._output.open("a") as output:
-            self.process = subprocess.Popen(
+        with open(os.devnull) as nothing, self._output.open("a") as output:
+            self.process = warm.start(
                 self.command("start", "--config", str(self.config)),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, **(environment or {})},
+                (nothing, output, output),
+                {**os.environ, **(environment or {})},
             )
         process = self.process
 
@@ -147,16 +147,10 @@ class Daemon:
         """The command line of mlxsup."""
         return [sys.executable, "-m", "mlxsup.cli", *arguments]
 
-    def run(self, *arguments: str, timeout_s: float = 60.0, **more: Any) -> Any:
-        """Runs a command against this daemon; returns subprocess's CompletedProcess."""
-        return subprocess.run(
-            self.command(*arguments, "--endpoint", self.endpoint),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            **more,
-        )
+    def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the command line against this daemon."""
+        command = Daemon.command(*arguments, "--endpoint", self.endpoint)
+        return warm.run_text(command, timeout_s=timeout_s)
 
     def client(self) -> Client:
         """A client of this daemon."""

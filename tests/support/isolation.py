@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from .warm import SERVER
+
 MARK = "TEST_RUN"
 """The variable that every process inherits from the tests that started it, orphans too."""
 
@@ -54,8 +56,12 @@ class Files:
 
 
 def processes_of(run: str) -> list[psutil.Process]:
-    """The living processes that were started, by whatever way, from tests with this mark."""
-    return [process for process in psutil.process_iter() if _is_of(process, run)]
+    """The living processes that were started, by whatever way, from tests with this mark.
+
+    The server of warm processes is none of them: it stays for the modules to come.
+    """
+    others = (process for process in psutil.process_iter() if process.pid != SERVER.pid)
+    return [process for process in others if _is_of(process, run)]
 
 
 def mark_children() -> str:
@@ -68,6 +74,7 @@ def mark_children() -> str:
 @pytest.fixture(scope="session")
 def run_of_tests() -> str:
     """The mark of this process's children; each of pytest's processes has its own."""
+    SERVER.allow()
     return mark_children()
 
 
