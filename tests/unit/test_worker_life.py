@@ -54,10 +54,10 @@ class Supervisor:
         """Is there before the worker looks for it, whenever that is."""
         self._socket.send_multipart(encode(message))
 
-    def heard(self) -> list[Message]:
-        """Everything that has come."""
-        messages = []
-        while self._socket.poll(0):
+    def heard(self, last: str) -> list[Message]:
+        """Everything that has come, once a message of this type has."""
+        messages: list[Message] = []
+        while self._socket.poll(0 if last in [one.TYPE for one in messages] else 60_000):
             messages.append(self._decoder.decode(self._socket.recv_multipart()))
         return messages
 
@@ -128,7 +128,7 @@ def test_the_engine_that_is_served_refuses_every_other_thread_A1(
     monkeypatch.setattr(life_module, "StepLoop", ThreadedLoop)
     assert Life(make_spec(supervisor)).run() == ExitCode.ASKED
     assert [type(error) for error in seen] == [WrongThreadError]
-    types = [message.TYPE for message in supervisor.heard()]
+    types = [message.TYPE for message in supervisor.heard(last="ready")]
     assert (types[0], types[-1]) == ("hello", "ready")
 
 
@@ -181,7 +181,7 @@ def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
     )
     life = Life(spec)
     assert life.run() == ExitCode.ASKED == 0
-    assert supervisor.heard() == [
+    assert supervisor.heard(last="ready") == [
         Hello(model=spec.model, generation=spec.generation, token="secret", pid=os.getpid(),
               version=VERSION),
         LoadProgress(phase=LoadPhase.IMPORT, progress=0.0),
@@ -227,7 +227,7 @@ def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
     supervisor.say(Exit())
     assert life._link._socket.poll(60_000)
     assert life.run() == ExitCode.ASKED
-    types = [message.TYPE for message in supervisor.heard()]
+    types = [message.TYPE for message in supervisor.heard(last="load_progress")]
     assert types == ["hello", "load_progress"], "the load ends at its first report"
     assert not life._termination.is_interrupting
 
@@ -239,7 +239,9 @@ def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
     supervisor.say(CancelRow(key=RequestKey(1)))
     assert life._link._socket.poll(60_000)
     assert life.run() == 70
-    assert supervisor.heard()[-1] == Dying(code=70, message="cancel_row came before READY")
+    assert supervisor.heard(last="dying")[-1] == Dying(
+        code=70, message="cancel_row came before READY"
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_a_load_that_fails_is_the_last_thing_said_F3(
     with caplog.at_level(logging.ERROR):
         assert life.run() == code
     assert not life._termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
-    assert supervisor.heard()[-1] == Dying(code=code, message=cause)
+    assert supervisor.heard(last="dying")[-1] == Dying(code=code, message=cause)
     assert ("Traceback" in capsys.readouterr().err) is has_traceback
     assert f"worker dies code={code} cause=" in caplog.text
 
@@ -283,7 +285,7 @@ def test_sigterm_is_a_death_unless_the_exit_was_asked_for_too_E5(
     run_loop(monkeypatch, run, asked=False)
     assert Life(make_spec(supervisor)).run() == 143
     assert has_come == [False, True], "it is seen between two steps, and interrupts none"
-    assert supervisor.heard()[-1] == Dying(code=143, message="ended by SIGTERM")
+    assert supervisor.heard(last="dying")[-1] == Dying(code=143, message="ended by SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ def test_an_exit_that_came_with_sigterm_is_what_counts(
 
     run_loop(monkeypatch, run, asked=False)
     assert Life(make_spec(supervisor)).run() == code
-    assert last == supervisor.heard()[-1].TYPE
+    assert last == supervisor.heard(last=last)[-1].TYPE
 
 
 def test_sigterm_interrupts_a_load_where_it_stands_B9(
@@ -336,7 +338,7 @@ def test_heartbeats_that_have_ended_end_the_worker_P23(
     run_loop(monkeypatch, run, asked=False)
     life = Life(make_spec(supervisor))
     assert life.run() == 71
-    last = supervisor.heard()[-1]
+    last = supervisor.heard(last="dying")[-1]
     assert last == Dying(code=71, message="the thread that sends heartbeats has ended")
 
 
@@ -352,7 +354,9 @@ def test_progress_that_cannot_leave_at_once_is_dropped(
     life._report(LoadPhase.WEIGHTS, 0.5)
     monkeypatch.undo()
     life._link.close(10.0)
-    assert supervisor.heard() == [LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25)]
+    assert supervisor.heard(last="load_progress") == [
+        LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25)
+    ]
 
 
 def test_the_last_messages_have_two_seconds_to_leave(
@@ -412,7 +416,7 @@ def test_a_machine_without_mlx_has_no_device(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlxsup.worker.mlx_engine", None)
     assert Life(make_spec(supervisor, engine="mlx")).run() == 69
-    last = supervisor.heard()[-1]
+    last = supervisor.heard(last="dying")[-1]
     assert isinstance(last, Dying)
     assert (last.code, last.message.split(": ")[0]) == (69, "MLX cannot be imported")
 
