@@ -9,9 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.codec import encode, encode_body
+from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
+from mlxsup.protocol.messages import Generate
 from support.daemon import Daemon, row, wait_for_state
 from support.demo_model import demo_model_folder
 from support.eventually import eventually
+from support.raw_client import RawClient
 from support.reference import greedy_answers
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
@@ -83,13 +88,22 @@ def test_eight_tokens_twice_at_once_of_a_real_model_J3() -> None:
     folder = demo_model_folder()
     prompts = ["The capital of France is", "One, two, three,"]
     expected = greedy_answers(folder, prompts, 8)
-    with Daemon({"m": {"path": str(folder)}}) as daemon, daemon.client() as client:
+    answers = [list[int](), list[int]()]
+    shared_steps = 0
+    with Daemon({"m": {"path": str(folder)}}) as daemon, RawClient(daemon.endpoint) as client:
         # The first one makes the model load, so that both are there when it is ready.
-        readers = [Reader(client, "m", prompt, max_tokens=8) for prompt in prompts]
-        for reader, tokens in zip(readers, expected, strict=True):
-            result = reader.finished(500.0)
-            assert (result.token_ids, result.finish_reason) == (tokens, "length")
-        assert row(client, "m")["steps"] < 16, "one behind the other takes sixteen"
+        for number, prompt in enumerate(prompts):
+            body = encode_body(RequestBody(prompt=prompt, max_tokens=8))
+            client.say(encode(Generate(id=RequestId(str(number)), model=ModelName("m"), body=body)))
+        while min(map(len, answers)) < 8:
+            message = client.hear_any(500.0)
+            assert message["type"] in ("alive", "deltas", "done")
+            pieces = [one for one in message.get("deltas", ()) if one["tokens"]]
+            for piece in pieces:
+                answers[int(piece["id"])] += unpack_tokens(piece["tokens"])
+            shared_steps += len(pieces) == 2
+    assert answers == expected
+    assert shared_steps > 0, "one behind the other"
 
 
 def test_unload_and_load_a_real_engine_many_times_I1(folders: dict[str, Path]) -> None:
