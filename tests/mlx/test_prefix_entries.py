@@ -293,3 +293,26 @@ def test_a_prompt_beside_an_entry_of_100000_tokens_is_found_at_once() -> None:
     assert cache.find([*giant[:300], *[1] * 200]).count == 300
     assert cache.find(giant).count == 99_999
     assert time.thread_time() - began_s < 0.1
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_what_is_known_already_takes_no_room_again(kind: str) -> None:
+    tokens = numbered(1, 60)
+    cache = PrefixCache(PrefixRoom(max_bytes=2**20))
+    cache.keep(tokens, filled(kind, tokens))
+    held = cache.held_bytes
+    cache.keep(tokens, filled(kind, tokens))
+    assert (len(cache), cache.held_bytes) == (1, held)
+
+
+def test_what_was_cut_back_to_fit_gives_its_memory_back() -> None:
+    kept = PrefixCache(PrefixRoom(max_bytes=2**20))
+    before = mx.get_active_memory()
+    layer = KVCache()
+    new = mx.zeros((1, 1, 8000, 256))
+    layer.update_and_fetch(new, new + 1)
+    kept.keep(range(8000), [layer])
+    del layer, new
+    mx.synchronize()
+    assert 2**19 < kept.held_bytes <= 2**20
+    assert mx.get_active_memory() - before <= 2**20
