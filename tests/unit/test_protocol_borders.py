@@ -199,7 +199,7 @@ def test_what_cannot_travel_is_the_callers_error() -> None:
 
 def test_a_body_that_is_no_msgpack_is_refused_as_a_request() -> None:
     for frame in (b"\xc1", msgpack.packb({1: 2}), msgpack.packb(msgpack.ExtType(1, b"x"))):
-        with pytest.raises(RemoteError, match="the body is not msgpack within the limits: "):
+        with pytest.raises(RemoteError, match="^the body is not msgpack within the limits: "):
             decode_body(frame)
 
 
@@ -316,6 +316,7 @@ def test_a_launch_is_one_line_that_is_read_as_it_was_written() -> None:
     line = SPEC.to_line()
     assert line.count(b"\n") == 1
     assert LaunchSpec.from_line(line) == SPEC
+    assert MAX_LAUNCH_SPEC_BYTES == 65536, "as the message says"
     at_most = dataclasses.replace(SPEC, token="t" * (MAX_LAUNCH_SPEC_BYTES - len(line) + 1))
     assert LaunchSpec.from_line(at_most.to_line()) == at_most
     for wrong in (line[:-1], dataclasses.replace(at_most, path="/xx").to_line()):
