@@ -199,7 +199,7 @@ def test_what_cannot_travel_is_the_callers_error() -> None:
 
 def test_a_body_that_is_no_msgpack_is_refused_as_a_request() -> None:
     for frame in (b"\xc1", msgpack.packb({1: 2}), msgpack.packb(msgpack.ExtType(1, b"x"))):
-        with pytest.raises(RemoteError, match="^the body is not msgpack within the limits: "):
+        with pytest.raises(RemoteError, match=r"^the body is not msgpack within the limits: "):
             decode_body(frame)
 
 
