@@ -115,7 +115,11 @@ class App:
             now=self._clock.now,
         )
         self._core = Core(
-            config.core, config.models, facts=self._facts(folder), random=random.Random()
+            config.core,
+            config.models,
+            facts=self._facts(folder),
+            random=random.Random(),
+            is_strict=False,
         )
         # Emptied before the loop goes on: it only holds what follows from the event at hand.
         self._pending: deque[Event] = deque()

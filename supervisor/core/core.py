@@ -98,7 +98,7 @@ class Core:
         *,
         facts: Mapping[str, Any],
         random: random.Random,
-        is_strict: bool = False,
+        is_strict: bool,
     ) -> None:
         self._settings = settings
         self._facts = facts
@@ -169,11 +169,11 @@ class Core:
     # ------------------------------------------------------------ clients
 
     def _on_client_said(self, event: ClientSaid) -> None:
+        message: Any = event.message  # each of CLIENT_MESSAGES has an id
         try:
-            _CLIENT_HANDLERS[type(event.message)](self, event, event.message)
+            _CLIENT_HANDLERS[type(message)](self, event, message)
         except RemoteError as error:
-            id = getattr(event.message, "id", "")
-            self._send(event.connection, Failed(id=id, error=error.to_wire()))
+            self._send(event.connection, Failed(id=message.id, error=error.to_wire()))
 
     def _on_generate(self, event: ClientSaid, message: Generate) -> None:
         for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):

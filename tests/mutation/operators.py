@@ -3,7 +3,9 @@
 Left alone, because no test could reasonably fail for it: imports, annotations, docstrings,
 decorators, class headers, `__all__` and `__slots__`, blocks under `TYPE_CHECKING` or
 `__name__ == "__main__"`, abstract methods, names given to `NewType`, `TypeVar` and `cast`, and what
-is said to `logger`, because those lines are for the developers of mlxsup.
+is said to `logger`, because those lines are for the developers of mlxsup. Nor is
+`assert x is not None` or `assert isinstance(x, y)` deleted, which tells a type checker what holds
+anyway.
 """
 
 from __future__ import annotations
@@ -93,6 +95,8 @@ class _Walk(ast.NodeVisitor):
         )
         is_value = isinstance(node, ast.AnnAssign) and node.value is not None
         is_return = isinstance(node, ast.Return) and node.value is None
+        if _only_narrows(node):
+            return
         if self._functions and (is_call or is_value or is_return or isinstance(node, DELETABLE)):
             self._add("deleted statement", node, "pass")
 
@@ -280,6 +284,16 @@ class _Walk(ast.NodeVisitor):
                 is_at_import=self._functions == 0,
             )
         )
+
+
+def _only_narrows(node: ast.stmt) -> bool:
+    """Whether it tells the type checker what holds anyway, so that nothing changes without it."""
+    match node:
+        case ast.Assert(test=ast.Compare(ops=[ast.IsNot()])):
+            return True
+        case ast.Assert(test=ast.Call(func=ast.Name(id="isinstance"))):
+            return True
+    return False
 
 
 def _is_left_alone(node: ast.AST) -> bool:

@@ -11,16 +11,19 @@ from mlxsup.protocol.messages import (
     Dispatch,
     Event,
     Heartbeat,
+    Notice,
     Reply,
     StatusQuery,
     Subscribe,
 )
-from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.states import FinishReason, NoticeKind, State, WorkerPhase
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.recovery import (
     APPROACH_TOKENS,
     MAX_QUARANTINED,
     MAX_SUSPECTS,
+    PROBATION_S,
+    PROBATION_TOKENS,
     Digest,
     Evidence,
     Held,
@@ -393,6 +396,33 @@ def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
     recovery.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
     due = [n for n in range(120) if recovery.is_due(Held(digest=suspect, tokens=n))]
     assert due == list(range(place - APPROACH_TOKENS, 120))
+
+
+def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
+    recovery, place = Recovery(), 200
+    suspect, other = Digest(b"suspect"), Digest(b"other")
+    recovery.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    recovery.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    assert not recovery.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
+    past = place + PROBATION_TOKENS
+    assert not recovery.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
+    assert not recovery.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
+    assert recovery.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
+
+
+def test_who_is_quarantined_is_not_told_of_an_interruption() -> None:
+    driver = engine_of(2)
+    [key] = driver.serve("poison", notices=True)
+    driver.accept(key)
+    told = []
+    for _ in range(3):
+        driver.exit(signal="SIGSEGV")
+        told.append([notice.kind for notice in driver.sent(Notice)])
+        if not driver.errors():
+            driver.pass_time(0.2)
+            driver.come_up()
+    assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
+    assert [kinds.count(NoticeKind.INTERRUPTED) for kinds in told] == [1, 1, 0]
 
 
 def test_who_was_accused_again_is_forgotten_last() -> None:

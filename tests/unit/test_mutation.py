@@ -190,3 +190,11 @@ def test_a_seed_needs_a_commit_that_the_code_does_not_differ_from(
         with pytest.raises(NotShown, match=name):
             commit_of(tmp_path, is_dirty_allowed=False)
     assert len(commit_of(tmp_path, is_dirty_allowed=is_refused)) == 40
+
+
+def test_an_assertion_is_deleted_unless_it_only_tells_the_type_checker() -> None:
+    source = (
+        b"def f(x):\n    assert x is not None\n    assert isinstance(x, int)\n    assert x > 1\n"
+    )
+    found = mutations_of("a.py", source)
+    assert [m.line for m in found if m.operator == "deleted statement"] == [4]
