@@ -210,9 +210,9 @@ class _Walk(ast.NodeVisitor):
         self._add(operator, test, f"(not ({text}))")
 
     def visit_Return(self, node: ast.Return) -> None:
-        """None instead of the value."""
-        is_none = isinstance(node.value, ast.Constant) and node.value.value is None
-        if node.value is not None and not is_none:
+        """None instead of the value, unless that is false to whoever asks too."""
+        is_falsy = ast.unparse(node.value or ast.Constant(None)) in ("None", "False")
+        if node.value is not None and not is_falsy:
             self._add("return None", node, "return None")
             self.visit(node.value)
 

@@ -145,6 +145,15 @@ def test_an_end_without_processes_names_no_limit_for_them() -> None:
     assert reply.value["end_limit_s"] == 0.0
 
 
+def test_the_limit_of_an_end_has_both_graces_in_it() -> None:
+    driver = Driver(settings=CoreSettings(exit_grace_s=7.0))
+    driver.load()
+    driver.come_up()
+    driver.stop()
+    [reply] = driver.sent(Reply)
+    assert reply.value["end_limit_s"] == pytest.approx(2 * 7.0 + KILL_LIMIT_S)
+
+
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.STOPPING])
 def test_an_end_that_meets_it_comes_within_the_limit_it_has_named(state: State) -> None:
     driver = in_state(state)

@@ -198,3 +198,9 @@ def test_an_assertion_is_deleted_unless_it_only_tells_the_type_checker() -> None
     )
     found = mutations_of("a.py", source)
     assert [m.line for m in found if m.operator == "deleted statement"] == [4]
+
+
+def test_none_is_returned_for_a_value_but_not_for_false() -> None:
+    source = b"def f(x):\n    if x:\n        return False\n    return 0\n"
+    found = mutations_of("a.py", source)
+    assert [m.line for m in found if m.operator == "return None"] == [4]
