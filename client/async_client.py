@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -250,12 +251,10 @@ class AsyncClient(ClientBase[AsyncStream]):
         if _running_loop() is self._loop:
             # At once, so that what is sent next does not overtake it.
             self._cancel_here(request_id)
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._cancel_here, request_id)
-        except RuntimeError:
-            # The loop is closed, and nothing can be open without it.
-            pass
+        else:
+            # If the loop is closed, nothing can be open.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel_here, request_id)
 
     def _cancel_here(self, request_id: RequestId) -> None:
         if not self._is_closed:

@@ -18,7 +18,7 @@ from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection, Re
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Event, Message, Ping, Reply, Subscribe
 from support.eventually import eventually
@@ -325,3 +325,46 @@ def test_nothing_but_the_model_must_be_said_of_a_request() -> None:
     assert model.default is inspect.Parameter.empty
     assert {one.name for one in others if one.default is not None} == {"resume"}
     assert parameters["resume"].default is True
+
+
+# ---------------------------------------------------------------- the socket itself
+
+
+def test_a_link_is_one_connection_with_limits_of_its_own(router: Router) -> None:
+    router.command()
+    router.next()
+    assert router.connection.link is not None
+    socket = router.connection.link.socket
+    options = (zmq.RECONNECT_IVL, zmq.HANDSHAKE_IVL, zmq.MAXMSGSIZE, zmq.RCVHWM, zmq.LINGER)
+    assert [socket.getsockopt(option) for option in options] == [
+        3_600_000, 2000, MAX_FRAME_BYTES, 0, 0,
+    ]  # fmt: skip
+
+
+def test_what_the_socket_does_not_take_is_kept_in_order(router: Router) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    nobody_reads = context.socket(zmq.ROUTER)
+    nobody_reads.setsockopt(zmq.RCVHWM, 1)
+    nobody_reads.bind(router.endpoint + "2")
+    link = Link(context, router.endpoint + "2")
+    try:
+        assert not link.has_unsent
+        count = 0
+        while not link.has_unsent:
+            link.send([b"%d" % count, bytes(10_000)])
+            count += 1
+        for number in range(count):
+            link.flush()
+            assert nobody_reads.poll(60_000)
+            assert nobody_reads.recv_multipart()[1] == b"%d" % number
+        assert not link.has_unsent
+    finally:
+        link.close(linger_ms=0)
+        context.destroy(linger=0)
+
+
+def test_the_end_of_the_block_closes_the_client(router: Router) -> None:
+    with Client(router.endpoint) as client:
+        pass
+    with pytest.raises(RuntimeError, match=r"^the client is closed$"):
+        client.status()
