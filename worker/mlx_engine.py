@@ -372,13 +372,13 @@ class MlxEngine:
 
     def close(self) -> None:
         """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
-        if self._batch is None:
-            return
-        batch = self._ready()
-        self._batch = None
-        batch.close()
-        if self._limits is not None:
-            self._limits.restore()
+        batch, limits = self._batch, self._limits
+        self._batch = self._limits = None
+        if limits is None:
+            return  # nothing was loaded, not even MLX
+        if batch is not None:
+            batch.close()
+        limits.restore()
         # The batch runs the model: while it is held, so are the weights.
         del batch
         self._model = None

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts
@@ -63,6 +64,20 @@ def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_I4(tiny: P
     finally:
         engine.close()
     assert LoadPhase.MATERIALISE not in seen
+
+
+def test_limits_come_back_when_a_load_fails_too_E3(tiny: Path) -> None:
+    """Held to a limit below what it uses, MLX takes three times as long for everything."""
+    memory, cache = mx.set_memory_limit(10**10), mx.set_cache_limit(10**9)
+    engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000, cache_limit_bytes=0))
+    try:
+        with pytest.raises(BadLaunchError):
+            engine.load(lambda phase, progress: None)
+        engine.close()
+        engine.close()
+    finally:
+        now = mx.set_memory_limit(memory), mx.set_cache_limit(cache)
+    assert now == (10**10, 10**9)
 
 
 def test_a_limit_that_the_weights_nearly_fill_is_warned_of(tiny: Path) -> None:
