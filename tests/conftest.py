@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.isolation import nothing_is_left_behind, run_of_tests
+from support.quick_imports import transformers_index
 
 __all__ = ["nothing_is_left_behind", "run_of_tests"]
 
@@ -24,6 +28,18 @@ settings.load_profile("mlxsup")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first of pytest's processes has all the others import transformers quickly."""
+    if transformers_index.FOLDER in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="mlxsup-tests-")
+    config.add_cleanup(functools.partial(shutil.rmtree, folder))
+    quick = os.fspath(Path(transformers_index.__file__).parent)
+    os.environ[transformers_index.FOLDER] = folder
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [quick, os.environ.get("PYTHONPATH")]))
+    transformers_index.install()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -156,6 +156,11 @@ WAYS = {
     "passes dawdle": in_passes(dawdle),
 }
 
+if "TEST_TRANSFORMERS_INDEX" in os.environ:  # this file stands in front of the one that does it
+    import transformers_index
+
+    transformers_index.install()
+
 if wanted := os.environ.get("MLXSUP_SABOTAGE"):
     what, _, file = wanted.partition(":")
     WAYS[what](file)

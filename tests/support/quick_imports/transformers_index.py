@@ -1,0 +1,81 @@
+"""Keeps the index of its modules that transformers builds anew in every process that imports it.
+
+transformers reads all of its source files, twice, to learn which names each of them exports: half
+of the processor time that an MLX worker needs to start. Its own function builds the index here too,
+but only in the first process of a run of tests; the others read what that one wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+FOLDER = "TEST_TRANSFORMERS_INDEX"
+"""The variable with the folder in which indexes are kept; without it, nothing is."""
+
+MODULE = "transformers.utils.import_utils"
+
+Define = Callable[..., dict[frozenset[str], dict[str, set[str]]]]
+
+
+class Finder:
+    """Finds the module that has the function, once, and replaces it when the module has run.
+
+    Args:
+        folder: in which indexes are kept.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """As every finder of the import system."""
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        loader: Any = spec and spec.loader
+        run = loader.exec_module
+
+        def run_and_replace(module: ModuleType) -> None:
+            run(module)
+            found: Any = module
+            found.define_import_structure = kept(self._folder, found.define_import_structure)
+
+        loader.exec_module = run_and_replace
+        return spec
+
+
+def kept(folder: str, define: Define) -> Define:
+    """The same function, which reads its results from the folder if they are there."""
+
+    @functools.wraps(define)
+    def define_or_read(module_path: Any, prefix: str | None = None) -> Any:
+        place = os.path.abspath(module_path).replace(os.sep, "!")
+        file = os.path.join(folder, f"{place}!{prefix}")
+        try:
+            with open(file, "rb") as index:
+                return marshal.load(index)  # noqa: S302  these tests wrote it
+        except FileNotFoundError:
+            pass
+        defined = define(module_path, prefix)
+        mine = f"{file}.{os.getpid()}"
+        with open(mine, "wb") as index:
+            marshal.dump(defined, index)
+        os.replace(mine, file)
+        return defined
+
+    return define_or_read
+
+
+def install() -> None:
+    """Has this process use the indexes, if there is a folder for them."""
+    folder = os.environ.get(FOLDER)
+    if folder and os.path.isdir(folder):
+        sys.meta_path.insert(0, Finder(folder))
