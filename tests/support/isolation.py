@@ -1,4 +1,4 @@
-"""What a module of tests leaves behind: processes, and files that are not in its own folders.
+"""What a module of tests leaves behind: processes, files out of its own folders, and MLX's limits.
 
 Tests run in several processes at once, so what one of them leaves disturbs tests it never heard of.
 """
@@ -6,6 +6,7 @@ Tests run in several processes at once, so what one of them leaves disturbs test
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,13 +81,28 @@ def run_of_tests() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_behind(run_of_tests: str) -> Iterator[None]:
-    """Fails a module that leaves a process, or a file where other tests can see it."""
-    before = Files.now()
+    """Fails a module that leaves a process, limits of MLX, or a file where others can see it."""
+    before, limits = Files.now(), limits_of_mlx()
     yield
+    limits_now = limits_of_mlx()
     left = end_processes_of(run_of_tests, GONE_TIMEOUT_S)
     written = Files.now().differences(before)
     assert not left, f"processes are left: {left}"
     assert not written, f"written where every test can see it: {written}"
+    assert limits is None or limits_now == limits, f"MLX is left with limits: {limits_now}"
+
+
+def limits_of_mlx() -> tuple[int, int] | None:
+    """Of its memory and its cache, in bytes; None if it is not imported, as no test needs it.
+
+    Below a limit of memory that is too low, everything takes MLX three times as long.
+    """
+    mx = sys.modules.get("mlx.core")
+    if mx is None:
+        return None
+    cache: int = mx.set_cache_limit(0)
+    mx.set_cache_limit(cache)
+    return int(mx.get_memory_limit()), cache
 
 
 def end_processes_of(run: str, timeout_s: float) -> list[str]:

@@ -29,6 +29,12 @@ def test_that_writes_into_the_home_folder():
     HOME.mkdir()
     (HOME / "config.toml").write_text("")
 """
+LIMITER = """
+import mlx.core as mx
+def test_that_limits_the_cache():
+    mx.set_memory_limit(10**10)
+    mx.set_cache_limit(10**9)
+"""
 HARMLESS = """
 import subprocess, sys
 def test_that_cleans_up(tmp_path):
@@ -42,9 +48,10 @@ def test_that_cleans_up(tmp_path):
     [
         (ORPHAN, f"processes are left: ['{sys.executable} -c {SLEEP}']"),
         (WRITER, "written where every test can see it: ['{home}/.mlxsup/config.toml']"),
+        (LIMITER, "MLX is left with limits: (10000000000, 1000000000)"),
         (HARMLESS, "1 passed in"),
     ],
-    ids=["a process", "a file", "nothing"],
+    ids=["a process", "a file", "limits", "nothing"],
 )
 def test_what_a_module_leaves_is_its_error(module: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
