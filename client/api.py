@@ -25,7 +25,7 @@ class ClientBase(ABC, Generic[StreamType]):
         ValueError: the endpoint is not one.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
+    def __init__(self, endpoint: str | None) -> None:
         self._endpoint = find_endpoint(endpoint)
         self._ids = RequestIds()
 

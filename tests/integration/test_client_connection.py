@@ -20,7 +20,16 @@ from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Event, Message, Ping, Reply, Subscribe
+from mlxsup.protocol.messages import (
+    CLIENT_MESSAGES,
+    Cancel,
+    Event,
+    Generate,
+    Message,
+    Ping,
+    Reply,
+    Subscribe,
+)
 from support.eventually import eventually
 from support.scripted_supervisor import Peer, ScriptedSupervisor
 
@@ -368,3 +377,21 @@ def test_the_end_of_the_block_closes_the_client(router: Router) -> None:
         pass
     with pytest.raises(RuntimeError, match=r"^the client is closed$"):
         client.status()
+
+
+def test_a_cancel_leaves_before_what_is_asked_next_and_notices_only_if_wanted(
+    router: Router,
+) -> None:
+    async def run() -> list[Message]:
+        async with AsyncClient(router.endpoint) as client:
+            client.generate("m", prompt="x", on_notice=lambda notice: None).cancel()
+            client.generate("m", prompt="y")
+            decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
+            frames = [await asyncio.to_thread(router.socket.recv_multipart) for _ in range(3)]
+            return [decoder.decode(rest) for _, *rest in frames]
+
+    first, cancel, second = asyncio.run(run())
+    assert isinstance(first, Generate)
+    assert isinstance(second, Generate)
+    assert cancel == Cancel(id=first.id)
+    assert (first.notices, second.notices) == (True, False)
