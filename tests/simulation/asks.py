@@ -35,6 +35,7 @@ class Ask:
         placed_at: when it came into the line, or came back.
         queue_until, first_token_until, until: when each limit is over; None for none.
         key: the supervisor's name for it, as its first dispatch tells.
+        started_at: of the latest dispatch without an acceptance.
         acceptance: the first that the supervisor read.
         sent: packed tokens that the supervisor has sent to its client.
         first_token_at, cached, warnings: as the worker said with the first token.
@@ -64,6 +65,7 @@ class Ask:
     first_token_until: float | None = None
     until: float | None = None
     key: RequestKey | None = None
+    started_at: float = 0.0
     acceptance: Acceptance | None = None
     sent: bytearray = field(default_factory=bytearray)
     first_token_at: float | None = None

@@ -40,6 +40,7 @@ class Client:
 
     Attributes:
         up, down: its link, in both directions.
+        said: how many ids it has used.
         streams: by request id, ended ones too.
         commands: whether each command has been answered, by id.
         is_slow: it does not read: what waits for it is thrown away, ends excepted.
@@ -52,6 +53,7 @@ class Client:
     name: bytes
     up: Link
     down: Link
+    said: int = 0
     streams: dict[str, Stream] = field(default_factory=dict)
     commands: dict[str, bool] = field(default_factory=dict)
     subscriptions: list[str] = field(default_factory=list)
@@ -152,6 +154,8 @@ class Client:
             prompt = len(accepted.prompt_tokens) // 4
             check("usage of the prompt", usage.prompt_tokens == prompt, f"{ask} {usage}")
             check("seed", done.seed == accepted.seed, f"{ask}: {done.seed}")
+            queued_s = ask.started_at - ask.arrived_at
+            check("timings", abs(done.timings.queued_s - queued_s) < 1e-6, f"{ask}: {queued_s}")
         check("usage of the cache", usage.cached_tokens == ask.cached, f"{ask} {usage}")
         times = done.timings
         first_s = 0.0 if ask.first_token_at is None else ask.first_token_at - ask.arrived_at

@@ -11,6 +11,7 @@ from mlxsup.protocol.messages import (
     Deltas,
     Dispatch,
     Done,
+    Event,
     Exit,
     Failed,
     Load,
@@ -21,6 +22,7 @@ from mlxsup.protocol.messages import (
     StatusQuery,
     Unload,
 )
+from mlxsup.protocol.states import NoticeKind
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
@@ -89,8 +91,14 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
                 _end(record, ask, message, error["code"])
         case Reply(id=id, value=value):
             _reply(record, connection, id, value)
-        case Notice(id=id):
-            check("notice to nobody", record.asks[connection, id].is_open, id)
+        case Notice(id=id, kind=kind, detail=detail):
+            ask = record.asks[connection, id]
+            check("notice to nobody", ask.is_open, id)
+            if kind is NoticeKind.QUEUED:
+                place = 1 + record.books[ask.model].in_order.index(ask)
+                check("place in line", detail["position"] == place, f"{ask}: {detail}")
+        case Event(id=id):
+            check("event to nobody", connection not in record.gone, id)
 
 
 def _delta(record: Record, ask: Ask, delta: ClientDelta) -> None:
@@ -179,6 +187,7 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
     number = ask.prompt.number
     if ask.acceptance is None:
         check("resumes nothing", message.resume is None, ask)
+        ask.started_at = record.now
     else:
         check("resume lost", message.resume is not None, ask)
         assert message.resume is not None
@@ -217,14 +226,16 @@ def _passes_over(book: Book, turn: Ask) -> None:
 
 
 def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:
-    if message.resume is None:
-        found = [ask for ask in book.line if ask.prompt.body == message.body]
-    else:
-        found = [ask for ask in book.line if ask.key == message.key]
+    """By its key, or, the first time, by its body; of several with that body, the oldest."""
+    found = [ask for ask in book.line if ask.key == message.key]
+    if not found and message.resume is None:
+        alike = [ask for ask in book.in_order if ask.prompt.body == message.body]
+        found = [ask for ask in alike if ask.key is None][:1]
     if len(found) != 1:
         raise Violation("dispatch of nobody's", f"{message}: {found}")
-    ask = found[0]
-    check("another key", ask.key in (None, message.key), ask)
+    [ask] = found
+    if message.resume is None:
+        check("another body", ask.prompt.body == message.body, ask)
     return ask
 
 

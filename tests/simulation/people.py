@@ -55,6 +55,11 @@ OPERATE = {"load": 1.2, "unload": 1.2, "restart": 1.6, "reload": 1.2, "edit": 0.
            "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
            "signal": 0.15, "stop": 0.15}  # fmt: skip
 LIFT = {"load": 0.8, "quiet": 2.0}
+FORGIVE = {"again": 6, "copy": 5, "restart": 0.5, "load": 0.4, "reload": 0.4}
+"""Requests come again; some of the others lift what is held against them, and some must not."""
+
+BURST = 8
+"""Requests at once, after an hour at rest: more than the rows that a lack of memory leaves."""
 
 
 class People:
@@ -68,7 +73,6 @@ class People:
         self._world, self._dice = world, world.plan.random
         self._kind = world.plan.kind
         self._connected = 0
-        self._said = 0
         self.clients = [self._connect() for _ in range(CONNECTIONS)]
         self.past: list[Client] = []
         self._asked: list[Ask] = []
@@ -78,6 +82,8 @@ class People:
             weights |= OPERATE
         if self._kind is Kind.LOADS:
             weights |= LIFT
+        if self._kind is Kind.POISON:
+            weights |= FORGIVE
         self._acts: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = list(weights.values())
 
@@ -150,16 +156,20 @@ class People:
     def say_goodbye(self) -> None:
         """All is well: the supervisor is asked to end, sometimes after an hour at rest."""
         world = self._world
-        if self._kind is Kind.POISON and self._dice.random() < 0.3:
-            for entry in self._entries:
-                self._command(lambda id, name=entry.name: Unload(id=id, model=name))
-            world.time.after(60.0 + AN_HOUR_S, self._status)
+        rests = {Kind.POISON: 0.3, Kind.LOADS: 0.5}
+        if self._dice.random() >= rests.get(self._kind, 0.0):
+            self._signal()
+            return
+        for entry in self._entries:
+            self._command(lambda id, name=entry.name: Unload(id=id, model=name))
+        world.time.after(60.0 + AN_HOUR_S, self._status)
+        if self._kind is Kind.POISON:
             world.time.after(70.0 + AN_HOUR_S, self._again)
             world.time.after(75.0 + AN_HOUR_S, self._again)
-            world.time.after(100.0 + AN_HOUR_S, self._signal)
-            world.rest(200.0 + AN_HOUR_S)
         else:
-            self._signal()
+            world.time.after(70.0 + AN_HOUR_S, self._burst)
+        world.time.after(100.0 + AN_HOUR_S, self._signal)
+        world.rest(200.0 + AN_HOUR_S)
 
     def _client(self) -> Client:
         return self._dice.choice(self.clients)
@@ -184,12 +194,18 @@ class People:
 
         client.up.send(deliver)
 
-    def _new_id(self) -> str:
-        self._said += 1
-        return f"r{self._said}"
+    @staticmethod
+    def _new_id(client: Client) -> str:
+        """Each client counts for itself, so that several use the same id at the same time."""
+        client.said += 1
+        return f"r{client.said}"
 
     def _ask(self) -> None:
         self._generate(self._client(), self._model(), self._world.plan.new_prompt())
+
+    def _burst(self) -> None:
+        for _ in range(BURST):
+            self._ask()
 
     def _again(self) -> None:
         """The same request once more, once it has ended: it may be under suspicion, or worse."""
@@ -197,21 +213,32 @@ class People:
         if ended:
             ask = self._dice.choice(ended)
             self._asked = [one for one in self._asked if one.prompt is not ask.prompt]
-            self._generate(self._client(), ask.model, ask.prompt)
+            self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
 
-    def _generate(self, client: Client, model: ModelName, prompt: Prompt) -> None:
+    def _copy(self) -> None:
+        """The same request once more while it is open: both are under the same suspicion."""
+        opened = [ask for ask in self._asked if ask.is_open]
+        if opened:
+            ask = self._dice.choice(opened)
+            self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
+
+    def _generate(
+        self, client: Client, model: ModelName, prompt: Prompt, *, may_resume: bool | None = None
+    ) -> None:
         dice, is_limited = self._dice, self._world.plan.is_limited
+        if may_resume is None:
+            may_resume = dice.random() < 0.9
         ask = Ask(
             connection=client.name,
-            id=self._new_id(),
+            id=self._new_id(client),
             model=model,
             prompt=prompt,
-            may_resume=dice.random() < 0.9,
+            may_resume=may_resume,
             wants_notices=dice.random() < 0.15,
         )
         if is_limited:
             ask.queue_s = dice.choice((None, None, 0.0, 1.5))
-            ask.first_token_s = dice.choice((None, None, None, 3.0))
+            ask.first_token_s = dice.choice((None, None, 1.0, 3.0))
             ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
         self._asked.append(ask)
         self._world.prompts.add(prompt)
@@ -242,7 +269,7 @@ class People:
 
     def _nonsense(self) -> None:
         client = self._client()
-        message = Generate(id=RequestId(self._new_id()), model=self._model(), timeout_s=-1.0)
+        message = Generate(id=RequestId(self._new_id(client)), model=self._model(), timeout_s=-1.0)
         client.commands[message.id] = False
         self._say(client, message)
 
@@ -286,7 +313,8 @@ class People:
         world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
 
     def _command(self, message_of: Callable[[RequestId], Message]) -> None:
-        client, id = self._client(), RequestId(self._new_id())
+        client = self._client()
+        id = RequestId(self._new_id(client))
         client.commands[id] = False
         self._say(client, message_of(id))
 
@@ -311,7 +339,7 @@ class People:
 
     def _subscribe(self) -> None:
         client = self._client()
-        id = RequestId(self._new_id())
+        id = RequestId(self._new_id(client))
         client.subscriptions.append(id)
         self._say(client, Subscribe(id=id))
 

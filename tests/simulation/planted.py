@@ -209,4 +209,32 @@ MODULES = (
 )  # fmt: skip
 """At least one for each module of the core, beside those above."""
 
-MUTANTS = GROSS + CROSSINGS + MODULES
+FORGOTTEN = (
+    _m("a restart leaves quarantines", "recovery",
+       "        self._quarantined.clear()\n        self._in_a_row.clear()",
+       "        self._in_a_row.clear()"),
+    _m("lowered rows never come back", "recovery", "if now >= self._rows_until:", "if False:"),
+    _m("ids are found over all connections", "requests",
+       "return self._by_connection.get(connection, {}).get(id)",
+       "return next((r for r in self if r.id == id), None)"),
+    _m("the subscription of a lost client stays", "core",
+       "self._subscriptions.pop(connection, None)\n        forgotten", "forgotten"),
+    _m("load errors alike, with others between them", "restart",
+       "before, self._load_error = self._load_error, load_error",
+       "before, self._load_error = self._load_error, load_error or self._load_error"),
+    _m("the twin of a culprit waits on", "serving",
+       "if request.digest == verdict.culprit:\n                    error",
+       "if False:\n                    error"),
+    _m("the time in the queue is that until the resume", "serving",
+       "if request.acceptance is None:\n            request.started_at = now\n            return",
+       "request.started_at = now\n        if request.acceptance is None:\n            return"),
+    _m("the limit for the first token ends with a crash", "serving",
+       "if request.first_token_at is None:\n            times.append",
+       "if request.first_token_at is None and request.acceptance is None:\n"
+       "            times.append"),
+    _m("places in line count from 0", "fairness",
+       "enumerate(islice(self, near), start=1)", "enumerate(islice(self, near), start=0)"),
+)  # fmt: skip
+"""State that outlives its cause or is lost with it, and what only equals can show."""
+
+MUTANTS = GROSS + CROSSINGS + MODULES + FORGOTTEN

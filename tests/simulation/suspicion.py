@@ -83,7 +83,7 @@ class Suspicion:
             return self._convict(first[0], now)
         is_second = any(number in self.suspects for number, _ in held)
         for number in dict(held):
-            places = [tokens for one, tokens in held if one == number]
+            places = sorted({tokens for one, tokens in held if one == number})
             known = self.suspects.get(number)
             ahead = [p for p in known.places if p > max(places)] if known else []
             self.suspects[number] = Suspect(since=now, places=[*ahead, *places][-PLACES:])
