@@ -100,6 +100,7 @@ class Open:
         tokens, text: what has come.
         first_token_s, last_token_s: when.
         is_cancelled: whether its client has cancelled it.
+        left_at_cancel: how many tokens were still to come then; 0 if it was not cancelled.
         was_struck: whether it ran when a process was killed.
     """
 
@@ -110,6 +111,7 @@ class Open:
     first_token_s: float | None = None
     last_token_s: float | None = None
     is_cancelled: bool = False
+    left_at_cancel: int = 0
     was_struck: bool = False
 
     def take(self, tokens: Sequence[int], text: str) -> None:
@@ -119,6 +121,11 @@ class Open:
             self.last_token_s = time.monotonic()
             self.first_token_s = self.first_token_s or self.last_token_s
             self.tokens += tokens
+
+    def cancel(self) -> None:
+        """Its client is about to cancel it."""
+        self.is_cancelled = True
+        self.left_at_cancel = len(self.ask.answer.tokens) - len(self.tokens)
 
     @property
     def is_due_for_cancel(self) -> bool:

@@ -35,6 +35,9 @@ class Violation:
         return f"{self.check}: {self.text}"
 
 
+CUT_SHARE = 0.5
+"""Of the requests that were cancelled with much to come, at least so many must have ended so."""
+
 FEW_STRUCK = 10
 """Fewer requests that ran when their process was killed say nothing about a share."""
 MOST_VIOLATIONS = 20
@@ -46,7 +49,7 @@ class Ledger:
 
     Args:
         left_tokens: with more than so many to come, as far as its client knows, a request that
-            runs when its process is killed cannot have ended before.
+            runs when its process is killed, or when it is cancelled, cannot have ended before.
 
     Attributes:
         provocations: of the faults.
@@ -55,6 +58,8 @@ class Ledger:
         resumed: how many times answers continued after a crash.
         struck, struck_resumed: requests that ran when their process was killed, and those of them
             that were resumed.
+        cut, cut_short: requests that were cancelled with much to come, and those of them that ended
+            so.
         by_door: how many ended well, through each kind of client.
         violations: what is wrong.
         condemned: set when that is so much that the run need not go on.
@@ -66,7 +71,7 @@ class Ledger:
         self.asked = 0
         self.ends: Counter[str] = Counter()
         self.poison_ends: Counter[str] = Counter()
-        self.resumed = self.struck = self.struck_resumed = 0
+        self.resumed = self.struck = self.struck_resumed = self.cut = self.cut_short = 0
         self.by_door: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.condemned = asyncio.Event()
@@ -134,6 +139,9 @@ class Ledger:
         if one.was_struck and not end.is_error:
             self.struck += 1
             self.struck_resumed += end.resumed > 0
+        if one.left_at_cancel > self._left_tokens and not end.is_error:
+            self.cut += 1
+            self.cut_short += end.code == "cancelled"
 
     # ------------------------------------------------------------ inside
 

@@ -29,7 +29,7 @@ class LibraryDoor:
         try:
             while True:
                 if one.is_due_for_cancel:
-                    one.is_cancelled = True
+                    one.cancel()
                     stream.cancel()
                 delta = await anext(stream, None)
                 if delta is None:

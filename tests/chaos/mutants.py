@@ -146,6 +146,14 @@ MUTANTS = (
         check="cancel",
     ),
     Mutant(
+        name="cancels are ignored",
+        module=SERVING,
+        right="        self._withdraw(model, request)\n"
+        "        self._end(request, finish=FinishReason.CANCELLED, now=now)",
+        wrong="        return",
+        check="cancel",
+    ),
+    Mutant(
         name="deadlines come early",
         module=SERVING,
         right="    return now + limit_s if limit_s > 0 else None",

@@ -117,7 +117,7 @@ class RawDoor:
 
     def _cancel_when_due(self, name: str, one: Open) -> None:
         if one.is_due_for_cancel:
-            one.is_cancelled = True
+            one.cancel()
             self._say(msgpack.packb({"type": "cancel", "id": name, "v": 1}))
 
     def _end(self, message: dict[str, Any]) -> None:

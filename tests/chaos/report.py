@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from support.verdict import Verdict
 
 from .faults import Faults
-from .ledger import FEW_STRUCK, RESUMED_SHARE, Ledger
+from .ledger import CUT_SHARE, FEW_STRUCK, RESUMED_SHARE, Ledger
 from .setting import Setting
 
 SHOWN_VIOLATIONS = 20
@@ -79,6 +79,10 @@ def _check_totals(ledger: Ledger) -> None:
     if ledger.struck >= FEW_STRUCK and ledger.struck_resumed < RESUMED_SHARE * ledger.struck:
         text = f"{ledger.struck_resumed} of {ledger.struck} that ran when their process was killed"
         ledger.violate("resumed", text)
+    if ledger.cut >= FEW_STRUCK and ledger.cut_short < CUT_SHARE * ledger.cut:
+        ledger.violate(
+            "cancel", f"{ledger.cut_short} of {ledger.cut} ended when they were cancelled"
+        )
 
 
 def _missing(ledger: Ledger, faults: Faults, setting: Setting, requests: int) -> list[str]:

@@ -22,7 +22,7 @@ from .setting import SUPERVISOR, Setting
 
 DOORS = 4
 """Connections; every second one is raw."""
-CANCELLED, LIMITED, NOT_RESUMED = 0.04, 0.03, 0.1
+CANCELLED, LONG_CANCELLED, LIMITED, NOT_RESUMED = 0.04, 0.3, 0.03, 0.1
 """Shares of the requests: that their clients cancel, that have a deadline, that do not outlive
 their worker."""
 TIMEOUTS_S = (0.01, 0.05, 0.2, 30.0)
@@ -127,7 +127,9 @@ class Chaos:
         number = next(self._numbers)
         prompt, max_tokens, seed = self._setting.answers.draw(dice, model, number)
         answer = self._setting.answers.answer(model, prompt, max_tokens, seed)
-        is_cancelled, is_limited = dice.random() < CANCELLED, dice.random() < LIMITED
+        is_long = len(answer.tokens) > 2 * self._setting.left_tokens
+        share = LONG_CANCELLED if is_long else CANCELLED
+        is_cancelled, is_limited = dice.random() < share, dice.random() < LIMITED
         return Ask(
             number=number,
             id=str(number),
