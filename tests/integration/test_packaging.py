@@ -306,7 +306,13 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize("is_peer_first", [True, False], ids=["peer first", "mlxsup first"])
+@pytest.mark.parametrize(
+    "is_peer_first",
+    [
+        pytest.param(True, id="peer first"),
+        pytest.param(False, id="mlxsup first", marks=pytest.mark.slow),
+    ],
+)
 def test_pypi_supervisor_works_beside_it_and_after_it(
     built: Built, peer: Path, tmp_path: Path, is_peer_first: bool
 ) -> None:

@@ -18,6 +18,7 @@ FETCHER = "mlxsup.cli.demo_model"
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_the_converted_model_knows_the_capital_of_france() -> None:
     with loaded_engine(demo_model_folder()) as engine:
         prompt = engine.text.encode(RequestBody(prompt="The capital of France is"))

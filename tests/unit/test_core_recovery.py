@@ -436,16 +436,19 @@ def test_who_was_accused_again_is_forgotten_last() -> None:
     assert not recovery.is_suspect(Digest(b"older"))
 
 
-def test_memory_of_suspects_and_quarantines_is_bounded() -> None:
+def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (MAX_SUSPECTS, MAX_QUARANTINED) == (4096, 4096)
+    monkeypatch.setattr("mlxsup.supervisor.core.recovery.MAX_SUSPECTS", 60)
+    monkeypatch.setattr("mlxsup.supervisor.core.recovery.MAX_QUARANTINED", 50)
     recovery = Recovery()
-    many = [Digest(str(n).encode()) for n in range(MAX_SUSPECTS + 10)]
+    many = [Digest(str(n).encode()) for n in range(70)]
     recovery.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
-    assert recovery.suspects == MAX_SUSPECTS
+    assert recovery.suspects == 60
     for number, digest in enumerate(many):
         recovery.completed(Digest(b"fine"))
         for _ in range(3):
             recovery.judge(Evidence.ACCUSES, [Held(digest=digest)], float(number) / 1000)
-    assert recovery.quarantined == MAX_QUARANTINED
+    assert recovery.quarantined == 50
 
 
 def test_a_dispatch_after_an_accusing_crash_resumes() -> None:
