@@ -58,5 +58,5 @@ def is_mlx_on_gpu() -> bool:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes of tests for each core, because half of the tests mostly wait."""
-    return min(2 * (os.cpu_count() or 1), MOST_PROCESSES)
+    """Three processes of tests for each core, because half of the tests mostly wait."""
+    return min(3 * (os.cpu_count() or 1), MOST_PROCESSES)
