@@ -14,7 +14,7 @@ from support.verdict import Verdict
 
 
 def test_requests_outlive_signals_and_restarts_P1() -> None:
-    setting = small(("SIGKILL", "SIGSEGV", "restart --now", "unload"))
+    setting = replace(small(("SIGKILL", "SIGSEGV", "restart --now", "unload")), run_limit_s=400.0)
     outcome = run_chaos(setting, requests=800, seed=2)
     assert outcome.verdict is Verdict.KEPT, outcome
 
