@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
@@ -174,11 +175,11 @@ class Clients:
         id = ConnectionId(frames[0])
         connection = self._connections.get(id)
         try:
-            message = self._decoder.decode(frames[1:])
+            message: Any = self._decoder.decode(frames[1:])  # each kind has an id
         except DecodeError as error:
             self._refuse(connection, id, error.id, RemoteError(error.code, error.message))
             return
-        request_id = getattr(message, "id", "")
+        request_id = message.id
         refusal = self._refusal(connection, id, request_id, message)
         if refusal is not None:
             self._refuse(connection, id, request_id, refusal)

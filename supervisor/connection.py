@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxsup.protocol.messages import Cancel, Done, Failed, Message, Reply, Subscribe
 
 from .core.events import ConnectionId
@@ -53,9 +55,13 @@ class Connection:
         """Whether something of this id has not ended."""
         return id in self.open or id == self.subscription
 
-    def note_said(self, message: Message) -> None:
-        """Keeps the books of what is open; a second subscription takes the place of the first."""
-        id = getattr(message, "id", "")
+    def note_said(self, message: Any) -> None:
+        """Keeps the books of what is open; a second subscription takes the place of the first.
+
+        Args:
+            message: one of `CLIENT_MESSAGES`, all of which have an id.
+        """
+        id = message.id
         if isinstance(message, Subscribe):
             self.subscription = id
         elif isinstance(message, Cancel):
