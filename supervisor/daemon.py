@@ -11,18 +11,18 @@ from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks
 from .app import App, OnChange, OnListening
-from .config import DaemonConfig
+from .config.load import DaemonConfig
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .runtime import (
+from .runtime_folder import (
     RuntimeFolder,
     RuntimeFolderError,
     raise_open_file_limit,
 )
 from .signals import held_back
-from .sweep import WorkerRecord
-from .transport import Context
-from .workers import report
+from .sockets.transport import Context
+from .workers.leftovers import WorkerRecord
+from .workers.registry import report
 
 LOG_LIMIT_S = 2.0
 """How long writing the last log lines may take when the daemon ends."""

@@ -13,9 +13,9 @@ from typing import NoReturn
 from mlxsup.protocol.launch import ExitCode
 
 from .bootstrap import LaunchError, prepare_process, read_launch_spec
-from .life import Life
 from .logs import configure
 from .parent_watch import ORPHANED_EXIT, OrphanedError, check_parent, die_with_parent, watch_pipe
+from .process import Life
 
 USAGE = """\
 usage: python -P -m mlxsup.worker < launch-spec

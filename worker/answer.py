@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from mlxsup.protocol.messages import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel
 
-from .channels import ChannelParser, Piece
 from .engine import RowLogprobs, TextCodec
-from .stops import StopMatcher
-from .tool_calls import ToolCallReader
+from .text.channels import ChannelParser, Piece
+from .text.stops import StopMatcher
+from .text.tool_calls import ToolCallReader
 
 
 class AnswerText:

@@ -15,8 +15,8 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
-from .channels import ChannelRules
-from .grammar import Grammar
+from .text.channels import ChannelRules
+from .text.grammar import Grammar
 
 ReportProgress = Callable[[LoadPhase, float], None]
 """Called during a load with the phase and the progress over all phases, from 0 to 1."""

@@ -35,8 +35,8 @@ from .heartbeat import Board, Books
 from .link import LinkBrokenError
 from .logs import line
 from .rows import RunningRow, acceptance, check_resume, plan_row, tools_warnings
-from .text import Refused, Tokenised
-from .tool_calls import ToolCallReader
+from .text.tool_calls import ToolCallReader
+from .text_threads import Refused, Tokenised
 
 GIVE_BACK_AFTER_S = 300.0
 """Without a request for so long, known prompts and memory for reuse are given back."""

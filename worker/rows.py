@@ -15,9 +15,9 @@ from mlxsup.protocol.parameters import SAMPLING, sampling_defaults
 from mlxsup.protocol.states import FinishReason
 
 from .answer import AnswerText
-from .channels import Piece
 from .engine import EngineFacts, Prompt, Row, RowToken, TextCodec
-from .grammar import Grammar
+from .text.channels import Piece
+from .text.grammar import Grammar
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4

@@ -40,6 +40,13 @@ from .actions import (
     WakeAt,
 )
 from .deadlines import Deadlines
+from .errors import (
+    bad_configuration,
+    shutting_down,
+    slow_consumer,
+    superseded_subscription,
+    unknown_model,
+)
 from .events import (
     Caller,
     ClientGone,
@@ -61,22 +68,15 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
+from .fleet import Models
+from .lifecycle.states import Ready as ReadyPhase
+from .lifecycle.states import Stopping as StoppingPhase
+from .lifecycle.triggers import Due, Hurry, Reconfigured, Removed, WantDown, WantRestart, WantUp
 from .model import Model
-from .models import Models
-from .phases import Ready as ReadyPhase
-from .phases import Stopping as StoppingPhase
-from .refusals import (
-    bad_configuration,
-    shutting_down,
-    slow_consumer,
-    superseded_subscription,
-    unknown_model,
-)
-from .requests import Request
+from .requests.ledger import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .status import status_map
-from .triggers import Due, Hurry, Reconfigured, Removed, WantDown, WantRestart, WantUp
 from .worker_events import WorkerEvent, WorkerEvents
 
 

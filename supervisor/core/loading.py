@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .lifecycle.states import Pending
 from .model import Model
-from .phases import Pending
 
 
 def next_loads(models: Iterable[Model]) -> list[Model]:

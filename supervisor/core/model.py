@@ -11,12 +11,12 @@ from mlxsup.protocol.messages import Ready as ReadyMessage
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, WorkerPhase
 
 from .events import Caller
-from .fairness import WaitingLine
-from .life import Life
-from .phases import Ready
-from .recovery import Held, Recovery
-from .requests import Request, Stage
-from .watchdog import Watch
+from .health.blame import Held, Recovery
+from .health.watchdog import Watch
+from .lifecycle.life import Life
+from .lifecycle.states import Ready
+from .requests.ledger import Request, Stage
+from .requests.queue import WaitingLine
 
 MACHINE_SHARE = 0.9
 """A process that held more of the machine's memory was killed for it, whatever else might be."""

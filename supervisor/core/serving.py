@@ -25,12 +25,8 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, NoticeKind, State, Wanted
 
 from .actions import Action, SendToClient, SendToWorker
-from .admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
 from .deadlines import Deadlines
-from .events import ConnectionId
-from .model import Model
-from .recovery import QUARANTINE_S, Evidence, Verdict, digest_of
-from .refusals import (
+from .errors import (
     cut_off,
     deadline_exceeded,
     duplicate_id,
@@ -40,10 +36,14 @@ from .refusals import (
     queue_timeout,
     worker_crashed,
 )
-from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
+from .events import ConnectionId
+from .health.blame import QUARANTINE_S, Evidence, Verdict, digest_of
+from .health.suspects import end_intake, next_in_line
+from .model import Model
+from .requests.admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
+from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
-from .turns import end_intake, next_in_line
 
 
 class Serving:

@@ -1,6 +1,6 @@
 """What the core knows of the configuration: plain frozen values, already checked.
 
-`supervisor/config.py` reads and checks the file and makes these.
+`supervisor/config/load.py` reads and checks the file and makes these.
 """
 
 from __future__ import annotations

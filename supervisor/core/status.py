@@ -8,9 +8,9 @@ from typing import Any
 
 from mlxsup.protocol.states import State, WaitReason
 
+from .lifecycle.states import Backoff, Loading, Pending, Ready
 from .model import Model
-from .phases import Backoff, Loading, Pending, Ready
-from .requests import Ledger
+from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
 

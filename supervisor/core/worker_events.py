@@ -21,7 +21,6 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
 from mlxsup.protocol.version import VERSION
 
-from .causes import classify
 from .events import (
     Exited,
     Spawned,
@@ -31,12 +30,21 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
+from .fleet import Models
+from .health.death_cause import classify
+from .health.watchdog import Watch
+from .lifecycle.states import Abandoned
+from .lifecycle.triggers import (
+    BecameReady,
+    Broke,
+    Died,
+    Greeted,
+    GreetedByOtherVersion,
+    HasPid,
+    Progressed,
+)
 from .model import Model
-from .models import Models
-from .phases import Abandoned
 from .serving import Serving
-from .triggers import BecameReady, Broke, Died, Greeted, GreetedByOtherVersion, HasPid, Progressed
-from .watchdog import Watch
 
 MAX_LAST_WORDS = 200
 ROUTINE = re.compile(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxsup.client import AsyncClient
-from mlxsup.worker.fake_text import answer_tokens, encode_text
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from .asks import Answer, text_of_bytes
 

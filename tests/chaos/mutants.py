@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         name="one death ends a request",
-        module="mlxsup.supervisor.core.requests",
+        module="mlxsup.supervisor.core.requests.ledger",
         right="MAX_DEATHS_WITHOUT_PROGRESS = 3",
         wrong="MAX_DEATHS_WITHOUT_PROGRESS = 1",
         check="unprovoked worker_crashed",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a token of another model",
-        module="mlxsup.worker.fake_engine",
+        module="mlxsup.worker.engines.fake.engine",
         right="        return answer_token(row.digest, index, row.seed)",
         wrong="        other = prompt_digest(row.row.tokens, 'another')\n"
         "        return answer_token(other if index == 5 else row.digest, index, row.seed)",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         name="usage is lost",
-        module="mlxsup.supervisor.core.requests",
+        module="mlxsup.supervisor.core.requests.ledger",
         right="            completion_tokens=self.tokens_sent,",
         wrong="            completion_tokens=0,",
         check="usage",
@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a restart waits for nobody",
-        module="mlxsup.supervisor.core.rules_wanted",
+        module="mlxsup.supervisor.core.lifecycle.on_command",
         right="    if trigger.is_immediate:\n"
         "        life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)\n"
         "    else:\n"
@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an unload cuts off what runs",
-        module="mlxsup.supervisor.core.rules_wanted",
+        module="mlxsup.supervisor.core.lifecycle.on_command",
         right="def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:\n",
         wrong="def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:\n"
         "    from .triggers import RunningEnds\n\n"
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a poison is never quarantined",
-        module="mlxsup.supervisor.core.recovery",
+        module="mlxsup.supervisor.core.health.blame",
         right="        if len(held) == 1 and self.is_due(held[0]):",
         wrong="        if False:",
         check="liveness",

@@ -9,7 +9,7 @@ import pytest
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
-from mlxsup.worker.fake_engine import FakeEngine
+from mlxsup.worker.engines.fake.engine import FakeEngine
 from support.loop_driver import LoopDriver
 
 MAX_CONCURRENCY = 4
@@ -80,7 +80,7 @@ def make(
     """Makes an engine that is not loaded yet."""
     if request.param == "fake":
         return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
-    from mlxsup.worker.mlx_engine import MlxEngine
+    from mlxsup.worker.engines.mlx.engine import MlxEngine
     from support.mlx_rows import known_as
 
     if request.param in ROUNDS:

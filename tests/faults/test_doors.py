@@ -11,8 +11,8 @@ import psutil
 import pytest
 import zmq
 from mlxsup.client import ConnectionLost, RequestError
-from mlxsup.supervisor.doors import MAX_OF_ONE_PROCESS, MAX_REFUSED
-from mlxsup.supervisor.runtime import FILES_PER_MODEL, RESERVED_FILES
+from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
+from mlxsup.supervisor.sockets.doors import MAX_OF_ONE_PROCESS, MAX_REFUSED
 from promises.crowd_process import Crowd
 from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state

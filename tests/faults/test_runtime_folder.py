@@ -1,7 +1,7 @@
 """The runtime folder: taken, stale, not ours, full, and the end of open files (P18, P19).
 
-Of twenty claims at once one succeeds: tests/integration/test_shell_runtime.py. Here are whole
-daemons.
+Of twenty claims at once one succeeds: tests/integration/test_supervisor_runtime_folder.py. Here
+are whole daemons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from mlxsup.supervisor.runtime import files_needed
+from mlxsup.supervisor.runtime_folder import files_needed
 from promises.crowd_process import Crowd
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
@@ -104,7 +104,7 @@ def test_a_folder_of_another_user_is_refused_P19() -> None:
 def disk() -> Iterator[Daemon]:
     """A daemon whose runtime and log folders lie on a disk of 64 KiB."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small disk; /dev/full: test_shell_daemon.py")
+        pytest.skip("only root on Linux can mount a disk; /dev/full: test_supervisor_daemon.py")
     daemon = Daemon({"m": fake()})
     place = daemon.folder / "disk"
     place.mkdir()

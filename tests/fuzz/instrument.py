@@ -90,7 +90,7 @@ def _time_calls(counters: Counters) -> None:
 
 
 def _count_clients(counters: Counters) -> None:
-    from mlxsup.supervisor.clients import Clients
+    from mlxsup.supervisor.sockets.clients import Clients
 
     take, marked = Clients._take, set[bytes]()
 
@@ -105,7 +105,7 @@ def _count_clients(counters: Counters) -> None:
 
 
 def _count_strangers(counters: Counters) -> None:
-    from mlxsup.supervisor.worker_link import WorkerLink
+    from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
     take, take_beat = WorkerLink._take, WorkerLink._take_beat
 

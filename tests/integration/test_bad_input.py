@@ -23,7 +23,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.fake_text import answer_tokens, encode_text
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
     BODIES,

@@ -57,8 +57,8 @@ def test_eight_tokens_twice_at_once_J3() -> None:
 
 
 def test_a_40k_token_prompt_on_a_slow_model_is_no_stall_C9_F5_P7() -> None:
-    """Steps far below their limit, as `worker/prefill.py` cuts them, for more than two limits;
-    nothing is predicted, so that only the steps themselves say that all is well."""
+    """Steps far below their limit, as `worker/engines/mlx/prefill.py` cuts them, for more than two
+    limits; nothing is predicted, so that only the steps themselves say that all is well."""
     options = {
         "step_s": 0.05,
         "predicted_s": 0.0,

@@ -108,7 +108,7 @@ def test_hostile_frames_through_the_socket_break_no_stream_P17(tmp_path: Path) -
 
 
 TAKE = """
-from mlxsup.supervisor.clients import Clients
+from mlxsup.supervisor.sockets.clients import Clients
 take, kept = Clients._take, []
 def planted(self, frames):
     {body}
@@ -128,7 +128,7 @@ SABOTAGE = {
     ),
     "a piece that is never sent": (
         """
-from mlxsup.supervisor.clients import Clients
+from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.protocol.messages import Deltas
 send, seen = Clients.send, []
 def planted(self, connection, message):
@@ -141,7 +141,7 @@ Clients.send = planted
     ),
     "every end twice": (
         """
-from mlxsup.supervisor.clients import Clients
+from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.protocol.messages import Done
 send = Clients.send
 def planted(self, connection, message):
@@ -166,7 +166,7 @@ FATAL = {
     "an exception that nobody catches": TAKE.format(body="frames[1].index(b'\\x91\\x91') if"
                                                     " len(frames[1]) > 5000 else 0"),
     "any HELLO counts": """
-from mlxsup.supervisor.worker_link import WorkerLink
+from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.protocol.messages import Hello
 WorkerLink._has_token = lambda self, message: isinstance(message, Hello)
 """,

@@ -31,8 +31,8 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import PROTOCOL_VERSION
-from mlxsup.supervisor import clients, doors
-from mlxsup.worker.fake_text import answer_tokens, decode_tokens, encode_text
+from mlxsup.supervisor.sockets import clients, doors
+from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from support.daemon import Daemon, fake
 from support.documents import rows_of, section
 from support.raw_client import RawClient

@@ -55,7 +55,7 @@ def test_nothing_grows_in_ordinary_use_J4(tmp_path: Path) -> None:
 
 
 PER_MESSAGE = """
-from mlxsup.supervisor.clients import Clients
+from mlxsup.supervisor.sockets.clients import Clients
 take, kept = Clients._take, []
 def planted(self, frames):
     if b"generate" in frames[1]:
@@ -102,7 +102,7 @@ DaemonLog.__init__ = opened
 """, "log in MB of mlxsup"),
     "an answer that is not the right one": (
         """
-from mlxsup.supervisor.clients import Clients
+from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.protocol.messages import Deltas
 send, seen = Clients.send, []
 def planted(self, connection, message):

@@ -10,13 +10,13 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker import mlx_batch
 from mlxsup.worker.engine import RowPrefill, RowToken
-from mlxsup.worker.grammar import Grammar
-from mlxsup.worker.mlx_batch import WARMUP_KEY, MlxBatch
-from mlxsup.worker.mlx_logprobs import LogprobReader
-from mlxsup.worker.mlx_prefix_cache import Found
-from mlxsup.worker.prompt_turns import PromptRead
+from mlxsup.worker.engines.mlx import batch as mlx_batch
+from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
+from mlxsup.worker.engines.mlx.logprobs import LogprobReader
+from mlxsup.worker.engines.mlx.prefix_cache import Found
+from mlxsup.worker.engines.mlx.prompt_turns import PromptRead
+from mlxsup.worker.text.grammar import Grammar
 from support.mlx_rows import make_row
 
 pytestmark = pytest.mark.mlx

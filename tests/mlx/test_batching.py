@@ -9,7 +9,7 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.mlx_rows import check_no_row_is_left, loaded_engine, make_row, run_rows, token_ids
 from support.odd_models import CONFIGS, make_odd_model
 from support.tiny_model import VOCABULARY_SIZE

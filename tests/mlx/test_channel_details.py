@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mlxsup.worker import harmony, tool_formats
-from mlxsup.worker.channels import NORMAL, REASONING, TOOL, ChannelRules
-from mlxsup.worker.mlx_channels import ChatFormat, chat_format
-from mlxsup.worker.tool_calls import CallIds
+from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
+from mlxsup.worker.text import harmony, tool_formats
+from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from mlxsup.worker.text.tool_calls import CallIds
 
 pytestmark = pytest.mark.mlx
 

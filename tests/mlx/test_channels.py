@@ -11,11 +11,11 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
-from mlxsup.worker.channels import ChannelParser, ChannelRules
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_text import MlxText, load_text
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
-from mlxsup.worker.tool_calls import ToolCallReader
+from mlxsup.worker.text.channels import ChannelParser, ChannelRules
+from mlxsup.worker.text.tool_calls import ToolCallReader
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec
 from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model

@@ -12,7 +12,7 @@ import pytest
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
 from support.loop_driver import LoopDriver
 from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows

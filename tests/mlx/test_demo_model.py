@@ -42,17 +42,21 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_file_that_is_not_gguf_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
     source.write_bytes(b"this is no model" * 10)
-    result = run("-m", "mlxsup.worker.gguf", str(source), str(tmp_path / "out"))
+    result = run("-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(tmp_path / "out"))
     assert result.returncode == 65
     assert result.stderr.splitlines()[-1].startswith(f"error: {source} is not a GGUF file")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
 def test_a_missing_file_and_an_existing_folder_are_refused(tmp_path: Path) -> None:
-    missing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
+    missing = run(
+        "-m", "mlxsup.worker.engines.mlx.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out")
+    )
     assert (missing.returncode, missing.stderr.count("\n")) == (66, 1)
     (tmp_path / "out").mkdir()
-    existing = run("-m", "mlxsup.worker.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out"))
+    existing = run(
+        "-m", "mlxsup.worker.engines.mlx.gguf", str(tmp_path / "no.gguf"), str(tmp_path / "out")
+    )
     assert existing.returncode == 65
     assert "exists already" in existing.stderr
 

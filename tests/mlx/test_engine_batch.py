@@ -11,8 +11,8 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_sampling import derive_key, greedy, make_sampler
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.sampling import derive_key, greedy, make_sampler
 from support.mlx_rows import (
     check_no_row_is_left,
     known_as,

@@ -11,11 +11,15 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker import memory_need, mlx_engine, mlx_load, mlx_prefix_size, mlx_way
 from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
-from mlxsup.worker.mlx_batch import WARMUP_KEY, MlxBatch
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_way import PROBE_VERSION, WayFinder
+from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx import engine as mlx_engine
+from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx import memory_need
+from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
+from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
 from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
@@ -131,7 +135,7 @@ def test_an_engine_that_is_not_loaded_says_so_and_has_no_rows(tiny: Path) -> Non
 
 
 def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlxsup.worker.mlx_limits", None)
+    monkeypatch.setitem(sys.modules, "mlxsup.worker.engines.mlx.limits", None)
     with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx_limits"):
         load(tiny)
 

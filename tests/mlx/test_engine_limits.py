@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.mlx_rows import make_spec
 from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
 

@@ -18,16 +18,17 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker import mlx_batch, mlx_load
 from mlxsup.worker.engine import (
     BadModelError,
     GpuFaultElsewhereError,
     ModelMissingError,
     StepResult,
 )
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_load import iterate_arrays, materialise, raise_if_memory
-from mlxsup.worker.model_folder import check_folder
+from mlxsup.worker.engines.mlx import batch as mlx_batch
+from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.load import iterate_arrays, materialise, raise_if_memory
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 

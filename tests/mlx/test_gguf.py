@@ -8,9 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlxsup.worker import gguf
 from mlxsup.worker.engine import BadModelError, ModelMissingError
-from mlxsup.worker.gguf import convert, main, quantization, save_weights, undo_interleave
+from mlxsup.worker.engines.mlx import gguf
+from mlxsup.worker.engines.mlx.gguf import (
+    convert,
+    main,
+    quantization,
+    save_weights,
+    undo_interleave,
+)
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.mlx
@@ -360,7 +366,7 @@ def test_the_command_says_what_it_does_and_exits_with_the_worker_s_codes(
         code, last = 65, f"error: {target} exists already"
     else:
         arguments = arguments[:1]
-        code, last = 64, "usage: python -m mlxsup.worker.gguf SOURCE.gguf TARGET_FOLDER"
+        code, last = 64, "usage: python -m mlxsup.worker.engines.mlx.gguf SOURCE.gguf TARGET_FOLDER"
     assert main(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.worker import mlx_batch
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx import batch as mlx_batch
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.rows import NO_FORM
 from support.loop_driver import Answer, LoopDriver, check_resumes
 from support.mlx_rows import make_spec

@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 from mlxsup.worker.engine import BadModelError
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_load import load_lazily
-from mlxsup.worker.model_folder import check_folder
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.load import load_lazily
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 from support.model_types.build import make_model
 from support.model_types.configs_l_to_z import MODEL_TYPES_L_TO_Z, WINDOW

@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlxsup.worker import mlx_load
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
-from mlxsup.worker.mlx_load import (
+from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx.folder import ModelFolder
+from mlxsup.worker.engines.mlx.load import (
     is_memory_text,
     iterate_arrays,
     load_lazily,
@@ -23,7 +24,6 @@ from mlxsup.worker.mlx_load import (
     shorten,
     widen_windows,
 )
-from mlxsup.worker.model_folder import ModelFolder
 
 pytestmark = pytest.mark.mlx
 

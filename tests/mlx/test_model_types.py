@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import RowLogprobs, RowToken
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.run import try_folder, try_model_type

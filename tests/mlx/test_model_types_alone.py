@@ -1,7 +1,7 @@
 """What mlx-lm computes of a single text does not depend on the pieces in which it is read.
 
 This is mlx-lm without the worker: what fails here is wrong alone, in any engine, and belongs into
-`worker/known_faults.py`.
+`worker/engines/mlx/known_faults.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from mlxsup.worker.known_faults import KNOWN_FAULTS
-from mlxsup.worker.mlx_load import widen_windows
+from mlxsup.worker.engines.mlx.known_faults import KNOWN_FAULTS
+from mlxsup.worker.engines.mlx.load import widen_windows
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.verdict import BOUND

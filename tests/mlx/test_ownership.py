@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from mlxsup.protocol.messages import Resume
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_text import MlxText
-from mlxsup.worker.owned_engine import OwnedEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
+from mlxsup.worker.thread_guard import OwnedEngine
 from support.loop_driver import LoopDriver
 from support.mlx_calls import KINDS, Calls
 from support.mlx_rows import make_spec

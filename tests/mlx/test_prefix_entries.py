@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
-from mlxsup.worker import mlx_prefix_cache
-from mlxsup.worker.mlx_caches import can_cut
-from mlxsup.worker.mlx_load import iterate_arrays
-from mlxsup.worker.mlx_prefix_cache import LEAST_TOKENS, Found, PrefixCache
-from mlxsup.worker.mlx_prefix_size import PrefixRoom
-from mlxsup.worker.prefix_index import Node
+from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
+from mlxsup.worker.engines.mlx.caches import can_cut
+from mlxsup.worker.engines.mlx.load import iterate_arrays
+from mlxsup.worker.engines.mlx.prefix_cache import LEAST_TOKENS, Found, PrefixCache
+from mlxsup.worker.engines.mlx.prefix_index import Node
+from mlxsup.worker.engines.mlx.prefix_size import PrefixRoom
 
 pytestmark = pytest.mark.mlx
 

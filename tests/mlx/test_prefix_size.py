@@ -15,10 +15,10 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
-from mlxsup.worker import mlx_prefix_size
-from mlxsup.worker.mlx_caches import row_bytes, tokens_that_can_be_cut
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_prefix_size import (
+from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx.caches import row_bytes, tokens_that_can_be_cut
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.prefix_size import (
     automatic_bytes,
     free_memory_bytes,
     row_after_one_token,

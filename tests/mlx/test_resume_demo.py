@@ -18,7 +18,7 @@ QUESTION = [{"role": "user", "content": "Name three animals, with an emoji for e
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[LoopDriver]:
-    from mlxsup.worker.mlx_engine import MlxEngine
+    from mlxsup.worker.engines.mlx.engine import MlxEngine
 
     engine = MlxEngine(make_spec(demo_model_folder()))
     driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_grammar import GrammarProcessor
-from mlxsup.worker.mlx_sampling import (
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
+from mlxsup.worker.engines.mlx.sampling import (
     NoEndYet,
     derive_key,
     derive_share,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from mlxsup.worker.engine import GpuFaultElsewhereError
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_passes import SerialPasses, TogetherPasses
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
 from support.mlx_rows import loaded_engine, make_row
 from support.tiny_model import make_tiny_model
 

@@ -48,8 +48,8 @@ LOAD_AND_LOOK = """
 import os, sys, threading
 from pathlib import Path
 import mlx.core as mx
-from mlxsup.worker.mlx_load import iterate_arrays, load_lazily, materialise
-from mlxsup.worker.model_folder import check_folder
+from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
+from mlxsup.worker.engines.mlx.folder import check_folder
 
 folder = check_folder(Path(sys.argv[1]), lambda share: None)
 stream = mx.new_stream(mx.default_device())

@@ -14,8 +14,8 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.worker.grammar import MAX_KEPT, Grammar, GrammarCompiler
-from mlxsup.worker.mlx_engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
 from support.demo_model import demo_model_folder
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import known_as, make_spec

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.worker import mlx_text
-from mlxsup.worker.detokenizer import WindowDetokenizer
 from mlxsup.worker.engine import Detokenizer
-from mlxsup.worker.mlx_text import MlxText, load_text
+from mlxsup.worker.engines.mlx import text as mlx_text
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
+from mlxsup.worker.text.detokenizer import WindowDetokenizer
 from support.demo_model import demo_model_folder
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
@@ -204,7 +204,7 @@ def test_encoding_and_decoding_touch_no_mlx_object_A3(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import mlx.core as mx\n"
         "from mlxsup.protocol.body import RequestBody\n"
-        "from mlxsup.worker.mlx_text import load_text\n"
+        "from mlxsup.worker.engines.mlx.text import load_text\n"
         "text = load_text(Path(sys.argv[1]), eos_token_ids=None, vocabulary_size=None)\n"
         "def refuse(*arguments, **named):\n"
         "    raise AssertionError('MLX was touched')\n"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.worker import mlx_text
-from mlxsup.worker.mlx_text import (
+from mlxsup.worker.engines.mlx import text as mlx_text
+from mlxsup.worker.engines.mlx.text import (
     MlxText,
     _byte_level_tokens,
     _sentencepiece_strips,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from mlxsup.worker.engine import BadModelError
-from mlxsup.worker.mlx_text import MlxText, load_text
-from mlxsup.worker.mlx_tokenizer import tokenizer_error
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
+from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx

@@ -18,9 +18,9 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel
-from mlxsup.worker.channels import ChannelParser
-from mlxsup.worker.mlx_text import MlxText, load_text
-from mlxsup.worker.tool_calls import ToolCallReader
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
+from mlxsup.worker.text.channels import ChannelParser
+from mlxsup.worker.text.tool_calls import ToolCallReader
 from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx

@@ -11,18 +11,18 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.utils import load_model
 from mlxsup.protocol.states import Batching
-from mlxsup.worker import mlx_way
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
-from mlxsup.worker.mlx_engine import NO_NUMBERS, MlxEngine
-from mlxsup.worker.mlx_load import MODEL_FAULTS, raise_if_passing
-from mlxsup.worker.mlx_logits import FloatLogits
-from mlxsup.worker.mlx_probe import (
+from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx.batching import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
+from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
+from mlxsup.worker.engines.mlx.load import MODEL_FAULTS, raise_if_passing
+from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.probe import (
     SEQUENCE_LENGTH,
     distance,
     largest_distance,
     make_sequence,
 )
-from mlxsup.worker.mlx_way import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
 from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 from support.tiny_model import make_tiny_model
 

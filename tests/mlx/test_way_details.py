@@ -9,9 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 from mlxsup.protocol.states import Batching
-from mlxsup.worker import mlx_way
-from mlxsup.worker.mlx_logits import FloatLogits
-from mlxsup.worker.mlx_probe import (
+from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, Finding, WayFinder
+from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.probe import (
     STARTS,
     ForcedSampler,
     distance,
@@ -19,7 +20,6 @@ from mlxsup.worker.mlx_probe import (
     make_sequence,
     run_side_by_side,
 )
-from mlxsup.worker.mlx_way import PROBE_VERSION, Finding, WayFinder
 
 pytestmark = pytest.mark.mlx
 

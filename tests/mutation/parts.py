@@ -39,17 +39,9 @@ MOST_WORK_S = 25.0
 
 SIMULATION = "tests/unit/test_core_simulation.py"
 
-_WORKER_LOOP = (
-    "__main__", "answer", "bare_calls", "bootstrap", "channels", "chat_messages", "detokenizer",
-    "engine", "harmony", "heartbeat", "life", "link", "logs", "loop", "owned_engine",
-    "parent_watch", "prefill", "rows", "stops", "text", "tool_calls", "tool_formats",
-)  # fmt: skip
-_ENGINE = (
-    "chat_checkpoints", "checkpoints", "context_length", "gguf", "grammar", "grammar_tokenizer",
-    "known_faults", "memory_need", "model_folder", "prefix_index", "prompt_turns", "mlx_*",
-)  # fmt: skip
+SHELL_ROOMS = ("config", "sockets", "workers")
 
-UNMEASURED = ("worker/fake_*.py", "cli/*.py")
+UNMEASURED = ("worker/engines/fake/*.py", "cli/**/*.py")
 """The engine of tests and demonstrations, and the command line: no parts of the promises' code."""
 
 
@@ -74,28 +66,22 @@ class Part:
 
 
 PARTS = (
-    Part(name="core", globs=("supervisor/core/*.py",), tests=("tests/unit/test_core_*.py",)),
+    Part(name="core", globs=("supervisor/core/**/*.py",), tests=("tests/unit/test_core_*.py",)),
     Part(
         name="shell",
-        globs=("supervisor/*.py",),
+        globs=("supervisor/*.py", *(f"supervisor/{room}/*.py" for room in SHELL_ROOMS)),
         tests=(
-            "tests/unit/test_shell_*.py",
             "tests/unit/test_supervisor_*.py",
-            "tests/unit/test_conf*.py",
-            "tests/unit/test_conn*.py",
-            "tests/unit/test_doors*.py",
-            "tests/unit/test_wall_clock.py",
             "tests/unit/test_operations_document.py",
-            "tests/integration/test_shell_*.py",
+            "tests/integration/test_supervisor_*.py",
         ),
     ),
     Part(
         name="loop",
-        globs=tuple(f"worker/{name}.py" for name in _WORKER_LOOP),
+        globs=("worker/*.py", "worker/text/*.py"),
         tests=(
             "tests/unit/test_worker_*.py",
-            "tests/unit/test_answer_*.py",
-            "tests/unit/test_prefill*.py",
+            "tests/mlx/test_structured.py",
             "tests/integration/test_worker_parent_watch.py",
             "tests/contract/test_*.py",
             "tests/mlx/test_harmony.py",
@@ -103,13 +89,9 @@ PARTS = (
     ),
     Part(
         name="engine",
-        globs=tuple(f"worker/{name}.py" for name in _ENGINE),
+        globs=("worker/engines/mlx/*.py",),
         tests=(
             "tests/unit/test_engine_*.py",
-            "tests/unit/test_chat_*.py",
-            "tests/unit/test_known_faults*.py",
-            "tests/unit/test_prefix_*.py",
-            "tests/unit/test_prompt_*.py",
             "tests/unit/test_worker_*.py",
             "tests/contract/test_*.py",
             "tests/mlx/test_*.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.worker.fake_text import answer_tokens, encode_text
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 PATIENT: dict[str, Any] = {
     "max_restarts": 10_000,

@@ -28,7 +28,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import StepLoop
-from mlxsup.worker.text import TextThreads
+from mlxsup.worker.text_threads import TextThreads
 
 WAIT_S = 30.0
 MAX_TURNS = 200_000

@@ -12,9 +12,9 @@ from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
-from mlxsup.worker.mlx_decode import LoneDecode
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.mlx_passes import SerialPasses
+from mlxsup.worker.engines.mlx.decode import LoneDecode
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.passes import SerialPasses
 
 
 def make_spec(path: Path, **changes: Any) -> LaunchSpec:

@@ -41,7 +41,7 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.version import VERSION
-from mlxsup.supervisor.config import load_config
+from mlxsup.supervisor.config.load import load_config
 from mlxsup.supervisor.daemon import run_daemon
 
 from .daemon import fake, toml_of

@@ -10,7 +10,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from mlxsup.supervisor import app, daemon
-from mlxsup.supervisor.config import load_config
+from mlxsup.supervisor.config.load import load_config
 {setup}
 sys.exit(daemon.run_daemon(
     load_config(Path(sys.argv[1])),

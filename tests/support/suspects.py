@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mlxsup.protocol.messages import CancelRow
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.recovery import PROBATION_S, PROBATION_TOKENS
+from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from support.core_driver import LAUNCH, Driver, entry
 

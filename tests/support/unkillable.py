@@ -11,7 +11,7 @@ from typing import Any
 from .scripted_daemon import ScriptedDaemon
 
 SPAWNER = """
-from mlxsup.supervisor.process import WorkerProcess
+from mlxsup.supervisor.workers.process import WorkerProcess
 signal_group = WorkerProcess._signal_group
 def powerless(self, number):
     listed = Path({listed!r})

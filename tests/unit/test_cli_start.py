@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from mlxsup.cli.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.main import main
-from mlxsup.cli.output import Output
-from mlxsup.supervisor.runtime import AlreadyRunningError, RuntimeFolderError
+from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
+from mlxsup.cli.terminal.output import Output
+from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
 CHANGE = {
     "at": 0.0,

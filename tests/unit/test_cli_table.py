@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlxsup.cli.change_printer import change_line
 from mlxsup.cli.connection import unknown_model
-from mlxsup.cli.model_row import cause_of, note_of, row_of
-from mlxsup.cli.notices import notice_text
-from mlxsup.cli.quantities import format_bytes, format_duration
-from mlxsup.cli.table import Row, render
+from mlxsup.cli.terminal.change_printer import change_line
+from mlxsup.cli.terminal.model_row import cause_of, note_of, row_of
+from mlxsup.cli.terminal.notices import notice_text
+from mlxsup.cli.terminal.quantities import format_bytes, format_duration
+from mlxsup.cli.terminal.table import Row, render
 from mlxsup.client import Notice, NoticeKind
 
 NOW = 1_000_000.0

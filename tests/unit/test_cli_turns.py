@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlxsup.cli.history import MAX_ENTRIES, History
-from mlxsup.cli.turns import PROMPT, PROMPT_ON, read_turn
+from mlxsup.cli.terminal.history import MAX_ENTRIES, History
+from mlxsup.cli.terminal.turns import PROMPT, PROMPT_ON, read_turn
 
 
 def lines(*texts: str, prompts: list[str] | None = None) -> Callable[[str], str | None]:

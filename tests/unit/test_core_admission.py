@@ -12,7 +12,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.messages import Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
-from mlxsup.supervisor.core.recovery import PROBATION_S, PROBATION_TOKENS
+from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, BOB, LAUNCH, RESTART, Driver, entry, in_state
 

@@ -26,7 +26,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.events import Caller, Event, Reloaded
-from mlxsup.supervisor.core.phases import Draining
+from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
 

@@ -8,7 +8,6 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.messages import Event, Failed, Reload, Reply, Stop, Subscribe
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WakeAt
-from mlxsup.supervisor.core.causes import Cause, classify
 from mlxsup.supervisor.core.events import (
     Caller,
     ClientTooSlow,
@@ -19,6 +18,7 @@ from mlxsup.supervisor.core.events import (
     Tick,
     WorkerBroke,
 )
+from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.worker_events import _last_words
 from support.core_driver import ALICE, BOB, Driver, entry, in_state

@@ -9,12 +9,12 @@ import pytest
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import State, Wanted
 from mlxsup.supervisor.core.events import Caller, ConnectionId
-from mlxsup.supervisor.core.life import Life
+from mlxsup.supervisor.core.health.blame import Digest, Held
+from mlxsup.supervisor.core.lifecycle.life import Life
+from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
+from mlxsup.supervisor.core.lifecycle.triggers import Effect
 from mlxsup.supervisor.core.model import Model
-from mlxsup.supervisor.core.phases import Backoff, Failed, Loading, Ready, Stopped
-from mlxsup.supervisor.core.recovery import Digest, Held
-from mlxsup.supervisor.core.requests import Ledger, Request, Stage
-from mlxsup.supervisor.core.triggers import Effect
+from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from support.core_driver import ALICE, LAUNCH, Driver, entry, in_state
 
 SOMEONE = Held(digest=Digest(b"someone"))

@@ -6,9 +6,9 @@ from typing import Any
 
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.messages import Acceptance, Timings, Usage
-from mlxsup.supervisor.core.fairness import FARTHEST_TOLD, NEAR, WaitingLine
-from mlxsup.supervisor.core.recovery import Digest, Held
-from mlxsup.supervisor.core.requests import Ledger, Request, Stage
+from mlxsup.supervisor.core.health.blame import Digest, Held
+from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, WaitingLine
 from support.core_driver import ALICE, BOB
 
 ACCEPTANCE = Acceptance(

@@ -28,7 +28,7 @@ from mlxsup.protocol.states import (
 )
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
-from mlxsup.supervisor.core.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
+from mlxsup.supervisor.core.health.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
 from support.beats import LIMIT_S, beats, seen_running, serving
 from support.core_driver import Driver, entry, in_state
 

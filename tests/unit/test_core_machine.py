@@ -49,8 +49,8 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.events import Caller, Event, Reloaded, ReloadRefused, Sampled
-from mlxsup.supervisor.core.phases import Draining
-from mlxsup.supervisor.core.recovery import PROBATION_S
+from mlxsup.supervisor.core.health.blame import PROBATION_S
+from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
 

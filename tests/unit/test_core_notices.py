@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mlxsup.protocol.messages import Notice
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
-from mlxsup.supervisor.core.fairness import FARTHEST_TOLD, NEAR
+from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, LAUNCH, Driver, entry
 

@@ -19,7 +19,7 @@ from mlxsup.protocol.messages import (
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
-from mlxsup.supervisor.core.life import KILL_LIMIT_S
+from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import BOB, LAUNCH, RESTART, Driver, entry, in_state
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.states import State
-from mlxsup.supervisor.core import life, model, recovery, requests, watchdog, worker_events
+from mlxsup.supervisor.core import model, worker_events
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.causes import Cause
+from mlxsup.supervisor.core.health import blame, watchdog
+from mlxsup.supervisor.core.health.death_cause import Cause
+from mlxsup.supervisor.core.lifecycle import life
+from mlxsup.supervisor.core.requests import ledger
 from mlxsup.supervisor.core.settings import LaunchSettings, ModelSettings, RestartSettings
 from support.core_driver import in_state
 
@@ -43,10 +46,10 @@ def test_the_limits_that_no_entry_sets() -> None:
     assert (life.KILL_LIMIT_S, life.KILL_LIMIT_S_PER_GB, life.DUMP_GRACE_S) == (10.0, 0.5, 0.5)
     assert (model.MACHINE_SHARE, model.STORY_LENGTH, model.RATE_WINDOW_S) == (0.9, 200, 5.0)
     assert (model.SERVICE_WEIGHT, model.UNKNOWN_FREE_S, model.SHORTEST_FREE_S) == (0.2, 1.0, 0.1)
-    assert (recovery.MAX_SUSPECTS, recovery.MAX_QUARANTINED, recovery.MAX_PLACES) == (
+    assert (blame.MAX_SUSPECTS, blame.MAX_QUARANTINED, blame.MAX_PLACES) == (
         4096, 4096, 8,
     )  # fmt: skip
-    assert requests.MAX_DEATHS_WITHOUT_PROGRESS == 3
+    assert ledger.MAX_DEATHS_WITHOUT_PROGRESS == 3
     assert worker_events.MAX_LAST_WORDS == 200
     assert watchdog.SILENCE_S == 3.0
 

@@ -57,7 +57,11 @@ def test_a_seed_replays_event_by_event_under_any_hash_seed_P22() -> None:
 
 
 def test_every_module_of_the_core_has_a_planted_bug() -> None:
-    modules = {path.stem for path in CORE.glob("*.py")} - WITHOUT_DECISIONS
+    modules = {
+        ".".join(path.relative_to(CORE).with_suffix("").parts)
+        for path in CORE.rglob("*.py")
+        if path.stem not in WITHOUT_DECISIONS
+    }
     assert {mutant.module for mutant in MUTANTS} == modules
     assert (len(GROSS) >= 24, len(CROSSINGS) >= 8) == (True, True)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
@@ -65,7 +69,7 @@ def test_every_module_of_the_core_has_a_planted_bug() -> None:
 
 def test_planted_bugs_are_up_to_date() -> None:
     for mutant in MUTANTS:
-        source = (CORE / f"{mutant.module}.py").read_text()
+        source = (CORE / f"{mutant.module.replace('.', '/')}.py").read_text()
         compile(mutant.plant(source), mutant.module, "exec")
         assert mutant.plant(source) != source
 

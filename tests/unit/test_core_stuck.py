@@ -8,7 +8,7 @@ from mlxsup.protocol.messages import Failed, Reply
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.actions import Abandon, Finish, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.life import KILL_LIMIT_S
+from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import Driver, entry, in_state
 

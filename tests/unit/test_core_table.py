@@ -6,11 +6,11 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, State
-from mlxsup.supervisor.core import triggers
 from mlxsup.supervisor.core.actions import LogFault, WorkerSignal
-from mlxsup.supervisor.core.life import KILL_LIMIT_S
-from mlxsup.supervisor.core.lifecycle import TABLE, ImpossibleTransitionError
-from mlxsup.supervisor.core.phases import AFTER_EXIT, LEAVES_TO, Abandoned
+from mlxsup.supervisor.core.lifecycle import triggers
+from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
+from mlxsup.supervisor.core.lifecycle.states import AFTER_EXIT, LEAVES_TO, Abandoned
+from mlxsup.supervisor.core.lifecycle.table import TABLE, ImpossibleTransitionError
 from support.core_driver import Driver, entry, in_state
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.ids import ModelName
-from mlxsup.supervisor.core.recovery import (
+from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
     LOWERED_ROWS_S,
     MAX_QUARANTINES_IN_A_ROW,

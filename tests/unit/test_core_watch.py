@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
-from mlxsup.supervisor.core.watchdog import (
+from mlxsup.supervisor.core.health.watchdog import (
     PREDICTIONS,
     RECHECK_S,
     SILENCE_S,

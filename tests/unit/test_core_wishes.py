@@ -10,8 +10,8 @@ from mlxsup.protocol.messages import Dispatch, Exit, Failed, Reply
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Announce, ForgetModel, LogFault, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.lifecycle.triggers import BecameReady
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from mlxsup.supervisor.core.triggers import BecameReady
 from support.core_driver import BOB, LAUNCH, Driver, entry, in_state
 
 OTHER = replace(LAUNCH, path="/other")

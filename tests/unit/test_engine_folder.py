@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlxsup.worker import model_folder
 from mlxsup.worker.engine import BadModelError, ModelMissingError
-from mlxsup.worker.model_folder import (
+from mlxsup.worker.engines.mlx import folder as folder_module
+from mlxsup.worker.engines.mlx.folder import (
     READ_AS_JSON,
     ModelFolder,
     check_folder,
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read_is_named(
     def fail(path: Path) -> list[str]:
         raise error(5, "broken", "/the/file") if has_name else error("broken")
 
-    monkeypatch.setattr(model_folder, "read_safetensors_header", fail)
+    monkeypatch.setattr(folder_module, "read_safetensors_header", fail)
     what = "no permission to read it" if error is PermissionError else "broken"
     assert refused(folder, BadModelError) == f"{'/the/file' if has_name else folder}: {what}"
 

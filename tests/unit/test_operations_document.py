@@ -16,15 +16,16 @@ from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import State
-from mlxsup.supervisor import clients, doors, log_files, runtime
+from mlxsup.supervisor import log_files, runtime_folder
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
-from mlxsup.supervisor.core.life import KILL_LIMIT_S
+from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from mlxsup.supervisor.runtime import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.supervisor.runtime_folder import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.supervisor.signals import ENDING
-from mlxsup.supervisor.sweep import RECORD_NAME
-from mlxsup.worker.life import TERMINATED_EXIT
+from mlxsup.supervisor.sockets import clients, doors
+from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 from mlxsup.worker.parent_watch import ORPHANED_EXIT
+from mlxsup.worker.process import TERMINATED_EXIT
 from support.documents import rows_of, section
 
 ROOT = Path(__file__).parents[2]
@@ -107,14 +108,18 @@ def test_the_limits_are_those_of_the_code() -> None:
         "connections of clients": [doors.MAX_CONNECTIONS, doors.REFUSAL_S, doors.MAX_REFUSED],
         "connections of one process": [doors.MAX_OF_ONE_PROCESS],
         "connections for processes that have none yet": [doors.KEPT_FOR_NEWCOMERS],
-        "open files": [runtime.RESERVED_FILES, runtime.FILES_PER_MODEL, doors.MIN_CONNECTIONS],
+        "open files": [
+            runtime_folder.RESERVED_FILES,
+            runtime_folder.FILES_PER_MODEL,
+            doors.MIN_CONNECTIONS,
+        ],
         "requests and commands open on one connection": [clients.MAX_OPEN_PER_CONNECTION],
         "bytes that wait for one client": [clients.MAX_UNSENT_BYTES / 2**20, clients.MAX_UNSENT_S],
         "bytes that wait for all clients": [clients.MAX_UNSENT_IN_ALL_BYTES / 2**20],
     }.items():
         for number in numbers:
             assert re.search(rf"(?<![\d,]){number:,.0f}(?![\d,]*\d)", rows[what]), (what, number)
-    assert f"too few files may be open ({runtime.files_needed(0):,}, and" in TEXT
+    assert f"too few files may be open ({runtime_folder.files_needed(0):,}, and" in TEXT
     assert KILL_LIMIT_S == 10.0
     assert "given up ten seconds later" in TEXT
 

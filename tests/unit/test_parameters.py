@@ -20,7 +20,7 @@ from mlxsup.protocol.ids import RequestId, RequestKey
 from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, sampling_defaults
 from mlxsup.worker.engine import EngineFacts, Prompt, Row
-from mlxsup.worker.fake_text import FakeTextCodec
+from mlxsup.worker.engines.fake.text import FakeTextCodec
 from mlxsup.worker.rows import acceptance, plan_row, tools_warnings
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -13,9 +13,8 @@ from mlxsup.protocol.messages import Acceptance, Logprobs, Resume, RowDelta, Tok
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
-from mlxsup.worker.channels import NORMAL, REASONING, TOOL, ChannelRules, Header
 from mlxsup.worker.engine import EngineBytes, EngineFacts, Prompt, Row, RowLogprobs, RowToken
-from mlxsup.worker.fake_text import FakeTextCodec, encode_text
+from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
     NO_FORM,
@@ -26,7 +25,8 @@ from mlxsup.worker.rows import (
     plan_row,
     tools_warnings,
 )
-from mlxsup.worker.tool_calls import ToolCallReader
+from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules, Header
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
 KEY = RequestKey(1)

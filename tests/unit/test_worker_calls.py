@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import Channel
-from mlxsup.worker import tool_formats
-from mlxsup.worker.channels import (
+from mlxsup.worker.text import tool_formats
+from mlxsup.worker.text.channels import (
     BROKEN_HEADER,
     NORMAL,
     REASONING,
@@ -21,9 +21,9 @@ from mlxsup.worker.channels import (
     Header,
     Piece,
 )
-from mlxsup.worker.chat_messages import plain_messages, with_text_arguments
-from mlxsup.worker.tool_calls import CallIds, ToolCallReader
-from mlxsup.worker.tool_formats import (
+from mlxsup.worker.text.chat_messages import plain_messages, with_text_arguments
+from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
+from mlxsup.worker.text.tool_formats import (
     json_values,
     own_format,
     parse_deepseek_calls,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel
-from mlxsup.worker.channels import (
+from mlxsup.worker.text.channels import (
     NORMAL,
     REASONING,
     TOOL,
@@ -18,7 +18,7 @@ from mlxsup.worker.channels import (
     ChannelRules,
     Piece,
 )
-from mlxsup.worker.tool_calls import ToolCallReader
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker.engine import Engine, EngineBytes
-from mlxsup.worker.fake_engine import FakeEngine
-from mlxsup.worker.fake_options import FakeOptionError, FakeOptions
-from mlxsup.worker.fake_text import Directives, answer_tokens, decode_tokens, encode_text
-from mlxsup.worker.owned_engine import OwnedEngine, WrongThreadError
+from mlxsup.worker.engines.fake.engine import FakeEngine
+from mlxsup.worker.engines.fake.options import FakeOptionError, FakeOptions
+from mlxsup.worker.engines.fake.text import Directives, answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
 SPEC = LaunchSpec(
     model="m",

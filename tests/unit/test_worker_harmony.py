@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mlxsup.protocol.states import Channel
-from mlxsup.worker import harmony
-from mlxsup.worker.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece
-from mlxsup.worker.harmony import CHANNELS, harmony_rules, opening_of, read_header
-from mlxsup.worker.tool_calls import ToolCallReader
+from mlxsup.worker.text import harmony
+from mlxsup.worker.text.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece
+from mlxsup.worker.text.harmony import CHANNELS, harmony_rules, opening_of, read_header
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 OPENING = "<|start|>assistant"
 CALL = '{"city": "Köln"}'

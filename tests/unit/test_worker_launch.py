@@ -18,10 +18,10 @@ from mlxsup.worker.engine import (
     ModelMissingError,
     NoDeviceError,
 )
-from mlxsup.worker.life import TerminatedError, TerminationHandler, judge
 from mlxsup.worker.link import Link, LinkBrokenError
 from mlxsup.worker.logs import LineFormatter, line
 from mlxsup.worker.parent_watch import OrphanedError, check_parent
+from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
 
 
 def spec(**changes: object) -> LaunchSpec:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlxsup.supervisor.config_values import parse_size
-from mlxsup.worker.context_length import CONTEXT_LENGTH_NAMES, find_context_length
+from mlxsup.supervisor.config.values import parse_size
 from mlxsup.worker.engine import BadLaunchError
-from mlxsup.worker.memory_need import check_weights, memory_warnings, size_text
+from mlxsup.worker.engines.mlx.context_length import CONTEXT_LENGTH_NAMES, find_context_length
+from mlxsup.worker.engines.mlx.memory_need import check_weights, memory_warnings, size_text
 
 GIB = 2**30
 MODEL = Path("/models/m")

@@ -25,12 +25,12 @@ from mlxsup.protocol.messages import (
 )
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import Prompt, Row, StepResult, WorkerFaultError
-from mlxsup.worker.fake_engine import FakeEngine
-from mlxsup.worker.fake_text import answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.engines.fake.engine import FakeEngine
+from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
-from mlxsup.worker.text import Refused, Tokenised
+from mlxsup.worker.text_threads import Refused, Tokenised
 
 SPEC = LaunchSpec(
     model="m",

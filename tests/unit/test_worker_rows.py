@@ -8,7 +8,7 @@ from mlxsup.protocol.parameters import MAX_SEED, sampling_defaults
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
-from mlxsup.worker.fake_text import FakeTextCodec, encode_text
+from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import RunningRow, acceptance, plan_row
 
 FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")

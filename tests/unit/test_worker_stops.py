@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlxsup.worker.stops import StopMatcher
+from mlxsup.worker.text.stops import StopMatcher
 
 ALPHABET = "ab🦊"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=4)

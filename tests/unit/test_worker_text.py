@@ -10,7 +10,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt
-from mlxsup.worker.text import (
+from mlxsup.worker.text_threads import (
     LONG_BODY_BYTES,
     Refused,
     TextThreads,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Channel
-from mlxsup.worker import tool_formats
-from mlxsup.worker.channels import (
+from mlxsup.worker.text import tool_formats
+from mlxsup.worker.text.channels import (
     NORMAL,
     TOOL,
     UNREADABLE_CALL,
@@ -19,9 +19,9 @@ from mlxsup.worker.channels import (
     ChannelRules,
     Piece,
 )
-from mlxsup.worker.chat_messages import plain_messages, with_text_arguments
-from mlxsup.worker.tool_calls import CallIds, ToolCallReader
-from mlxsup.worker.tool_formats import ToolFormat, own_format
+from mlxsup.worker.text.chat_messages import plain_messages, with_text_arguments
+from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
+from mlxsup.worker.text.tool_formats import ToolFormat, own_format
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

@@ -33,10 +33,10 @@ from mlxsup.worker.engine import (
     StepResult,
     WorkerFaultError,
 )
-from mlxsup.worker.fake_text import FakeTextCodec, encode_text
+from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
-from mlxsup.worker.text import Refused, Tokenised
+from mlxsup.worker.text_threads import Refused, Tokenised
 
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)

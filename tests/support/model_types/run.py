@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.mlx_load import shorten
+from mlxsup.worker.engines.mlx.load import shorten
 
 from .build import make_model
 from .model_type import ModelType

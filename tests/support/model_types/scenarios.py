@@ -22,8 +22,8 @@ from mlx_lm.utils import load_model
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken
-from mlxsup.worker.mlx_engine import MlxEngine
-from mlxsup.worker.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
 from ..mlx_rows import loaded_engine, make_row, make_spec
 from ..tiny_model import VOCABULARY_SIZE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mlxsup.worker.engine import RowToken
-from mlxsup.worker.mlx_logprobs import LEAST_LOGPROB
+from mlxsup.worker.engines.mlx.logprobs import LEAST_LOGPROB
 
 BOUND = 1e-3
 """By how much a log-probability in float32 may differ for the answers to count as equal."""

@@ -81,7 +81,7 @@ def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
     """
 
     def arrange(path: str) -> None:
-        from mlxsup.worker.owned_engine import OwnedEngine
+        from mlxsup.worker.thread_guard import OwnedEngine
 
         load = OwnedEngine.load
 

@@ -1,0 +1,216 @@
+"""`mlxsup chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from ..connection import (
+    Target,
+    connect,
+    daemon_options,
+    explain_connection_lost,
+    explain_request_error,
+)
+from ..model_names import check_known, model_argument
+from ..terminal.history import History
+from ..terminal.live_line import LiveLine
+from ..terminal.notices import notice_teller
+from ..terminal.output import Output
+from ..terminal.turns import PipeReader, Reader, TerminalReader
+from .generate import read_answer, result_map, speed_line
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client, Result
+    from mlxsup.client.client import Stream
+
+HISTORY_FILE = "~/.mlxsup/history"
+
+HELP = """\
+/clear   forget the conversation
+/exit    end, as Ctrl-D does
+/help    this
+Ctrl-C cancels an answer, or empties the line. A backslash at the end of a line, or an open ```
+block, lets the next line belong to the same turn."""
+
+
+@click.command(short_help="Talk with a model.")
+@model_argument
+@click.option("--system", metavar="TEXT", help="What the model is told first.")
+@click.option("--max-tokens", metavar="N", type=int, help="Tokens of one answer at most.")
+@click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
+@click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
+@click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast each answer was.")
+@daemon_options
+def chat(
+    model: str,
+    system: str | None,
+    is_verbose: bool,
+    target: Target,
+    output: Output,
+    **parameters: Any,
+) -> None:
+    """Example: mlxsup chat smollm2
+
+    Talks with MODEL: each line is a turn, and the model is sent the whole conversation. Ctrl-C
+    cancels an answer, Ctrl-D ends the chat, /help says more. Lines from a pipe are turns too.
+    """
+    with connect(target) as client:
+        check_known(client.status(), model)
+        talk = Conversation(
+            client, model, system=system, is_verbose=is_verbose, output=output, **parameters
+        )
+        if not sys.stdin.isatty():
+            talk.run(PipeReader())
+            return
+        output.note(f"chat with {model}; /help helps, Ctrl-D ends")
+        talk.run(TerminalReader(History(Path(HISTORY_FILE).expanduser())))
+
+
+class Conversation:
+    """What was said so far, and how to go on.
+
+    Args:
+        client: of the daemon.
+        model: who answers.
+        system: what the model is told first.
+        is_verbose: whether to say how fast each answer was.
+        output: how to speak.
+        parameters: of `Client.generate`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        *,
+        system: str | None,
+        is_verbose: bool,
+        output: Output,
+        **parameters: Any,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._is_verbose = is_verbose
+        self._output = output
+        self._parameters = parameters
+        # Bounded by the model's context: what does not fit is refused.
+        self._messages: list[dict[str, Any]] = []
+
+    def run(self, reader: Reader) -> None:
+        """Answers turn after turn, to the end of the input or `/exit`.
+
+        Raises:
+            RequestError, ConnectionLost: a turn failed, and nobody sits there to try another.
+        """
+        while True:
+            try:
+                turn = reader.read()
+                if turn is None or turn.strip() == "/exit":
+                    break
+                self._take(turn, reader)
+            except KeyboardInterrupt:
+                if not reader.is_interactive:
+                    raise
+                self._output.note("")
+        if turn is None and reader.is_interactive:
+            self._output.note("")
+
+    def _take(self, turn: str, reader: Reader) -> None:
+        command = turn.strip()
+        if not command:
+            return
+        if command == "/help":
+            self._output.note(HELP)
+        elif command == "/clear":
+            self._messages.clear()
+            if reader.is_interactive:
+                self._output.note("the conversation is forgotten")
+        elif reader.is_interactive and command.startswith("/") and command[1:].isalpha():
+            self._output.note(f"there is no command {command}; /help lists them")
+        elif reader.is_interactive:
+            self._try_answer(turn)
+        else:
+            self._answer(turn, is_interactive=False)
+
+    def _try_answer(self, turn: str) -> None:
+        """Answers; an error is told, and the turn can be sent again."""
+        from mlxsup.client import ConnectionLost, RequestError
+
+        try:
+            self._answer(turn, is_interactive=True)
+        except RequestError as error:
+            self._output.error(explain_request_error(error))
+        except ConnectionLost as error:
+            self._output.error(explain_connection_lost(error))
+
+    def _answer(self, turn: str, *, is_interactive: bool) -> None:
+        asked = [*self._messages, {"role": "user", "content": turn}]
+        # Before anything is sent: an interrupt at any later moment cancels it.
+        with LiveLine(self._output) as line, _Interrupts(is_caught=is_interactive) as interrupts:
+            stream = self._client.generate(
+                self._model,
+                messages=[*self._system, *asked],
+                on_notice=notice_teller(line),
+                **self._parameters,
+            )
+            with stream:
+                interrupts.cancel(stream)
+                result = read_answer(stream, line, self._output)
+        if result.text:
+            # Also one that was cancelled: the model shall know what its reader has read.
+            self._messages = [*asked, {"role": "assistant", "content": result.text}]
+        self._show_end(stream.request_id, result)
+
+    def _show_end(self, request_id: str, result: Result) -> None:
+        output = self._output
+        if output.is_json:
+            output.object(result_map(self._model, request_id, result))
+        elif not sys.stdout.isatty() and not result.text.endswith("\n"):
+            output.data("")
+        for warning in result.warnings:
+            output.note(f"warning: {warning}")
+        if result.finish_reason == "cancelled":
+            output.note(output.style("cancelled", sys.stderr, dim=True))
+        if self._is_verbose:
+            output.note(output.style(speed_line(result), sys.stderr, dim=True))
+
+
+class _Interrupts:
+    """Lets Ctrl-C end an answer in order: nothing is torn out of what reads it (D4).
+
+    Args:
+        is_caught: False to leave interrupts as they are.
+    """
+
+    def __init__(self, *, is_caught: bool) -> None:
+        self._is_caught = is_caught
+        self._was_interrupted = False
+        self._stream: Stream | None = None
+        self._before: Any = None
+
+    def cancel(self, stream: Stream) -> None:
+        """Has interrupts cancel this stream, also one that came before it was there."""
+        self._stream = stream
+        if self._was_interrupted:
+            stream.cancel()
+
+    def __enter__(self) -> Self:
+        if self._is_caught:
+            self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_caught:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_interrupt(self, *_: object) -> None:
+        self._was_interrupted = True
+        if self._stream is not None:
+            self._stream.cancel()

@@ -1,0 +1,34 @@
+"""`mlxsup completion`: lets a shell complete commands and the names of models."""
+
+from __future__ import annotations
+
+import click
+
+from ..connection import output_options
+from ..terminal.output import Output
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(short_help="Print what a shell needs to complete commands.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@output_options
+def completion(shell: str, output: Output) -> None:
+    """Example: source <(mlxsup completion bash)
+
+    Prints the script with which SHELL completes commands, options and the names of models. For
+    fish: mlxsup completion fish | source
+    """
+    from click.shell_completion import get_completion_class
+
+    from ..main import COMPLETE_VARIABLE, PROGRAM, root
+
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    # Not its `source`: that of bash runs bash to look at its version.
+    made = kind(root, {}, PROGRAM, COMPLETE_VARIABLE)
+    script = made.source_template % made.source_vars()
+    if output.is_json:
+        output.object({"shell": shell, "script": script})
+    else:
+        output.data(script)

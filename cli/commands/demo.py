@@ -1,0 +1,320 @@
+"""`mlxsup demo`: what mlxsup does, shown on a real model in a minute or two.
+
+Is a daemon of its own, with its sockets and logs in a temporary folder, so that it never meets one
+that runs already; streams from two models at once; kills one worker in mid-answer, again and again;
+and shows that neither answer changed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connection import Target, connect, output_options
+from ..exit_status import CliError
+from ..terminal.output import VISIBLE, Output
+from ..terminal.waiting import progress_shown
+from .status import show_models
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+MODEL_FOLDER = "~/.mlxsup/models/smollm2"
+QUESTION = "What is the capital of France?"
+QUESTION_TOKENS = 24
+STORY = "Tell me a short story about a lighthouse keeper and a storm."
+STORY_TOKENS = 40
+KILLS = 3
+
+EXACT_BACKENDS = ("cpu", "fake")
+"""On a GPU a resumed answer may round differently."""
+
+
+@click.command(short_help="See what mlxsup does, on a small model.")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help=f"Show it with the first two models of this file; else with one that is fetched once "
+    f"(93 MB, to {MODEL_FOLDER}).",
+)
+@output_options
+def demo(config_path: Path | None, output: Output) -> None:
+    """Example: mlxsup demo
+
+    Streams from two models at once, kills one worker three times in mid-answer, and shows that
+    neither answer changed. A daemon that already runs is left alone.
+    """
+    from .start import configure, read_configuration, serve_two
+
+    if config_path is None:
+        from ..demo_model import fetch
+
+        folder = fetch(Path(MODEL_FOLDER).expanduser(), output)
+        named = [f"{name}={folder}" for name in ("one", "two")]
+        configuration = configure(named, output, is_shown=False)
+        hint = f"remove {folder}, and it is fetched again"
+    else:
+        configuration = read_configuration(config_path)
+        hint = f"see more of it with `mlxsup start --config {config_path}`"
+    # Not the user's own temporary folder: on some systems its path is too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
+        shown = _show(partial(serve_two, configuration, Path(place)), hint, output)
+    if output.is_json:
+        output.object(shown)
+    elif config_path is None:
+        output.data(f"\nTo use this model: mlxsup start --model {MODEL_FOLDER}")
+
+
+def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
+    """Is the daemon, so that none is left without its demonstration, which a thread gives.
+
+    Args:
+        serve: is the daemon until it is told to end; takes `on_listening`.
+        hint: what helps where a model fails.
+        output: how to speak.
+
+    Raises:
+        CliError: the daemon did not start, or a request failed.
+        KeyboardInterrupt: a signal ended it.
+    """
+    _headline(output, "mlxsup start: one process for each model")
+    story = _Story(output)
+    code = serve(on_listening=story.begin)
+    failure = story.finish()
+    if code:
+        raise CliError(f"the daemon ended with exit code {code}", code="internal")
+    if isinstance(failure, CliError):
+        if failure.code in ("shutting_down", "connection_lost"):
+            raise KeyboardInterrupt
+        if failure.code in ("load_failed", "model_failed"):
+            failure.hint = hint  # Its logs go with the demonstration.
+    if failure is not None:
+        raise failure
+    _tell(output, "every process is gone")
+    return story.shown
+
+
+class _Story(threading.Thread):
+    """What is shown, beside the daemon that it is shown on.
+
+    Args:
+        output: how to speak.
+
+    Attributes:
+        shown: what `--json` prints.
+    """
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(name="mlxsup-demo", daemon=True)
+        self.shown: dict[str, Any] = {}
+        self._failure: CliError | OSError | None = None
+        self._output = output
+        self._endpoint = ""
+
+    def begin(self, endpoint: str) -> None:
+        """The daemon listens there."""
+        self._endpoint = endpoint
+        self.start()
+
+    def run(self) -> None:
+        """Tells it all, and ends the daemon."""
+        try:
+            with connect(Target(endpoint=self._endpoint)) as client:
+                try:
+                    names = [model["name"] for model in client.status()["models"]]
+                    _load_both(client, names, self._output)
+                    _ask_both(client, names, self._output)
+                    self.shown = _kill_one(client, names, self._output)
+                    _show_status(client, self._output)
+                    _headline(self._output, "mlxsup stop")
+                finally:
+                    client.stop(now=True)
+        except (CliError, OSError) as error:  # OSError: nobody reads what is told
+            self._failure = error
+
+    def finish(self) -> CliError | OSError | None:
+        """Waits for its end; why it broke off, None where it did not.
+
+        Raises:
+            KeyboardInterrupt: it never began.
+        """
+        if self.ident is None:
+            raise KeyboardInterrupt
+        self.join()
+        return self._failure
+
+
+class _Answer(threading.Thread):
+    """One streamed answer, gathered in a thread of its own.
+
+    Args:
+        client: of the daemon.
+        model: whose answer.
+        question: that of a chat.
+        max_tokens: its length, at most.
+    """
+
+    def __init__(self, client: Client, model: str, question: str, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.model = model
+        self.text = ""
+        self.tokens = 0
+        self._failure: RequestError | ConnectionLost | None = None
+        self._grown = threading.Condition()
+        self._has_ended = False
+        self._stream = client.generate(
+            model,
+            messages=[{"role": "user", "content": question}],
+            max_tokens=max_tokens,
+            temperature=0,
+        )
+        self.start()
+
+    def run(self) -> None:
+        """Reads the stream to its end."""
+        from mlxsup.client import ConnectionLost, RequestError
+
+        try:
+            for delta in self._stream:
+                with self._grown:
+                    self.text += delta.text
+                    self.tokens += len(delta.token_ids)
+                    self._grown.notify_all()
+        except (RequestError, ConnectionLost) as error:
+            self._failure = error
+        with self._grown:
+            self._has_ended = True
+            self._grown.notify_all()
+
+    def wait_for(self, tokens: int) -> bool:
+        """Returns when there are so many tokens; False if it ended before."""
+        with self._grown:
+            self._grown.wait_for(lambda: self.tokens >= tokens or self._has_ended)
+            return not self._has_ended
+
+    def finish(self) -> _Answer:
+        """Waits for its end.
+
+        Raises:
+            RequestError, ConnectionLost: it has no result.
+        """
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    @property
+    def resumed(self) -> int:
+        """How many times it went on after a crash."""
+        return self._stream.result.resumed
+
+
+def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
+    for name in names:
+        with progress_shown(client, name, output):
+            client.load(name)
+        _tell(output, f"{name}: READY as pid {_row(client, name)['pid']}")
+
+
+def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
+    _headline(output, f"both answer at once: {QUESTION}")
+    for answer in [_Answer(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
+        _tell(output, f"{answer.model}: {_shown(answer.finish().text)}")
+
+
+def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str, Any]:
+    """Kills the worker of the first model while both answer, and compares the answers.
+
+    Raises:
+        CliError: an answer is another one than undisturbed.
+    """
+    victim, other = names
+    _headline(output, f"{other} alone: {STORY}")
+    alone = _Answer(client, other, STORY, STORY_TOKENS).finish()
+    _tell(output, f"{other}: {_shown(alone.text)}")
+
+    _headline(output, f"both, and kill -9 for the worker of {victim} while it answers")
+    changes = client.events()
+    first, second = (_Answer(client, name, STORY, STORY_TOKENS) for name in names)
+    kills = []
+    for number in range(1, KILLS + 1):
+        pid = _row(client, victim)["pid"]
+        if not first.wait_for(number * STORY_TOKENS // (KILLS + 1)):
+            _tell(output, f"{victim}: the answer was complete before kill number {number}")
+            break
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        _tell(output, f"killed pid {pid} after {first.tokens} tokens")
+        kills.append({"pid": pid, "tokens": first.tokens})
+        if not _came_back(changes, victim):
+            break  # The answer ends with the cause.
+        kills[-1]["ready_after_s"] = took_s = round(time.monotonic() - killed_at, 3)
+        _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
+    answers = [answer.finish() for answer in (first, second)]
+    for answer in answers:
+        same = "the same text as alone" if answer.text == alone.text else "ANOTHER TEXT"
+        went_on = f", went on {answer.resumed} times" if answer.resumed else ""
+        _tell(output, f"{answer.model}: {answer.tokens} tokens, {same}{went_on}")
+    backend = _row(client, victim)["backend"]
+    if backend in EXACT_BACKENDS and any(answer.text != alone.text for answer in answers):
+        raise CliError("a crash has changed an answer", code="changed", hint="please report it")
+    return {
+        "backend": backend,
+        "text": alone.text,
+        "kills": kills,
+        "answers": [
+            {
+                "model": answer.model,
+                "tokens": answer.tokens,
+                "resumed": answer.resumed,
+                "is_same": answer.text == alone.text,
+            }
+            for answer in answers
+        ],
+    }
+
+
+def _came_back(changes: Iterable[Mapping[str, Any]], model: str) -> bool:
+    """Waits until the model is READY again; False if it is not tried any more."""
+    states = (change["to"] for change in changes if change["model"] == model)
+    return bool(next(state for state in states if state in ("READY", "FAILED")) == "READY")
+
+
+def _show_status(client: Client, output: Output) -> None:
+    _headline(output, "mlxsup status")
+    status = client.status()
+    if not output.is_json:
+        show_models(output, status, status["models"])
+
+
+def _row(client: Client, model: str) -> dict[str, Any]:
+    """The model's entry of the status."""
+    row: dict[str, Any] = next(r for r in client.status()["models"] if r["name"] == model)
+    return row
+
+
+def _shown(text: str) -> str:
+    """What a model says, steering no terminal."""
+    return text.strip().translate(VISIBLE)
+
+
+def _headline(output: Output, text: str) -> None:
+    _tell(output, f"\n{output.style(text, sys.stdout, bold=True)}")
+
+
+def _tell(output: Output, text: str) -> None:
+    """One line of the story."""
+    if not output.is_json:
+        output.data(text)

@@ -1,0 +1,51 @@
+"""`mlxsup events`: follows the models' changes of state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connection import Target, connect, daemon_options
+from ..exit_status import ExitStatus
+from ..terminal.change_printer import change_line
+from ..terminal.output import Output, discard_stdout
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+
+@click.command(short_help="Follow the models' changes of state.")
+@daemon_options
+def events(target: Target, output: Output) -> int:
+    """Example: mlxsup events --json
+
+    Prints one line for each change of a model's state from now on, until it is interrupted.
+    """
+    try:
+        with connect(target) as client:
+            changes = state_changes(client)
+            output.note(f"following {client.endpoint}; Ctrl-C ends")
+            for change in changes:
+                if output.is_json:
+                    output.object(change)
+                else:
+                    output.data(change_line(change))
+    except KeyboardInterrupt:
+        # The way to end it, so not a failure.
+        output.end_line()
+    except BrokenPipeError:
+        discard_stdout()
+    return ExitStatus.OK
+
+
+def state_changes(client: Client) -> Iterator[dict[str, Any]]:
+    """The changes of state from the return of this call on, each with the time it was heard of."""
+    events = client.events()
+    # The daemon answers in order: once this is answered, no change is missed.
+    client.ping()
+    return (
+        {"at": time.time(), **change} for change in events if change.get("from") != change.get("to")
+    )

@@ -1,0 +1,212 @@
+"""`mlxsup logs`: what the workers wrote."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ..connection import (
+    DEFAULT_LOG_DIR,
+    Target,
+    connect,
+    daemon_options,
+    read_toml,
+    resolve,
+    unknown_model,
+)
+from ..duration import duration
+from ..exit_status import CliError, ExitStatus
+from ..log_files import FollowedFile, all_lines, log_path, tail, written_at
+from ..log_selection import previous_generation, since
+from ..model_names import complete_model
+from ..terminal.output import Output
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Show = Callable[[str, Iterable[str]], None]
+"""Prints lines of a model's log."""
+
+FOLLOW_INTERVAL_S = 0.15
+"""A file has no event that every system tells of, so a follower looks this often."""
+
+DEFAULT_LINES = 100
+
+DAEMON_LOG = "mlxsup"
+"""No model has this name; the daemon's own log is shown under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFolder:
+    """Where the logs are and whose they may be."""
+
+    path: Path
+    models: list[str]
+
+
+def complete_log(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The names of models, and that of the daemon's own log."""
+    from click.shell_completion import CompletionItem
+
+    own = [CompletionItem(DAEMON_LOG, help="the daemon's own")]
+    return [
+        *complete_model(context, parameter, incomplete),
+        *(item for item in own if DAEMON_LOG.startswith(incomplete)),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which of the lines that are there already are meant.
+
+    Attributes:
+        count: the last so many; None for the default.
+        since_s: those of the last so many seconds.
+        is_previous: those of the generation before the current one.
+    """
+
+    count: int | None
+    since_s: float | None
+    is_previous: bool
+
+    def of(self, path: Path, end: int | None = None) -> list[str]:
+        """The lines of one log; `end` are the bytes of its newest file to look at.
+
+        Raises:
+            LookupError: there is no generation before.
+        """
+        if self.since_s is None and not self.is_previous:
+            return tail(path, DEFAULT_LINES if self.count is None else self.count, end)
+        lines = all_lines(path) if end is None else tail(path, sys.maxsize, end)
+        if self.is_previous:
+            previous = previous_generation(lines)
+            if previous is None:
+                raise LookupError
+            lines = previous
+        if self.since_s is not None:
+            lines = since(lines, time.time() - self.since_s, written_at(path))
+        if self.count is None:
+            return lines
+        return lines[-self.count :] if self.count else []
+
+
+@click.command(short_help="Show what the workers wrote.")
+@click.argument("model", required=False, shell_complete=complete_log)
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on as lines come.")
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help=f"The last N lines of each; {DEFAULT_LINES}, or all that --since and --previous select.",
+)
+@click.option("--since", "since_s", metavar="AGO", type=duration, help="Only the last 90s, 10m…")
+@click.option("--previous", "is_previous", is_flag=True, help="The process before this one.")
+@daemon_options
+def logs(
+    model: str | None,
+    is_following: bool,
+    count: int | None,
+    since_s: float | None,
+    is_previous: bool,
+    target: Target,
+    output: Output,
+) -> None:
+    """Example: mlxsup logs smollm2 -f
+
+    Shows what the process of MODEL wrote, or all models' output, each line with its model's name.
+    The daemon's own log is called mlxsup.
+    """
+    if is_following and is_previous:
+        message = "--previous has ended, so there is nothing to follow"
+        raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
+    folder = _find_folder(target)
+    if model is not None and model not in [*folder.models, DAEMON_LOG]:
+        raise unknown_model(model, folder.models)
+    names = folder.models if model is None else [model]
+    show = _shower(names, output, is_prefixed=model is None)
+    selection = Selection(count=count, since_s=since_s, is_previous=is_previous)
+    if is_following:
+        _follow(folder.path, names, selection, show)
+    for name in names:
+        try:
+            show(name, selection.of(log_path(folder.path, name)))
+        except LookupError:
+            if model is not None:
+                message = f"the log of {name} holds no generation before the current one"
+                hint = f"see `mlxsup logs {name}`"
+                raise CliError(message, code="no_previous_generation", hint=hint) from None
+
+
+def _shower(names: list[str], output: Output, *, is_prefixed: bool) -> Show:
+    width = max(map(len, names), default=0)
+
+    def show(name: str, lines: Iterable[str]) -> None:
+        for line in lines:
+            if output.is_json:
+                output.object({"model": name, "line": line})
+            else:
+                output.data(f"{name.ljust(width)} | {line}" if is_prefixed else line)
+
+    return show
+
+
+def _follow(folder: Path, names: list[str], selection: Selection, show: Show) -> NoReturn:
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(closing(FollowedFile(log_path(folder, name))))
+            for name in names
+        }
+        for name, file in files.items():
+            show(name, selection.of(log_path(folder, name), end=file.start))
+        while True:
+            for name, file in files.items():
+                show(name, file.read_lines())
+            time.sleep(FOLLOW_INTERVAL_S)
+
+
+def _find_folder(target: Target) -> LogFolder:
+    """From the daemon, or, where none answers, from the configuration or the default place."""
+    try:
+        with connect(target) as client:
+            value = client.status()
+        path = Path(value["log_dir"])
+        return LogFolder(path=path, models=[model["name"] for model in value["models"]])
+    except CliError as error:
+        if error.status is not ExitStatus.NO_DAEMON:
+            raise
+        folder = _folder_without_daemon(target)
+        if folder is None:
+            raise
+        return folder
+
+
+def _folder_without_daemon(target: Target) -> LogFolder | None:
+    path = Path(DEFAULT_LOG_DIR).expanduser()
+    names: list[str] = []
+    if target.config is not None:
+        tables = read_toml(target.config)
+        supervisor, models = tables.get("supervisor", {}), tables.get("models", {})
+        if isinstance(supervisor, dict) and "log_dir" in supervisor:
+            path = resolve(supervisor["log_dir"], target.config)
+        names = list(models) if isinstance(models, dict) else []
+    elif target.endpoint is not None or "MLXSUP_ENDPOINT" in os.environ:
+        # Another daemon than the default one was meant: its logs are not known.
+        return None
+    elif not path.is_dir():
+        return None
+    found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
+    known = dict.fromkeys([*names, *found])
+    known.pop(DAEMON_LOG, None)
+    return LogFolder(path=path, models=list(known))

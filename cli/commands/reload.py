@@ -1,0 +1,52 @@
+"""`mlxsup reload`: applies the configuration file to a daemon that runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..connection import Target, connect, daemon_options
+from ..exit_status import CliError, ExitStatus
+from ..terminal.output import Output
+from .status import show_models
+
+
+@click.command(short_help="Apply the configuration file.")
+@daemon_options
+def reload(target: Target, output: Output) -> None:
+    """Example: mlxsup reload
+
+    Has the daemon read its configuration file again, and shows what it changes. Where anything in
+    the file is wrong, nothing changes.
+    """
+    from mlxsup.client import RequestError
+
+    with connect(target) as client:
+        try:
+            value = client.reload()
+        except RequestError as error:
+            if "problems" not in error.detail:
+                raise
+            raise CliError(
+                error.message,
+                code="bad_configuration",
+                hint="correct the file, then `mlxsup reload`",
+                status=ExitStatus.BAD_CONFIGURATION,
+            ) from None
+        status = client.status()
+    touched = {*value["added"], *value["changed"], *value["removed"]}
+    rows = [row for row in status["models"] if row["name"] in touched]
+    if value["later"]:
+        output.note(f"at the next start: {', '.join(value['later'])}")
+    if output.is_json:
+        output.object({**value, "models": rows})
+    elif rows:
+        show_models(output, status, rows)
+    else:
+        output.data(_summary(value))
+
+
+def _summary(value: dict[str, Any]) -> str:
+    removed = ", ".join(value["removed"])
+    return f"removed {removed}" if removed else "no model has changed"

@@ -1,0 +1,235 @@
+"""`mlxsup start`. With config.py, the one file of the command line that knows the supervisor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from mlxsup.protocol.ids import ModelName
+
+from ..connection import output_options
+from ..exit_status import CliError, ExitStatus
+from ..model_names import CONFIG_VARIABLE, DEFAULT_CONFIG
+from ..terminal.output import Output, settle_streams
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+
+
+SHOW_DRAIN_TIMEOUT_S = 1.0
+"""A demonstration that is given up ends soon."""
+
+
+@click.command(short_help="Run the daemon.")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help=f"The configuration; else that of {CONFIG_VARIABLE}, else {DEFAULT_CONFIG}.",
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="[NAME=]FOLDER",
+    multiple=True,
+    help="Do without a file: serve the model in this folder; may be repeated.",
+)
+@click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
+@output_options
+def start(
+    config_path: Path | None, models: tuple[str, ...], is_detached: bool, output: Output
+) -> int:
+    """Example: mlxsup start --config mlxsup.toml
+
+    Runs the daemon in the foreground, and prints a line for each change of a model. Without a file:
+    mlxsup start --model models/smollm2
+    """
+    if models and config_path is not None:
+        message = "--model and --config exclude each other"
+        raise CliError(message, code="usage", hint="see `mlxsup start -h`", status=ExitStatus.USAGE)
+    if models:
+        configuration = configure(models, output, is_shown=not is_detached)
+        arguments = [argument for model in models for argument in ("--model", model)]
+    else:
+        path = _find_configuration(config_path)
+        configuration = read_configuration(path)
+        arguments = ["--config", str(path.expanduser().resolve())]
+    if is_detached:
+        _start_detached(configuration, arguments, output)
+        return ExitStatus.OK
+    return _run(configuration, output)
+
+
+def _run(configuration: DaemonConfig, output: Output) -> int:
+    from ..terminal.change_printer import ChangePrinter
+
+    printer = ChangePrinter(output)
+    is_done = False
+    try:
+        code = serve(configuration, on_change=printer.changed, on_listening=printer.listening)
+    finally:
+        is_done = printer.close()
+    if not is_done:
+        # Its thread waits for a reader and holds the stream: nobody could flush or close that.
+        os._exit(code)
+    settle_streams()
+    return code
+
+
+def serve(
+    configuration: DaemonConfig,
+    *,
+    on_change: Callable[[Mapping[str, Any]], None],
+    on_listening: Callable[[str], None],
+) -> int:
+    """Is the daemon, until it is told to end; on the main thread.
+
+    Args:
+        configuration: what to run.
+        on_change: told of each change of a model.
+        on_listening: told the endpoint once it answers there.
+
+    Raises:
+        CliError: another one runs, or its folder cannot be used.
+    """
+    from mlxsup.supervisor.daemon import run_daemon
+    from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
+
+    try:
+        return run_daemon(configuration, on_change=on_change, on_listening=on_listening)
+    except AlreadyRunningError as error:
+        raise CliError(
+            str(error),
+            code="already_running",
+            hint="see it with `mlxsup status`, end it with `mlxsup stop`",
+            status=ExitStatus.ALREADY_RUNNING,
+        ) from None
+    except RuntimeFolderError as error:
+        raise CliError(
+            str(error),
+            code="runtime_folder",
+            hint=error.hint,
+            status=ExitStatus.RUNTIME_FOLDER,
+        ) from None
+
+
+def serve_two(
+    configuration: DaemonConfig, folder: Path, *, on_listening: Callable[[str], None]
+) -> int:
+    """Is a daemon of the first two models, a single one under two names; for `mlxsup demo`.
+
+    All else is as where no file says so: limits to restarts, above all, for there will be some.
+
+    Args:
+        configuration: of one model at least.
+        folder: for its sockets and logs.
+        on_listening: told the endpoint once it answers there.
+
+    Raises:
+        CliError: its folder cannot be used.
+    """
+    from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+
+    first, second = (*configuration.models, *configuration.models)[:2]
+    if second is first:
+        second = replace(first, name=ModelName(f"{first.name}-copy"))
+    shown = replace(
+        configuration,
+        config_path=None,
+        runtime_dir=folder / "run",
+        log_dir=folder / "logs",
+        core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
+        models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
+    )
+    return serve(shown, on_change=lambda _: None, on_listening=on_listening)
+
+
+def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], output: Output) -> None:
+    from mlxsup.client.endpoint import endpoint_in
+
+    from ..detach import start_detached
+
+    started = start_detached(
+        endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments
+    )
+    if output.is_json:
+        output.object(
+            {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
+        )
+    else:
+        output.data(f"listening at {started.endpoint} (pid {started.pid})")
+        output.note(f"its output goes to {started.output}; end it with `mlxsup stop`")
+
+
+def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
+    """The configuration of `--model` options.
+
+    Args:
+        models: each `FOLDER` or `NAME=FOLDER`.
+        output: how to speak.
+        is_shown: whether it is printed, so that it can be kept.
+
+    Raises:
+        CliError: a name is none, or stands twice.
+    """
+    from mlxsup.supervisor.config.folders import config_of_folders, split_model
+    from mlxsup.supervisor.config.load import ConfigError
+
+    folders: dict[str, Path] = {}
+    for given in models:
+        name, folder = split_model(given)
+        if name in folders:
+            message = f"two models are called {name}"
+            hint = f"name one of them: --model NAME={folder}"
+            raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+        folders[name] = folder
+    try:
+        configuration, text = config_of_folders(folders)
+    except ConfigError as error:
+        # Each begins with a place in a file that nobody wrote.
+        message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
+        hint = "name it: --model NAME=FOLDER"
+        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
+    if is_shown and output.is_json:
+        output.object({"configuration": text})
+    elif is_shown:
+        output.data(text)
+    return configuration
+
+
+def read_configuration(path: Path) -> DaemonConfig:
+    """A checked configuration.
+
+    Raises:
+        CliError: the file is missing or wrong; names every problem.
+    """
+    expanded = path.expanduser()
+    if not expanded.exists():
+        raise CliError(
+            f"there is no configuration file {path}",
+            code="bad_configuration",
+            hint="name one with `mlxsup start --config FILE`, or do without: "
+            "`mlxsup start --model FOLDER`",
+            status=ExitStatus.BAD_CONFIGURATION,
+        )
+    from mlxsup.supervisor.config.load import ConfigError, load_config
+
+    try:
+        return load_config(expanded)
+    except ConfigError as error:
+        lines = "".join(f"\n  {problem}" for problem in error.problems)
+        raise CliError(
+            f"{path} is not a valid configuration:{lines}",
+            code="bad_configuration",
+            hint=f"correct it, then `mlxsup config check {path}`",
+            status=ExitStatus.BAD_CONFIGURATION,
+        ) from None
+
+
+def _find_configuration(given: Path | None) -> Path:
+    return given or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)

@@ -1,0 +1,119 @@
+"""`mlxsup status`, and the rows that other commands show after a change."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connection import Target, connect, daemon_options
+from ..log_files import last_line, log_path
+from ..terminal.model_row import row_of
+from ..terminal.output import Output, width_of
+from ..terminal.table import render
+from ..terminal.watch import watch
+
+STATE_COLOURS: dict[str, dict[str, Any]] = {
+    "READY": {"fg": "green"},
+    "LOADING": {"fg": "yellow"},
+    "PENDING": {"fg": "yellow"},
+    "DRAINING": {"fg": "yellow"},
+    "STOPPING": {"fg": "yellow"},
+    "BACKOFF": {"fg": "red"},
+    "FAILED": {"fg": "red", "bold": True},
+    "STOPPED": {"dim": True},
+    "header": {"bold": True},
+    "dim": {"dim": True},
+}
+
+
+@click.command(short_help="Show every model.")
+@click.option("--watch", "is_watching", is_flag=True, help="Go on, until it is interrupted.")
+@click.option("--debug", "is_debug", is_flag=True, help="Add the latest events of each model.")
+@daemon_options
+def status(is_watching: bool, is_debug: bool, target: Target, output: Output) -> None:
+    """Example: mlxsup status --watch
+
+    Shows every model: its state, its process, what it does and why it last ended.
+    """
+    with connect(target) as client:
+
+        def draw() -> list[str]:
+            value = client.status(debug=True) if is_debug else client.status()
+            if output.is_json:
+                return [output.object_line(value)]
+            if not value["models"]:
+                output.note("no model is configured")
+            table = table_lines(output, value, value["models"])
+            if not is_debug:
+                return table
+            return [*table, *_finding_lines(output, value), *_story_lines(output, value)]
+
+        if is_watching:
+            watch(client, draw, output)
+            return
+        lines = draw()
+    output.data("\n".join(lines))
+
+
+def show_models(
+    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
+) -> None:
+    """Prints these models as rows of the table."""
+    for line in table_lines(output, value, models):
+        output.data(line)
+
+
+def table_lines(
+    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The table with these models.
+
+    Args:
+        output: how to speak.
+        value: what the daemon said about itself.
+        models: entries of its `models`.
+    """
+    log_dir = value.get("log_dir")
+    now = time.time()
+    rows = [
+        row_of(
+            model,
+            now,
+            last_line(log_path(Path(log_dir), model["name"]))
+            if model["state"] == "FAILED" and log_dir
+            else "",
+        )
+        for model in models
+    ]
+
+    def style(text: str, what: str) -> str:
+        return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
+
+    return render(rows, width_of(sys.stdout), style)
+
+
+def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+    """What the load of each model found out."""
+    lines: list[str] = []
+    for model in value["models"]:
+        found = [f"warning: {text}" for text in model.get("warnings") or []]
+        if (batching := model.get("batching")) and batching["reason"]:
+            found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
+        if found:
+            title = f"what the load of {model['name']} found out:"
+            lines += ["", output.style(title, sys.stdout, bold=True)]
+            lines += [f"  {line}" for line in found]
+    return lines
+
+
+def _story_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for name, story in (value.get("stories") or {}).items():
+        lines += ["", output.style(f"the latest events of {name}:", sys.stdout, bold=True)]
+        lines += [f"  {entry}" for entry in story] or ["  none"]
+    return lines

@@ -1,0 +1,120 @@
+"""Where output goes and how it looks: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import click
+
+from ..exit_status import CliError
+
+SCHEMA_VERSION = 1
+
+_CONTROLS = set(range(0x20)) - {ord("\n"), ord("\t")}
+VISIBLE = {
+    **{code: 0x2400 + code for code in _CONTROLS},
+    **dict.fromkeys((0x7F, *range(0x80, 0xA0)), 0xFFFD),
+}
+"""Control characters as signs for them, for a model may write anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a command speaks.
+
+    Attributes:
+        is_json: one object for programs instead of text for people.
+        is_plain: no colour, whatever the terminal can do.
+    """
+
+    is_json: bool = False
+    is_plain: bool = False
+
+    @classmethod
+    def from_arguments(cls, arguments: Sequence[str]) -> Output:
+        """For errors in the arguments themselves, which no command has read."""
+        flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        return cls(is_json="--json" in flags, is_plain="--no-color" in flags)
+
+    def data(self, text: str, *, newline: bool = True) -> None:
+        """Writes what was asked for, at once."""
+        click.echo(text, nl=newline)
+
+    def answer(self, text: str, stream: TextIO, **style: Any) -> None:
+        """Writes a piece of what a model says; its control characters steer no terminal."""
+        shown = text.translate(VISIBLE) if stream.isatty() else text
+        click.echo(self.style(shown, stream, **style) if style else shown, file=stream, nl=False)
+
+    def object(self, value: Mapping[str, Any]) -> None:
+        """Writes one object, on one line."""
+        self.data(self.object_line(value))
+
+    @staticmethod
+    def object_line(value: Mapping[str, Any]) -> str:
+        """One object as the line that programs read."""
+        return json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False)
+
+    def note(self, text: str) -> None:
+        """Writes what only a person wants to know."""
+        if not self.is_json:
+            click.echo(text, err=True)
+
+    def end_line(self) -> None:
+        """Begins a new line after the ^C that a terminal has shown."""
+        if sys.stderr.isatty():
+            self.note("")
+
+    def error(self, error: CliError) -> None:
+        """Says what went wrong, and what helps."""
+        if self.is_json:
+            value = {"code": error.code, "message": error.message, "hint": error.hint}
+            self.object({"error": value})
+            return
+        click.echo(f"{self.style('error:', sys.stderr, fg='red')} {error.message}", err=True)
+        if error.hint:
+            click.echo(self.style(f"hint: {error.hint}", sys.stderr, dim=True), err=True)
+
+    def has_colour(self, stream: TextIO) -> bool:
+        """Whether escape sequences may be written there."""
+        if self.is_plain or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        return stream.isatty()
+
+    def can_redraw(self, stream: TextIO) -> bool:
+        """Whether what was written there can be written over."""
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+    def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
+        """The text with colour, where the stream takes it."""
+        return click.style(text, **attributes) if self.has_colour(stream) else text
+
+
+def width_of(stream: TextIO) -> int | None:
+    """The columns of a terminal; None for anything else, where nothing is cut."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def settle_streams() -> None:
+    """Writes what is buffered, or throws it away if nobody takes it.
+
+    For what is left of it the interpreter would exit with 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            stream.flush()
+
+
+def discard_stdout() -> None:
+    """What is still buffered has nowhere to go, and the interpreter would complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

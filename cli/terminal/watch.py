@@ -1,0 +1,66 @@
+"""`mlxsup status --watch`: the table again and again, in place on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ..commands.events import state_changes
+from .output import Output, discard_stdout
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+REDRAW_INTERVAL_S = 1.0
+
+Draw = Callable[[], Sequence[str]]
+"""Asks the daemon, and gives the lines to show."""
+
+
+def watch(client: Client, draw: Draw, output: Output) -> None:
+    """Shows the lines until it is interrupted: each second, or in a pipe with each change."""
+    try:
+        if output.can_redraw(sys.stdout) and not output.is_json:
+            _redraw(draw, output)
+        else:
+            _follow(client, draw, output)
+    except KeyboardInterrupt:
+        # The way to end it, so not a failure.
+        output.end_line()
+    except BrokenPipeError:
+        discard_stdout()
+
+
+def _follow(client: Client, draw: Draw, output: Output) -> None:
+    changes = state_changes(client)
+    _write(draw(), output)
+    for _ in changes:
+        if not output.is_json:
+            output.data("")
+        _write(draw(), output)
+
+
+def _write(lines: Sequence[str], output: Output) -> None:
+    output.data("\n".join(lines))
+
+
+def _redraw(draw: Draw, output: Output) -> None:
+    rows_above = 0
+    while True:
+        size = shutil.get_terminal_size()
+        # What scrolled out of the terminal could not be written over.
+        lines = list(draw())[: size.lines - 1]
+        up = f"\x1b[{rows_above}A" if rows_above else ""
+        body = "".join(f"{line}\x1b[K\n" for line in lines)
+        output.data(f"{up}\r{body}\x1b[J", newline=False)
+        rows_above = sum(_rows_of(line, size.columns) for line in lines)
+        time.sleep(REDRAW_INTERVAL_S)
+
+
+def _rows_of(line: str, columns: int) -> int:
+    return max(1, -(-len(click.unstyle(line)) // columns))

@@ -1,0 +1,1 @@
+"""The configuration file: its tables, how it is read, and what is wrong with it."""

@@ -1,0 +1,73 @@
+"""The configuration as a JSON Schema, out of the tables that check it; for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from .load import MODEL_NAME
+from .tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
+from .values import AUTO, DURATION_PATTERN, OFF, SIZE_PATTERN
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+SIZES = {
+    "memory": (AUTO,),
+    "cache_limit": (AUTO,),
+    "prefix_cache": (AUTO,),
+    "wired": (OFF, AUTO),
+}
+"""Keys that take a size without saying so in their name, and the words they take besides."""
+
+
+class _Generate(GenerateJsonSchema):
+    """Without the titles that pydantic makes up out of names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """See `GenerateJsonSchema`."""
+        return False
+
+
+def config_schema() -> dict[str, Any]:
+    """The schema of a whole file.
+
+    It says of each key what the key does, what it takes, and its default. What only holds between
+    keys, or for what a file leaves out, `mlxsup config check` says.
+    """
+    schema = FileTable.model_json_schema(schema_generator=_Generate)
+    tables = schema["$defs"]
+    for table in (FileTable, SupervisorTable, ModelTable, RestartTable, SamplingTable):
+        shape = schema if table is FileTable else tables[table.__name__]
+        shape.pop("title", None)
+        for name, entry in shape["properties"].items():
+            field = table.model_fields[name]
+            shape["properties"][name] = _readable(name, entry, field.title, field.description)
+    schema["properties"]["models"]["propertyNames"] = {"pattern": f"^{MODEL_NAME.pattern}$"}
+    return {"$schema": DIALECT, "title": "mlxsup", **schema}
+
+
+def _readable(
+    name: str, entry: dict[str, Any], title: str | None, expected: str | None
+) -> dict[str, Any]:
+    """One key's part, as a person who writes the file should meet it."""
+    # TOML has no null: a key that is absent is left out.
+    choices = [choice for choice in entry.pop("anyOf", []) if choice != {"type": "null"}]
+    for choice in choices:
+        entry |= choice
+    if entry.get("default", "") is None:
+        del entry["default"]
+    entry.pop("title", None)
+    what = title or name
+    entry["description"] = f"{what[:1].upper()}{what[1:]}. Takes {expected}."
+    pattern = None
+    if name.endswith("_s"):
+        pattern = DURATION_PATTERN
+    elif name.endswith("_bytes") or name in SIZES:
+        pattern = "|".join([*SIZES.get(name, ()), SIZE_PATTERN])
+        entry["type"] = "integer"
+    if pattern is None:
+        return entry
+    limits = ("type", "minimum", "maximum", "exclusiveMinimum")
+    number = {key: entry.pop(key) for key in limits if key in entry}
+    return {"anyOf": [number, {"type": "string", "pattern": f"^({pattern})$"}], **entry}

@@ -1,0 +1,98 @@
+"""Who may run beside whom after crashes that accuse somebody: suspects take turns (F10, P25).
+
+A suspect whose turn is due runs with nobody else in the worker's hands, so that a crash then is its
+own, whoever waits. Turns follow each other until none is due. Before each of them, what has newly
+come starts and gains its first token; then its row leaves, and it waits until the turns are over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import Model
+from ..requests.ledger import Ledger, Request, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The state of a model's turns.
+
+    Attributes:
+        waiting: all requests that wait, in order.
+        due: those of them whose turn is due.
+        is_taken: whether a request whose turn is due is in the worker's hands.
+        is_held_up: a row that no crash accuses cannot be asked to leave, because its client wants
+            no continuation.
+    """
+
+    waiting: list[Request]
+    due: list[Request]
+    is_taken: bool
+    is_held_up: bool
+
+    @classmethod
+    def of(cls, model: Model, ledger: Ledger) -> Turns:
+        """As they stand; only worth asking while somebody is on probation."""
+        is_due = model.recovery.is_due
+        waiting = [request for key in model.line if (request := ledger.get(key)) is not None]
+        return cls(
+            waiting=waiting,
+            due=[request for request in waiting if is_due(request.held)],
+            is_taken=any(is_due(one) for one in model.held),
+            is_held_up=any(not _may_leave(model, request) for request in model.running.values()),
+        )
+
+    @property
+    def are_on(self) -> bool:
+        """Whether anybody's turn is due and can come."""
+        return self.is_taken or (bool(self.due) and not self.is_held_up)
+
+
+def next_in_line(model: Model, ledger: Ledger) -> Request | None:
+    """The waiting request that may start now, next to what runs already; None if none may."""
+    if not model.line:
+        return None
+    if not model.recovery.is_anyone_on_probation:
+        return ledger.get(model.line.first())
+    turns = Turns.of(model, ledger)
+    if turns.is_taken:
+        return None
+    if not turns.are_on:
+        return next((r for r in turns.waiting if r not in turns.due), None)
+    if model.lets_newcomers_in:
+        newcomer = next((r for r in turns.waiting if _is_newcomer(model, r)), None)
+        if newcomer is not None:
+            return newcomer
+    return None if model.held else turns.due[0]
+
+
+def end_intake(model: Model, ledger: Ledger) -> list[Request]:
+    """Newcomers have had their chance: the next one follows the next turn.
+
+    Returns:
+        The running requests whose rows are to leave the batch, so that somebody has its turn.
+    """
+    if not model.recovery.is_anyone_on_probation:
+        return []
+    turns = Turns.of(model, ledger)
+    model.lets_newcomers_in = turns.is_taken
+    if not turns.are_on:
+        return []
+    is_alone = len(model.held) == 1
+
+    def is_to_leave(request: Request) -> bool:
+        if model.recovery.is_due(request.held):
+            return not is_alone
+        return not turns.is_held_up and request.tokens_sent > 0
+
+    running = [r for r in model.running.values() if r.stage is Stage.RUNNING]
+    return [request for request in running if _may_leave(model, request) and is_to_leave(request)]
+
+
+def _may_leave(model: Model, request: Request) -> bool:
+    return request.may_resume or model.recovery.is_suspect(request.digest)
+
+
+def _is_newcomer(model: Model, request: Request) -> bool:
+    is_new = request.acceptance is None and request.may_resume
+    return is_new and not model.recovery.is_suspect(request.digest)

@@ -1,0 +1,234 @@
+"""One model's worker over all its generations: what is true of it, and how that may change.
+
+Only the rules of the transition table (`lifecycle.py`) change a life.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.messages import Exit
+from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
+
+from ..actions import WorkerSignal
+from ..errors import cut_off, superseded
+from ..health.death_cause import Cause
+from ..settings import LaunchSettings, ModelSettings
+from .restart_policy import RestartPolicy
+from .states import (
+    AFTER_EXIT,
+    LEAVES_TO,
+    Abandoned,
+    Draining,
+    Failed,
+    Phase,
+    Ready,
+    StopCause,
+    Stopped,
+    Stopping,
+    StopStage,
+)
+from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker, UpWaitersEnd
+
+NEVER_SPAWNED = Generation(0)
+
+KILL_LIMIT_S = 10.0
+KILL_LIMIT_S_PER_GB = 0.5
+"""How long after SIGKILL an exit may take: the kernel frees a resident GB in about 0.17 s."""
+
+DUMP_GRACE_S = 0.5
+"""How long a stalled worker has to print its stacks before it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastExit:
+    """How the last process ended, as `status` shows it; `at` is wall-clock seconds,
+    `cause` the class of its cause."""
+
+    reason: ExitReason
+    code: int | None
+    signal: str | None
+    detail: str
+    at: float | None
+    cause: Cause
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One model's worker, over all its generations.
+
+    Attributes:
+        settings: the model's entry.
+        exit_grace_s: from asking to SIGTERM, and from there to SIGKILL.
+        phase: the state, with what belongs to it.
+        wanted, why: what commands, requests and timers want.
+        generation: counts spawns.
+        launched: what the process that lives now was started with; None while there is none.
+        pid: of the process, once it is known.
+        is_after_crash: the process that lives now was started because of a crash.
+        has_been_ready: whether the process that lives now became READY.
+        crash_restarts: starts that followed a crash, since the supervisor's start.
+        last_exit: how the last process ended.
+        removal: what requests are answered once a reload has removed the model.
+        footprint_bytes: resident memory of the process, as last measured.
+    """
+
+    settings: ModelSettings
+    exit_grace_s: float
+    restarts: RestartPolicy
+    phase: Phase
+    wanted: Wanted = Wanted.DOWN
+    why: Why = Why.USER
+    generation: Generation = NEVER_SPAWNED
+    launched: LaunchSettings | None = None
+    pid: int | None = None
+    is_after_crash: bool = False
+    has_been_ready: bool = False
+    crash_restarts: int = 0
+    last_exit: LastExit | None = None
+    removal: RemoteError | None = None
+    footprint_bytes: int = 0
+    _effects: list[Effect] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, settings: ModelSettings, *, exit_grace_s: float, random: random.Random) -> Life:
+        """A model that was never started."""
+        return cls(
+            settings=settings,
+            exit_grace_s=exit_grace_s,
+            restarts=RestartPolicy(settings=settings.restart, random=random),
+            phase=Stopped(since=0.0),
+        )
+
+    @property
+    def name(self) -> ModelName:
+        """The model's name."""
+        return self.settings.name
+
+    @property
+    def state(self) -> State:
+        """The state's name."""
+        return self.phase.STATE
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """What the process is judged by: its own launch while it lives, whatever the entry has
+        become since; else that of the next one."""
+        return self.launched or self.settings.launch
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a process lives that was started with another launch than the entry's."""
+        return self.launch != self.settings.launch
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it holds a load turn: from the spawn to READY or the exit."""
+        return self.state in HAS_PROCESS and not self.has_been_ready
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process lives, though nobody may wait for its end any more."""
+        return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
+
+    @property
+    def kill_limit_s(self) -> float:
+        """How long after SIGKILL the process is given up."""
+        return KILL_LIMIT_S + KILL_LIMIT_S_PER_GB * self.footprint_bytes / 1e9
+
+    @property
+    def failure(self) -> str:
+        """Why it is FAILED; empty elsewhere."""
+        return self.phase.cause if isinstance(self.phase, Failed) else ""
+
+    def take_effects(self) -> list[Effect]:
+        """What the last transition brought about; empties the list."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ------------------------------------------------------------ used by the rules
+
+    def enter(self, phase: Phase, note: str = "") -> None:
+        """Changes the state along the table's edges."""
+        assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
+        self.phase = phase
+        self._effects.append(Changed(note=note))
+
+    def enter_after_exit(self, phase: Phase, note: str) -> None:
+        """Changes the state once the process is gone."""
+        assert self.has_process
+        assert phase.STATE in AFTER_EXIT
+        self.phase = phase
+        self.pid = None
+        self.launched = None
+        self.has_been_ready = False
+        self._effects.append(Changed(note=note))
+
+    def do(self, *effects: Effect) -> None:
+        """Adds effects."""
+        self._effects.extend(effects)
+
+    def want(self, wanted: Wanted, why: Why) -> None:
+        """Records what is wanted; opposite commands supersede those that wait (`superseded`)."""
+        if wanted is Wanted.UP and self.wanted is not Wanted.UP:
+            self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
+        elif wanted is not Wanted.UP and self.wanted is Wanted.UP:
+            is_command = why is Why.USER
+            error = superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
+            self.do(UpWaitersEnd(error=error))
+        self.wanted = wanted
+        self.why = why
+
+    def stop(
+        self,
+        cause: StopCause,
+        now: float,
+        *,
+        stage: StopStage,
+        is_restart: bool = False,
+        detail: str = "",
+    ) -> None:
+        """Enters STOPPING and tells the process so."""
+        was_ready_s = None
+        if isinstance(self.phase, Ready):
+            was_ready_s = now - self.phase.since
+        elif isinstance(self.phase, Draining):
+            was_ready_s = now - self.phase.ready_since
+        stopping = Stopping(
+            since=now,
+            cause=cause,
+            stage=stage,
+            escalates_at=now + self.limit_s(stage),
+            is_restart=is_restart,
+            detail=detail,
+            was_ready_s=was_ready_s,
+        )
+        self.enter(stopping, detail)
+        self.tell_to_end(stage)
+
+    def limit_s(self, stage: StopStage) -> float:
+        """How long the process may take to exit when it was told so."""
+        match stage:
+            case StopStage.DUMP:
+                return DUMP_GRACE_S
+            case StopStage.ASK | StopStage.TERM:
+                return self.exit_grace_s
+            case StopStage.KILL:
+                return self.kill_limit_s
+
+    def tell_to_end(self, stage: StopStage) -> None:
+        """Asks or signals; a process whose pid is not known yet is told when it is."""
+        if self.pid is None:
+            return
+        match stage:
+            case StopStage.ASK:
+                self.do(TellWorker(message=Exit()))
+            case StopStage.DUMP:
+                self.do(SignalProcess(signal=WorkerSignal.DUMP))
+            case StopStage.TERM:
+                self.do(SignalProcess(signal=WorkerSignal.TERM))
+            case StopStage.KILL:
+                self.do(SignalProcess(signal=WorkerSignal.KILL))

@@ -1,0 +1,243 @@
+"""The rules for what is wanted of a worker: up, down, restarted, removed, reconfigured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxsup.protocol.states import State, Wanted, Why
+
+from ..errors import cut_off, load_failed, model_failed
+from .life import Life
+from .states import Draining, Loading, Pending, Ready, StopCause, Stopped, Stopping, StopStage
+from .triggers import (
+    Changed,
+    DownWaitersEnd,
+    Erased,
+    QueueEnds,
+    Reconfigured,
+    Removed,
+    UpWaitersEnd,
+    WantDown,
+    WantRestart,
+    WantUp,
+)
+
+# ---------------------------------------------------------------- what is wanted
+
+
+def up_from_rest(life: Life, trigger: WantUp, now: float) -> None:
+    life.want(Wanted.UP, trigger.why)
+    if trigger.why is not Why.REQUEST:
+        life.restarts.clean()
+    life.enter(Pending(since=now))
+
+
+def up_joins(life: Life, trigger: WantUp, now: float) -> None:
+    life.want(Wanted.UP, life.why if life.wanted is Wanted.UP else trigger.why)
+
+
+def up_when_ready(life: Life, trigger: WantUp, now: float) -> None:
+    life.do(UpWaitersEnd(error=None))
+
+
+def up_ends_drain(life: Life, trigger: WantUp, now: float) -> None:
+    assert isinstance(life.phase, Draining)
+    if life.wanted is Wanted.UP:
+        return  # draining for a restart: it comes up afresh
+    life.want(Wanted.UP, trigger.why)
+    if life.is_outdated:
+        return  # a reload has changed its entry: it drains on, and comes up with the new launch
+    life.enter(Ready(since=life.phase.ready_since))
+    life.do(UpWaitersEnd(error=None))
+
+
+def down_without_process(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
+    life.enter(Stopped(since=now))
+    life.do(DownWaitersEnd(error=None))
+
+
+def down_when_stopped(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(DownWaitersEnd(error=None))
+
+
+def down_while_loading(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
+    life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+
+
+def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:
+    assert isinstance(life.phase, Ready)
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
+    life.enter(
+        Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
+        str(trigger.why),
+    )
+
+
+def down_while_draining(life: Life, trigger: WantDown, now: float) -> None:
+    assert isinstance(life.phase, Draining)
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
+    ends_at = min(life.phase.ends_at, now + trigger.drain_s)
+    life.phase = replace(life.phase, ends_at=ends_at)
+
+
+def down_while_stopping(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
+
+
+def restart_from_rest(life: Life, trigger: WantRestart, now: float) -> None:
+    life.want(Wanted.UP, Why.RESTART)
+    life.restarts.clean()
+    life.enter(Pending(since=now))
+
+
+def restart_joins(life: Life, trigger: WantRestart, now: float) -> None:
+    life.want(Wanted.UP, Why.RESTART)
+
+
+def restart_while_loading(life: Life, trigger: WantRestart, now: float) -> None:
+    assert isinstance(life.phase, Loading)
+    is_joined = life.phase.is_restart or not trigger.is_immediate
+    life.want(Wanted.UP, Why.RESTART)
+    if not is_joined:
+        life.stop(StopCause.ASKED, now, stage=StopStage.TERM, is_restart=True)
+
+
+def restart_when_ready(life: Life, trigger: WantRestart, now: float) -> None:
+    assert isinstance(life.phase, Ready)
+    life.want(Wanted.UP, Why.RESTART)
+    if trigger.is_immediate:
+        life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
+    else:
+        life.enter(
+            Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
+            "restart",
+        )
+
+
+def restart_while_draining(life: Life, trigger: WantRestart, now: float) -> None:
+    life.want(Wanted.UP, Why.RESTART)
+    if trigger.is_immediate:
+        life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
+
+
+def restart_while_stopping(life: Life, trigger: WantRestart, now: float) -> None:
+    assert isinstance(life.phase, Stopping)
+    life.want(Wanted.UP, Why.RESTART)
+    life.phase = replace(life.phase, is_restart=True)
+
+
+# ---------------------------------------------------------------- a process that cannot be ended
+
+
+def up_beside_abandoned(life: Life, trigger: WantUp | WantRestart, now: float) -> None:
+    """Refused: never two processes of one model."""
+    life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
+
+
+def down_beside_abandoned(life: Life, trigger: WantDown, now: float) -> None:
+    life.want(Wanted.DOWN, trigger.why)
+    life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
+
+
+def removed_beside_abandoned(life: Life, trigger: Removed, now: float) -> None:
+    _remove(life, trigger)
+
+
+def reconfigured_beside_abandoned(life: Life, trigger: Reconfigured, now: float) -> None:
+    if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
+        life.want(Wanted.UP, Why.RELOAD)
+
+
+# ---------------------------------------------------------------- a reload
+
+
+def _remove(life: Life, trigger: Removed) -> None:
+    life.want(Wanted.GONE, Why.RELOAD)
+    life.removal = trigger.error
+    life.do(QueueEnds(error=trigger.error))
+
+
+def removed_without_process(life: Life, trigger: Removed, now: float) -> None:
+    life.want(Wanted.GONE, Why.RELOAD)
+    life.do(
+        QueueEnds(error=trigger.error),
+        DownWaitersEnd(error=None),
+        Changed(note="removed"),
+        Erased(),
+    )
+
+
+def removed_while_loading(life: Life, trigger: Removed, now: float) -> None:
+    _remove(life, trigger)
+    life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+
+
+def removed_when_ready(life: Life, trigger: Removed, now: float) -> None:
+    assert isinstance(life.phase, Ready)
+    _remove(life, trigger)
+    life.enter(
+        Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since), "removed"
+    )
+
+
+def removed_while_ending(life: Life, trigger: Removed, now: float) -> None:
+    _remove(life, trigger)
+
+
+def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
+    """Takes over the entry; returns whether a process that lives must be replaced by a new one."""
+    is_other_launch = trigger.settings.launch != life.settings.launch
+    if trigger.settings != life.settings:
+        life.restarts.clean()  # what crashed was another entry; an unchanged one keeps its crashes
+    life.settings = trigger.settings
+    life.restarts.settings = trigger.settings.restart
+    life.removal = None
+    return is_other_launch or life.wanted is Wanted.GONE
+
+
+def reconfigured_at_rest(life: Life, trigger: Reconfigured, now: float) -> None:
+    if _apply_entry(life, trigger) and life.state in (State.BACKOFF, State.FAILED):
+        life.want(Wanted.UP, Why.RELOAD)
+        life.enter(Pending(since=now))
+
+
+def reconfigured_when_ready(life: Life, trigger: Reconfigured, now: float) -> None:
+    assert isinstance(life.phase, Ready)
+    if _apply_entry(life, trigger):
+        life.want(Wanted.UP, Why.RELOAD)
+        life.enter(
+            Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
+            "reload",
+        )
+
+
+def reconfigured_while_loading(life: Life, trigger: Reconfigured, now: float) -> None:
+    if _apply_entry(life, trigger):
+        life.want(Wanted.UP, Why.RELOAD)
+        life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+
+
+def reconfigured_while_draining(life: Life, trigger: Reconfigured, now: float) -> None:
+    # Idle or evicted, it goes on down: a request would otherwise take it back to the old launch.
+    if _apply_entry(life, trigger) and not (
+        life.wanted is Wanted.DOWN and life.why in (Why.USER, Why.SHUTDOWN)
+    ):
+        if life.wanted is Wanted.DOWN:
+            life.stop(StopCause.ASKED, now, stage=StopStage.ASK)
+        else:
+            life.want(Wanted.UP, Why.RELOAD)
+
+
+def reconfigured_while_stopping(life: Life, trigger: Reconfigured, now: float) -> None:
+    assert isinstance(life.phase, Stopping)
+    if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
+        life.want(Wanted.UP, Why.RELOAD)
+        life.phase = replace(life.phase, is_restart=True)

@@ -1,0 +1,244 @@
+"""What follows the end of a process: the one place that decides it."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
+from mlxsup.protocol.states import ExitReason, Wanted
+
+from ..errors import cut_off, load_failed, model_failed
+from ..health.blame import Evidence
+from ..health.death_cause import Cause
+from .life import LastExit, Life
+from .restart_policy import GiveUp
+from .states import (
+    Abandoned,
+    Backoff,
+    Draining,
+    Failed,
+    Pending,
+    Ready,
+    StopCause,
+    Stopped,
+    Stopping,
+)
+from .triggers import (
+    Died,
+    DownWaitersEnd,
+    Erased,
+    GivenUp,
+    LeaveProcess,
+    QueueEnds,
+    RunningLost,
+    UpWaitersEnd,
+)
+
+ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
+"""What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
+
+CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
+"""Causes that other processes have a part in: the next attempt may well succeed."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
+"""Addresses, sizes and times, which differ between two reports of the same error."""
+
+# ---------------------------------------------------------------- what follows an exit
+
+
+def died(life: Life, trigger: Died, now: float) -> None:
+    """The one place that decides what follows the end of a process."""
+    phase = life.phase
+    stopping = _ending(life, trigger)
+    reason = _judge(life, trigger)
+    text = stopping.detail if stopping and stopping.detail else trigger.text
+    if life.restarts.fails_alike(_load_error(life, trigger)) and reason is ExitReason.CRASH:
+        reason = ExitReason.LOAD_ERROR
+        text += ", as the time before"
+    life.last_exit = LastExit(
+        reason=reason,
+        code=trigger.exit_code,
+        signal=trigger.signal_name or None,
+        detail=stopping.detail if stopping and stopping.detail else trigger.said,
+        at=trigger.at,
+        cause=trigger.cause,
+    )
+    if _was_stable(life, now):
+        life.restarts.was_stable()
+    life.do(RunningLost(text=text, verdict=trigger.verdict))
+    if life.wanted is Wanted.GONE:
+        assert life.removal is not None
+        life.do(QueueEnds(error=life.removal))
+        life.enter_after_exit(Stopped(since=now), "removed")
+        life.do(DownWaitersEnd(error=None), Erased())
+    elif life.wanted is Wanted.DOWN:
+        life.do(QueueEnds(error=cut_off(life.name, life.why)))
+        life.enter_after_exit(Stopped(since=now), "")
+        life.do(DownWaitersEnd(error=None))
+    elif reason in (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR):
+        _fail(life, text, now)
+    elif trigger.verdict.failure:
+        _fail(life, f"{trigger.verdict.failure}, the last time: {text}", now)
+    elif stopping.is_restart if stopping else isinstance(phase, Draining):
+        life.restarts.clean()
+        life.enter_after_exit(Pending(since=now), "")
+    elif reason is ExitReason.ASKED:
+        life.enter_after_exit(Pending(since=now), "")
+    elif not trigger.verdict.is_counted:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+    else:
+        _after_crash(life, text, now)
+
+
+def given_up(life: Life, trigger: GivenUp, now: float) -> None:
+    """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
+    cause = trigger.text
+    failed = load_failed(life.name, cause, is_retryable=False)
+    error = failed
+    if life.wanted is Wanted.GONE:
+        assert life.removal is not None
+        error = life.removal
+    elif life.wanted is Wanted.DOWN:
+        error = cut_off(life.name, life.why)
+    life.do(RunningLost(text=cause, verdict=trigger.verdict), QueueEnds(error=error))
+    life.enter(Abandoned(since=now, cause=cause), cause)
+    life.do(
+        UpWaitersEnd(error=failed),
+        DownWaitersEnd(error=model_failed(life.name, cause)),
+        LeaveProcess(),
+    )
+
+
+def ended_at_last(life: Life, trigger: Died, now: float) -> None:
+    """The exit of a process that had been given up: the model is as free as any other."""
+    life.last_exit = LastExit(
+        reason=ExitReason.ASKED,
+        code=trigger.exit_code,
+        signal=trigger.signal_name or None,
+        detail=trigger.said,
+        at=trigger.at,
+        cause=trigger.cause,
+    )
+    note = f"process {life.pid} has ended at last"
+    life.do(RunningLost(text=trigger.text, verdict=trigger.verdict))
+    if life.wanted is Wanted.GONE:
+        life.enter_after_exit(Stopped(since=now), "removed")
+        life.do(Erased())
+    elif life.wanted is Wanted.DOWN:
+        life.enter_after_exit(Stopped(since=now), note)
+    else:
+        life.enter_after_exit(Pending(since=now), note)
+
+
+def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
+    """What the end of a process, which `died` is to follow, says about the requests it held.
+
+    Args:
+        life: still in the state in which the process ended.
+        died: how it ended.
+        is_over_memory: whether it had reported more memory than its limit.
+    """
+    if isinstance(life.phase, Abandoned):
+        return Evidence.ASKED
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
+            case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:
+                return Evidence.ASKED
+            case StopCause.STALL:
+                return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
+            case StopCause.BROKEN | StopCause.SUSPENDED:
+                return Evidence.NONE
+    if not life.has_been_ready:
+        return Evidence.NONE
+    if died.exit_code == ExitCode.OUT_OF_MEMORY:
+        return Evidence.OUT_OF_MEMORY
+    if died.signal_name == "SIGKILL" and is_over_memory:
+        return Evidence.OUT_OF_MEMORY
+    if died.exit_code == ExitCode.STEP_ERROR or died.signal_name in ACCUSING_SIGNALS:
+        return Evidence.ACCUSES
+    return Evidence.NONE
+
+
+def _after_crash(life: Life, text: str, now: float) -> None:
+    was_loading = not life.has_been_ready
+    verdict = life.restarts.after_crash(now)
+    if isinstance(verdict, GiveUp):
+        _fail(life, f"{verdict.reason}, the last time: {text}", now)
+        return
+    if was_loading:  # F8: those who wait for the load itself hear of it; requests go on waiting
+        life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
+    if verdict > 0.0:
+        life.enter_after_exit(Backoff(since=now, retry_at=now + verdict), text)
+    else:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+
+
+def _fail(life: Life, cause: str, now: float) -> None:
+    error = load_failed(life.name, cause, is_retryable=False)
+    life.enter_after_exit(Failed(since=now, cause=cause), cause)
+    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+
+
+def _ending(life: Life, died: Died) -> Stopping | None:
+    """How the process was being ended; None where it ended by itself.
+
+    What was found broken or suspended is killed at once. If it did not end by that signal, it had
+    been about to die: its connection ends before its exit can be seen, and the kernel may take long
+    to free its memory. So its own exit says what became of it, unless its end was asked for, too.
+    """
+    phase = life.phase
+    if not isinstance(phase, Stopping):
+        return None
+    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    is_by_itself = is_killed_at_once and died.signal_name != "SIGKILL"
+    return None if is_by_itself and not phase.is_restart else phase
+
+
+def _judge(life: Life, died: Died) -> ExitReason:
+    stopping = _ending(life, died)
+    if stopping is not None:
+        match stopping.cause:
+            case StopCause.ASKED:
+                return ExitReason.ASKED
+            case StopCause.STALL | StopCause.SUSPENDED:
+                return ExitReason.STALL
+            case StopCause.VERSION:
+                return ExitReason.VERSION
+            case StopCause.INTERNAL:
+                return ExitReason.INTERNAL
+            case StopCause.BROKEN:
+                return ExitReason.CRASH
+    if died.is_spawn_error:
+        return ExitReason.SPAWN_ERROR
+    if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:
+        return ExitReason.LOAD_ERROR
+    return ExitReason.CRASH
+
+
+def _load_error(life: Life, died: Died) -> str | None:
+    """What a load that failed by itself has in common with another one that failed alike.
+
+    None: it had become READY, or was ended, or did not say why, or others have a part in it.
+    """
+    if life.has_been_ready or not died.announced or _ending(life, died) is not None:
+        return None
+    if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
+        return None
+    return f"{died.exit_code}: {NUMBER.sub('#', died.announced)}"
+
+
+def _was_stable(life: Life, now: float) -> bool:
+    match life.phase:
+        case Ready(since=since):
+            ready_s: float | None = now - since
+        case Draining(ready_since=since):
+            ready_s = now - since
+        case Stopping(was_ready_s=ready_s):
+            pass
+        case _:
+            ready_s = None
+    return ready_s is not None and ready_s >= life.settings.restart.stable_s

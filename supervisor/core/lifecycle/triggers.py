@@ -1,0 +1,295 @@
+"""What can happen to one worker's life, and what its life answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.messages import Message
+from mlxsup.protocol.states import LoadPhase, Why
+
+from ..actions import WorkerSignal
+from ..health.blame import NO_VERDICT, Verdict
+from ..health.death_cause import Cause
+from ..settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """Something that the transition table has a column for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantUp(Trigger):
+    """A load command, a preload, or a request for a model that is down."""
+
+    why: Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantDown(Trigger):
+    """An unload command, idleness, or the shutdown.
+
+    Attributes:
+        why: which.
+        drain_s: how long running requests may take to finish.
+    """
+
+    why: Why
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantRestart(Trigger):
+    """A restart command.
+
+    Attributes:
+        is_immediate: without letting running requests finish.
+        drain_s: how long they may take otherwise.
+    """
+
+    is_immediate: bool
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed(Trigger):
+    """The configuration does not name the model any more.
+
+    Attributes:
+        drain_s: how long running requests may take to finish.
+        error: what its queue is answered.
+    """
+
+    drain_s: float
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured(Trigger):
+    """The configuration was read again and names the model.
+
+    Attributes:
+        settings: its entry.
+        drain_s: how long running requests may take to finish if the process must be replaced.
+    """
+
+    settings: ModelSettings
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(Trigger):
+    """It is this model's turn to load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasPid(Trigger):
+    """The process runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeted(Trigger):
+    """HELLO, from a worker of this version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreetedByOtherVersion(Trigger):
+    """HELLO, from a worker of another version."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Trigger):
+    """The load goes on."""
+
+    phase: LoadPhase
+    progress: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BecameReady(Trigger):
+    """READY, announced after the warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Trigger):
+    """Nothing runs in the engine any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broke(Trigger):
+    """The worker sent what it must not send."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Trigger):
+    """A step does not end, or the process runs and gives no sign of life (F5, F6)."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended(Trigger):
+    """The process was stopped from outside (F7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HitBug(Trigger):
+    """The table has no rule for what happened: this life ends as FAILED(internal)."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due(Trigger):
+    """The state's own deadline has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hurry(Trigger):
+    """A shutdown is asked for again: whatever runs is cut off, whatever stops is told harder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died(Trigger):
+    """The exit was seen, or the spawn failed.
+
+    Attributes:
+        exit_code: None where a signal ended it or nothing was started.
+        signal_name: empty where it exited.
+        said: its last words; empty where it had none.
+        announced: what it said of its end over the link; empty if it said nothing.
+        is_spawn_error: nothing was started.
+        verdict: what its end means for the requests that it held.
+        cause: the class of its cause.
+        at: wall-clock seconds since the epoch; None if nothing was started.
+    """
+
+    exit_code: int | None
+    signal_name: str
+    said: str
+    announced: str = ""
+    is_spawn_error: bool = False
+    verdict: Verdict = NO_VERDICT
+    cause: Cause = Cause.UNKNOWN
+    at: float | None = None
+
+    @property
+    def text(self) -> str:
+        """One phrase that says how it ended, for people."""
+        if self.is_spawn_error:
+            return self.said
+        ended = self.signal_name or f"exit code {self.exit_code}"
+        if self.cause is not Cause.UNKNOWN:
+            ended += f", {self.cause}"
+        return f"{ended}: {self.said}" if self.said else ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(Died):
+    """SIGKILL has not ended the process within its limit: nobody waits for it any more.
+
+    Attributes:
+        pid: of the process, which lives.
+    """
+
+    pid: int
+    exit_code: None = None
+    signal_name: str = ""
+    said: str = ""
+
+    @property
+    def text(self) -> str:
+        """One phrase for people."""
+        return f"process {self.pid} cannot be ended"
+
+
+# ---------------------------------------------------------------- what a life answers with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Something the core shall do because of a transition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartProcess(Effect):
+    """Spawn this generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellWorker(Effect):
+    """Send a message to the worker."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalProcess(Effect):
+    """Signal the worker's process group."""
+
+    signal: WorkerSignal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEnds(Effect):
+    """Every request that waits for this model is answered."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEnds(Effect):
+    """Every request that runs is answered, though the process still lives."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLost(Effect):
+    """The process is gone with what ran in it: answer it, or let it wait again."""
+
+    text: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpWaitersEnd(Effect):
+    """Callers of load and restart are answered: well, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownWaitersEnd(Effect):
+    """Callers of unload are answered: well, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed(Effect):
+    """The state changed: tell those who watch."""
+
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased(Effect):
+    """The model was removed and its process is gone: forget it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveProcess(Effect):
+    """The process cannot be ended: nothing is said to it any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(Effect):
+    """The table had no rule: log the story."""

@@ -1,0 +1,101 @@
+"""Whether a request may wait, or why not; the one gate that every request passes (H2)."""
+
+from __future__ import annotations
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import State, Wanted, Why
+
+from ..errors import cut_off, model_failed, overloaded, quarantined
+from ..events import ConnectionId
+from ..health.blame import Digest, Recovery
+from ..lifecycle.life import Life
+from ..model import Model
+from ..settings import CoreSettings
+from .ledger import Ledger
+
+
+def refuse_for_state(life: Life) -> RemoteError | None:
+    """Why the model's state does not let a request wait, if so."""
+    if life.state is State.FAILED:
+        return model_failed(life.name, life.failure)
+    is_going = life.state in (State.DRAINING, State.STOPPING)
+    if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
+        return cut_off(life.name, life.why)
+    return None
+
+
+def refuse_for_quarantine(
+    name: ModelName, recovery: Recovery, digest: Digest, now: float
+) -> RemoteError | None:
+    """Why this very request may not run again yet, if so (F10)."""
+    lifted_in_s = recovery.quarantined_for_s(digest, now)
+    return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
+
+
+def refuse_for_room(
+    model: Model,
+    *,
+    connection: ConnectionId,
+    client: str,
+    body_bytes: int,
+    ledger: Ledger,
+    models: int,
+    settings: CoreSettings,
+) -> RemoteError | None:
+    """Why the queues are too full for one more request, if so (H3, H5).
+
+    What can start at once does not wait, so no queue refuses it; its bytes count all the same.
+    """
+    reason = _refuse_for_bytes(body_bytes, ledger, settings)
+    if reason is None and not model.can_start:
+        reason = _refuse_for_place(model, ledger, models, settings) or _refuse_for_account(
+            connection, client, ledger, settings
+        )
+    if reason is None:
+        return None
+    limit, sentence = reason
+    return overloaded(
+        model.name,
+        limit,
+        sentence,
+        queue_depth=ledger.waiting,
+        running=[request.id for request in model.running.values()],
+        retry_after_s=model.next_free_s(),
+    )
+
+
+Reason = tuple[str, str]
+"""The setting that is the limit, and how near it is."""
+
+
+def _refuse_for_bytes(body_bytes: int, ledger: Ledger, settings: CoreSettings) -> Reason | None:
+    if ledger.held_bytes + body_bytes <= settings.max_queue_bytes:
+        return None
+    return "max_queue_bytes", f"open requests hold {ledger.held_bytes} bytes, near the limit"
+
+
+def _refuse_for_place(
+    model: Model, ledger: Ledger, models: int, settings: CoreSettings
+) -> Reason | None:
+    """Beyond `max_queue` in all, each model still has an equal share of it, so that the queue of a
+    model that loads, or is slow, does not shut the others. At most twice as many wait."""
+    share = max(1, settings.max_queue // models)
+    if ledger.waiting < settings.max_queue or len(model.line) < share:
+        return None
+    sentence = f"{ledger.waiting} requests are waiting, {len(model.line)} of them for it, the limit"
+    return "max_queue", sentence
+
+
+def _refuse_for_account(
+    connection: ConnectionId, client: str, ledger: Ledger, settings: CoreSettings
+) -> Reason | None:
+    """A connection may speak for many clients, and gets no more places by inventing names."""
+    for account, waiting in (
+        ("connection", ledger.waiting_of_connection(connection)),
+        ("client", ledger.waiting_of(client)),
+    ):
+        if waiting >= settings.max_queue_per_client:
+            sentence = f"{waiting} requests of this {account} are waiting, the limit"
+            return "max_queue_per_client", sentence
+    return None

@@ -1,0 +1,258 @@
+"""The ledger of open requests: who asked, where each stands, what bounds them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.messages import Acceptance, Timings, Usage
+from mlxsup.protocol.states import NoticeKind
+
+from ..events import ConnectionId
+from ..health.blame import Digest, Held
+
+MAX_DEATHS_WITHOUT_PROGRESS = 3
+"""After so many deaths in a row without a new token a request is given up."""
+
+
+class Stage(Enum):
+    """Where an open request stands; YIELDING runs until its row has left, then waits again."""
+
+    QUEUED = auto()
+    RUNNING = auto()
+    YIELDING = auto()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One open request, from admission to its terminal message.
+
+    Attributes:
+        key: the supervisor's name for it.
+        connection: who asked.
+        id: the client's name for it.
+        client: on whose behalf, for fairness.
+        model: who shall answer.
+        body: the body frame, until the worker has accepted it.
+        digest: of the model and the body; equal requests have equal ones.
+        arrived_at: monotonic seconds.
+        queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
+        stage: queued, running or yielding.
+        dispatched_at: of the last dispatch.
+        started_at: of the dispatch that led to its acceptance.
+        acceptance: what the worker made of it.
+        acceptance_bytes: about what it takes: prompt, tools, a schema.
+        may_resume: whether it goes on after its worker has died.
+        is_interrupted: its worker died, and no other has gone on with it yet.
+        resumed: how many times it has gone on.
+        first_token_at: monotonic seconds.
+        sent_tokens: packed ids of what the client was sent.
+        seq: pieces sent so far.
+        deaths: workers that died under it in a row without a new token and without evidence.
+        warnings: sentences for its result.
+        wants_notices: whether to tell its client what it waits for.
+        told: the latest notice of each kind.
+    """
+
+    key: RequestKey
+    connection: ConnectionId
+    id: RequestId
+    client: str
+    model: ModelName
+    body: bytes
+    digest: Digest
+    arrived_at: float
+    queue_deadline: float | None = None
+    first_token_deadline: float | None = None
+    deadline: float | None = None
+    stage: Stage = Stage.QUEUED
+    dispatched_at: float | None = None
+    started_at: float | None = None
+    acceptance: Acceptance | None = None
+    acceptance_bytes: int = 0
+    may_resume: bool = True
+    is_interrupted: bool = False
+    resumed: int = 0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    first_token_at: float | None = None
+    sent_tokens: bytearray = field(default_factory=bytearray)
+    seq: int = 0
+    deaths: int = 0
+    warnings: list[str] = field(default_factory=list)
+    wants_notices: bool = False
+    told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens that the client was sent."""
+        return len(self.sent_tokens) // 4
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it takes a place in the queue: not if its answer has begun."""
+        return self.stage is Stage.QUEUED and self.acceptance is None
+
+    @property
+    def held(self) -> Held:
+        """What a crash of its worker is judged by."""
+        return Held(digest=self.digest, tokens=self.tokens_sent)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the request keeps in memory, as far as it is not bounded by its kind."""
+        return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
+
+    def usage(self) -> Usage:
+        """Tokens counted so far."""
+        prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
+        return Usage(
+            prompt_tokens=prompt,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.tokens_sent,
+        )
+
+    def timings(self, now: float) -> Timings:
+        """Where its time has gone until now."""
+        started_at = now if self.started_at is None else self.started_at
+        first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
+        return Timings(
+            queued_s=started_at - self.arrived_at,
+            tokenize_s=self.tokenize_s,
+            prefill_s=self.prefill_s,
+            first_token_s=first,
+            total_s=now - self.arrived_at,
+        )
+
+
+class Ledger:
+    """Every open request, found by key or by who asked; counts what is bounded (H5)."""
+
+    def __init__(self) -> None:
+        # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
+        # that, plus the rows of every engine.
+        self._by_key: dict[RequestKey, Request] = {}
+        self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
+        self._waiting_by_client: Counter[str] = Counter()
+        self._waiting_by_connection: Counter[ConnectionId] = Counter()
+        self._waiting = 0
+        self._held_bytes = 0
+        self._listening = 0
+        self._last_key = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_key.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are queued and have not begun, over all models."""
+        return self._waiting
+
+    @property
+    def waiting_by_client(self) -> dict[str, int]:
+        """Requests that are queued, by client."""
+        return dict(self._waiting_by_client)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bodies and resume data of all open requests."""
+        return self._held_bytes
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any request wants notices."""
+        return self._listening > 0
+
+    def waiting_of(self, client: str) -> int:
+        """Requests of one client that are queued."""
+        return self._waiting_by_client[client]
+
+    def waiting_of_connection(self, connection: ConnectionId) -> int:
+        """Requests of one connection that are queued, whatever clients it names."""
+        return self._waiting_by_connection[connection]
+
+    def new_key(self) -> RequestKey:
+        """A key that was never used before."""
+        self._last_key += 1
+        return RequestKey(self._last_key)
+
+    def add(self, request: Request) -> None:
+        """A request was admitted; it is queued."""
+        self._by_key[request.key] = request
+        self._by_connection.setdefault(request.connection, {})[request.id] = request
+        self._count_waiting(request, 1)
+        self._listening += request.wants_notices
+        self._held_bytes += request.held_bytes
+
+    def remove(self, request: Request) -> None:
+        """A request got its terminal message."""
+        del self._by_key[request.key]
+        of_connection = self._by_connection[request.connection]
+        del of_connection[request.id]
+        if not of_connection:
+            del self._by_connection[request.connection]
+        if request.is_counted:
+            self._count_waiting(request, -1)
+        self._listening -= request.wants_notices
+        self._held_bytes -= request.held_bytes
+
+    def get(self, key: RequestKey) -> Request | None:
+        """An open request by its key."""
+        return self._by_key.get(key)
+
+    def find(self, connection: ConnectionId, id: RequestId) -> Request | None:
+        """An open request by what its client calls it."""
+        return self._by_connection.get(connection, {}).get(id)
+
+    def of_connection(self, connection: ConnectionId) -> list[Request]:
+        """The open requests of one connection, oldest first."""
+        return list(self._by_connection.get(connection, {}).values())
+
+    def move(self, request: Request, stage: Stage) -> None:
+        """A request was dispatched, is to yield, or waits again."""
+        was_counted = request.is_counted
+        request.stage = stage
+        if request.is_counted is not was_counted:
+            self._count_waiting(request, 1 if request.is_counted else -1)
+
+    def accept(self, request: Request, acceptance: Acceptance) -> None:
+        """The worker took it: the acceptance takes the place of the body."""
+        self._held_bytes -= request.held_bytes
+        request.acceptance = acceptance
+        request.acceptance_bytes = len(acceptance.prompt_tokens) + len(repr(acceptance.parameters))
+        request.body = b""
+        self._held_bytes += request.held_bytes
+
+    def deliver(self, request: Request, tokens: bytes) -> None:
+        """The client is sent these: they are kept, so that the answer can be resumed."""
+        request.sent_tokens += tokens
+        self._held_bytes += len(tokens)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the counts and the requests disagree."""
+        requests = list(self)
+        assert self._held_bytes == sum(r.held_bytes for r in requests)
+        waiting = Counter(r.client for r in requests if r.is_counted)
+        assert dict(self._waiting_by_client) == dict(waiting)
+        assert self._waiting == waiting.total()
+        by_connection = Counter(r.connection for r in requests if r.is_counted)
+        assert dict(self._waiting_by_connection) == dict(by_connection)
+        assert self._listening == sum(r.wants_notices for r in requests)
+        assert len(requests) == sum(map(len, self._by_connection.values()))
+
+    def _count_waiting(self, request: Request, change: int) -> None:
+        self._waiting += change
+        self._waiting_by_client[request.client] += change
+        if not self._waiting_by_client[request.client]:
+            del self._waiting_by_client[request.client]
+        self._waiting_by_connection[request.connection] += change
+        if not self._waiting_by_connection[request.connection]:
+            del self._waiting_by_connection[request.connection]

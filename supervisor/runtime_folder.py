@@ -1,0 +1,256 @@
+"""The runtime folder: private to the user, locked for life by one supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import stat
+from pathlib import Path
+
+from mlxsup.protocol.launch import check_socket_path
+
+from .config.load import ConfigError
+from .process_identity import process_identity
+from .sockets.doors import MAX_CONNECTIONS, MIN_CONNECTIONS
+
+UNUSABLE_EXIT_CODE = 73
+ALREADY_RUNNING_EXIT_CODE = 75
+
+LOCK_NAME = "lock"
+CLIENT_SOCKET_NAME = "client.sock"
+BEAT_SUFFIX = ".beat"
+MAX_SPAWNS = 9_999_999
+"""Only for the length of a worker's socket path."""
+
+RESERVED_FILES = 2100
+"""Open files that no client's connection may take. libzmq accepts about a thousand connections
+before the loop hears of the first of them, and aborts the process when it cannot accept one for
+want of a file; the rest is for those that are being turned away, logs, and the daemon's own."""
+
+FILES_PER_MODEL = 16
+"""Pipes and sockets of a worker, and its log."""
+
+MAX_OPEN_FILES = 65_536
+MAX_OPEN_FILES_MACOS = 10_240
+"""More than this the kernel refuses where the hard limit says "unlimited"."""
+
+
+class RuntimeFolderError(Exception):
+    """The runtime or the log folder cannot be used, or too few files may be open (exit 73).
+
+    Attributes:
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    exit_code = UNUSABLE_EXIT_CODE
+
+
+class AlreadyRunningError(Exception):
+    """Another supervisor holds the folder (exit 75).
+
+    Attributes:
+        pid: of that supervisor; None where it did not say.
+    """
+
+    exit_code = ALREADY_RUNNING_EXIT_CODE
+
+    def __init__(self, pid: int | None, folder: Path) -> None:
+        who = f"with pid {pid}" if pid is not None else "whose pid is not known"
+        super().__init__(f"a daemon {who} already runs in {folder}")
+        self.pid = pid
+
+
+class RuntimeFolder:
+    """A runtime folder that this process holds; `claim` makes one, `release` gives it back.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def claim(cls, path: Path) -> RuntimeFolder:
+        """Creates the folder where it is absent, checks it, locks it, removes stale sockets (E6).
+
+        The lock comes before any bind: a second bind on a Unix socket's path would succeed and
+        take over the clients (P19).
+
+        Raises:
+            RuntimeFolderError: it cannot be used.
+            AlreadyRunningError: another supervisor holds it.
+        """
+        _check_socket_paths(path)
+        _prepare(path)
+        folder = cls(path, _take_lock(path))
+        for pattern in ("*.sock", "*.sock" + BEAT_SUFFIX):
+            for stale in path.glob(pattern):
+                try:
+                    stale.unlink(missing_ok=True)
+                except OSError as error:
+                    folder.release()
+                    raise RuntimeFolderError(
+                        f"{stale} is in the way and cannot be removed: {error.strerror}",
+                        hint="remove it, or set another runtime_dir",
+                    ) from None
+        return folder
+
+    @property
+    def client_socket(self) -> Path:
+        """Where clients connect."""
+        return self.path / CLIENT_SOCKET_NAME
+
+    def worker_socket(self, spawn: int) -> Path:
+        """Where the worker of this spawn, counted over all models, connects."""
+        return self.path / _worker_socket_name(spawn)
+
+    def release(self) -> None:
+        """Lets the next supervisor have the folder. The lock file stays: whoever unlinked it could
+        take away the one that another process has just locked."""
+        os.close(self._lock)
+
+
+def connections_within(open_files: int, models: int) -> int:
+    """How many connections a daemon may let in; fewer than MIN_CONNECTIONS are too few.
+
+    Args:
+        open_files: how many the process may have.
+        models: how many may have a worker.
+    """
+    return min(MAX_CONNECTIONS, open_files - RESERVED_FILES - FILES_PER_MODEL * models)
+
+
+def room_for(models: int, open_files: int, connected: int) -> int:
+    """How many connections a daemon may let in with the models of a new configuration.
+
+    Raises:
+        ConfigError: too few, or fewer than there are.
+    """
+    allowed = connections_within(open_files, models)
+    if allowed < max(MIN_CONNECTIONS, connected):
+        raise ConfigError(
+            [
+                f"models: {models} are too many for {open_files} open files"
+                f" beside {connected} connections of clients"
+            ]
+        )
+    return allowed
+
+
+def files_needed(models: int) -> int:
+    """How many open files a daemon with that many models needs."""
+    return RESERVED_FILES + FILES_PER_MODEL * models + MIN_CONNECTIONS
+
+
+def raise_open_file_limit(models: int) -> int:
+    """Raises the soft limit of open files as far as is sensible, and returns it.
+
+    Raises:
+        RuntimeFolderError: too few for that many models, and for storms of connections.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES_MACOS
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft >= wanted:
+        return _enough(soft, models)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return _enough(soft, models)
+    return _enough(wanted, models)
+
+
+def _enough(open_files: int, models: int) -> int:
+    needed = files_needed(models)
+    if open_files < needed:
+        raise RuntimeFolderError(
+            f"only {open_files} files may be open at once; a daemon needs {needed} for its"
+            f" models ({models})",
+            hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
+        )
+    return open_files
+
+
+def _worker_socket_name(spawn: int) -> str:
+    return f"w{spawn}.sock"
+
+
+def _check_socket_paths(path: Path) -> None:
+    for name in (CLIENT_SOCKET_NAME, _worker_socket_name(MAX_SPAWNS) + BEAT_SUFFIX):
+        try:
+            check_socket_path(str(path / name))
+        except ValueError as error:
+            raise RuntimeFolderError(
+                f"the runtime folder's path is too long: {error}", hint="set a shorter runtime_dir"
+            ) from None
+
+
+def _prepare(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except FileExistsError:
+        raise RuntimeFolderError(
+            f"the runtime folder {path} is not a folder",
+            hint="remove it or set another runtime_dir",
+        ) from None
+    except OSError as error:
+        raise RuntimeFolderError(
+            f"the runtime folder {path} cannot be created: {error.strerror}",
+            hint="set a runtime_dir that you may write to",
+        ) from None
+    if status.st_uid != os.geteuid():
+        raise RuntimeFolderError(
+            f"the runtime folder {path} belongs to another user (uid {status.st_uid})",
+            hint="set a runtime_dir of your own",
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode != 0o700:
+        raise RuntimeFolderError(
+            f"the runtime folder {path} has mode {mode:04o}, so others may reach its sockets",
+            hint=f"run: chmod 0700 {path}",
+        )
+
+
+def _take_lock(path: Path) -> int:
+    """Locks the folder for life and writes down who holds it; returns the lock's descriptor.
+
+    A lock on the folder itself, held for these few calls only, lets nobody read the holder's pid
+    before it is written: of many that start at once each loser can name the winner (P19).
+    """
+    try:
+        gate = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            return _take_lock_file(path)
+        finally:
+            os.close(gate)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise RuntimeFolderError(
+            f"the runtime folder {path} cannot be used: {error.strerror}{where}",
+            hint="set a runtime_dir that you may write to",
+        ) from None
+
+
+def _take_lock_file(path: Path) -> int:
+    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {process_identity(os.getpid())}\n".encode(), 0)
+    except BlockingIOError:
+        written = os.pread(lock, 256, 0).split()
+        os.close(lock)
+        raise AlreadyRunningError(int(written[0]) if written else None, path) from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock

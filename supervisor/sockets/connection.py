@@ -1,0 +1,78 @@
+"""One client's connection: what it has open, and what it is owed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxsup.protocol.messages import Cancel, Done, Failed, Message, Reply, Subscribe
+
+from ..core.events import ConnectionId
+from .outbox import Outbox, Tally
+
+
+class Connection:
+    """A connection that has something open, or is owed something.
+
+    Attributes:
+        id: its routing id.
+        descriptor: of its socket, in libzmq's hands; may have been used again since.
+        open: ids of its requests and commands that have not ended.
+        subscription: the id under which it gets changes.
+        outbox: what the socket had no room for.
+        progressed_at: when the last of it was sent, or the first began to wait.
+        retry_at, retry_s: when sending it is tried again, and how long after the last time.
+        is_slow: whether it was given up once; it then gets terminal messages only.
+    """
+
+    __slots__ = (
+        "descriptor",
+        "id",
+        "is_slow",
+        "open",
+        "outbox",
+        "progressed_at",
+        "retry_at",
+        "retry_s",
+        "subscription",
+    )
+
+    def __init__(self, id: ConnectionId, descriptor: int, tally: Tally) -> None:
+        self.id = id
+        self.descriptor = descriptor
+        self.open: set[str] = set()
+        self.subscription: str | None = None
+        self.outbox = Outbox(tally)
+        self.progressed_at = 0.0
+        self.retry_at = 0.0
+        self.retry_s = 0.0
+        self.is_slow = False
+
+    @property
+    def has_anything_open(self) -> bool:
+        return bool(self.open) or self.subscription is not None
+
+    def has_open(self, id: str) -> bool:
+        """Whether something of this id has not ended."""
+        return id in self.open or id == self.subscription
+
+    def note_said(self, message: Any) -> None:
+        """Keeps the books of what is open; a second subscription takes the place of the first.
+
+        Args:
+            message: one of `CLIENT_MESSAGES`, all of which have an id.
+        """
+        id = message.id
+        if isinstance(message, Subscribe):
+            self.subscription = id
+        elif isinstance(message, Cancel):
+            if id == self.subscription:
+                self.subscription = None
+        else:
+            self.open.add(id)
+
+    def note_sent(self, message: Message) -> None:
+        """Keeps the books of what is open."""
+        if isinstance(message, Done | Failed | Reply):
+            self.open.discard(message.id)
+            if message.id == self.subscription:
+                self.subscription = None

@@ -1,0 +1,256 @@
+"""One incarnation of a worker, from its spawn until its exit was reported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.messages import Message
+
+from ..core.actions import Spawn, WorkerSignal
+from ..core.events import Event, Exited, Spawned, SpawnFailed
+from ..logs import DaemonLog, ModelLog
+from ..runtime_folder import RuntimeFolder
+from ..sockets.transport import Context
+from ..sockets.worker_link import WorkerLink
+from .leftovers import WorkerRecord
+from .process import WorkerProcess, describe_exit
+
+LAST_WORDS_S = 1.0
+"""After an exit: how long the end of its output and of its messages may take to arrive. Only a
+grandchild that holds the pipe or the socket makes it take so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every worker's life needs of the supervisor.
+
+    Attributes:
+        context: makes the sockets.
+        folder: holds them.
+        record: where live workers are written down.
+        log: the daemon's.
+        argv: the command that starts a worker.
+        log_level: for workers.
+        post: given each event, at once.
+        now: the time that events carry.
+    """
+
+    context: Context
+    folder: RuntimeFolder
+    record: WorkerRecord
+    log: DaemonLog
+    argv: Sequence[str]
+    log_level: str
+    post: Callable[[Event], None]
+    now: Callable[[], float]
+
+
+class WorkerUnit:
+    """A worker's process, its sockets and its log.
+
+    Args:
+        surroundings: of all workers.
+        spawn: what the core asked for.
+        number: of this spawn, counted over all models.
+        model_log: where its output goes.
+    """
+
+    _start_news: Spawned | SpawnFailed
+
+    def __init__(
+        self, surroundings: Surroundings, spawn: Spawn, number: int, model_log: ModelLog
+    ) -> None:
+        self._around = surroundings
+        self._spawn = spawn
+        self._number = number
+        self._model_log = model_log
+        self._link: WorkerLink | None = None
+        self._process: WorkerProcess | None = None
+        self._is_killed = False
+
+    @property
+    def model(self) -> ModelName:
+        """Whose."""
+        return self._spawn.model
+
+    @property
+    def generation(self) -> Generation:
+        """Which life."""
+        return self._spawn.generation
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it lives."""
+        process = self._process
+        return process.pid if process is not None and not process.exited.done() else None
+
+    def send(self, message: Message) -> None:
+        """Sends a message; dropped before the sockets are there and after they are gone."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def signal(self, worker_signal: WorkerSignal) -> None:
+        """Signals the process group."""
+        if self._process is not None:
+            self._process.signal(signal.Signals[worker_signal.value])
+
+    def kill(self) -> None:
+        """Ends the process group at once, or as soon as there is one."""
+        self._is_killed = True
+        self.signal(WorkerSignal.KILL)
+
+    def abandon(self) -> None:
+        """The process cannot be ended: nothing is said to it, or read from it, any more."""
+        assert self._process is not None
+        self._process.close_pipes()
+        self._close_link()
+
+    async def live(self) -> None:
+        """The whole life: `Spawned` and `Exited`, or `SpawnFailed`.
+
+        Ended from outside, it takes the process with it, if that can be ended at all.
+        """
+        try:
+            if self._start():
+                await self._end()
+        finally:
+            if self._process is not None:
+                self._process.close()
+                self._process.forget()
+            self._close_link()
+
+    def _start(self) -> bool:
+        """Makes the sockets, then the process; returns whether it runs."""
+        around = self._around
+        token = secrets.token_hex(16)
+        # Before the sockets' first look, which the loop has been asked for when they are made: a
+        # worker may have said READY by then, on a machine that is busy.
+        asyncio.get_running_loop().call_soon(self._announce)
+        try:
+            self._link = WorkerLink(
+                around.context,
+                around.folder.worker_socket(self._number),
+                model=self.model,
+                generation=self.generation,
+                token=token,
+                max_concurrency=self._spawn.launch.max_concurrency,
+                post=around.post,
+                now=around.now,
+            )
+            line = self._launch_spec(token, self._link.endpoint).to_line()
+            self._process = WorkerProcess.spawn(around.argv, line, self._model_log.write)
+        except (OSError, zmq.ZMQError) as error:
+            detail = error.strerror or str(error)
+            self._start_news = SpawnFailed(
+                now=around.now(), model=self.model, generation=self.generation, detail=detail
+            )
+            return False
+        pid = self._link.pid = self._process.pid
+        self._model_log.begin(self.generation, pid)
+        self._note(lambda: around.record.add(self.model, pid))
+        around.log.write(
+            "info", "worker spawned", model=self.model, generation=self.generation, pid=pid
+        )
+        self._start_news = Spawned(
+            now=around.now(), model=self.model, generation=self.generation, pid=pid
+        )
+        if self._is_killed:
+            self.kill()
+        return True
+
+    def _announce(self) -> None:
+        self._around.post(self._start_news)
+
+    async def _end(self) -> None:
+        """Waits for the exit, and for what the process said and printed before it."""
+        assert self._process is not None
+        assert self._link is not None
+        around = self._around
+        pid = self._process.pid
+        return_code = await self._process.exited
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._process.output_ended.wait()
+                if self._link.has_peer:
+                    await self._link.disconnected.wait()
+        except TimeoutError:
+            pass
+        self._link.drain()
+        self._close_link()
+        self._note(lambda: around.record.remove(pid))
+        # Whoever hears of the death finds its last words in the file.
+        await self._model_log.ended(LAST_WORDS_S)
+        exit_code, number, name = describe_exit(return_code)
+        around.log.write(
+            "info",
+            "worker exited",
+            model=self.model,
+            generation=self.generation,
+            pid=pid,
+            **({"signal": name} if name else {"code": exit_code}),
+        )
+        self._post(
+            Exited(
+                now=around.now(),
+                model=self.model,
+                generation=self.generation,
+                exit_code=exit_code,
+                signal=number,
+                signal_name=name,
+                last_lines=self._model_log.last_lines,
+                at=time.time(),
+            )
+        )
+
+    def _close_link(self) -> None:
+        """A socket's file that cannot be removed is in nobody's way: each life has its own."""
+        if self._link is None:
+            return
+        try:
+            self._link.close()
+        except OSError as error:
+            self._around.log.write("warning", "socket not removed", error=error.strerror)
+
+    def _launch_spec(self, token: str, endpoint: str) -> LaunchSpec:
+        launch = self._spawn.launch
+        return LaunchSpec(
+            model=self.model,
+            generation=self.generation,
+            token=token,
+            endpoint=endpoint,
+            supervisor_pid=os.getpid(),
+            engine=launch.engine,
+            path=launch.path,
+            max_concurrency=launch.max_concurrency,
+            step_timeout_s=launch.step_timeout_s,
+            decode_stall_target_ms=launch.decode_stall_target_ms,
+            context_length=launch.context_length,
+            deterministic=launch.deterministic,
+            memory_limit_bytes=launch.memory_limit_bytes,
+            cache_limit_bytes=launch.cache_limit_bytes,
+            wired_limit_bytes=launch.wired_limit_bytes,
+            prefix_cache_bytes=launch.prefix_cache_bytes,
+            known_batching=self._spawn.known_batching,
+            sampling=dict(launch.sampling),
+            log_level=self._around.log_level,
+            fake=dict(launch.fake),
+        )
+
+    def _post(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._around.post, event)
+
+    def _note(self, write: Callable[[], None]) -> None:
+        """Writes the record down; a full disk stops nobody from serving."""
+        try:
+            write()
+        except OSError as error:
+            self._around.log.write("warning", "workers not recorded", error=error.strerror)

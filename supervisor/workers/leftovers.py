@@ -1,0 +1,138 @@
+"""Workers that outlived a supervisor that was killed: written down while alive, ended by the next
+start (E6).
+
+A worker normally goes by itself when its supervisor dies. One that cannot (stopped, or stuck in
+native code where the kernel knows no parent-death signal) is found here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ..process_identity import process_identity
+
+RECORD_NAME = "workers.json"
+KILL_LIMIT_S = 10.0
+"""How long killed leftovers may take to go: the kernel frees about 6 GB of them in a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """A worker of an earlier supervisor.
+
+    Attributes:
+        model: what it served.
+        pid: which it had.
+        is_gone: whether it went after it was killed.
+    """
+
+    model: str
+    pid: int
+    is_gone: bool
+
+
+class WorkerRecord:
+    """The file in which the live workers are written down; one writer, replaced atomically.
+
+    Args:
+        runtime_dir: where the file is.
+    """
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._path = runtime_dir / RECORD_NAME
+        # One entry for each live worker, and for leftovers that could not be ended.
+        self._workers: dict[int, dict[str, str | int]] = {}
+        self._is_written = True
+
+    def add(self, model: str, pid: int) -> None:
+        """A worker was spawned.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        identity = process_identity(pid)
+        if identity is not None:
+            self._note(model, pid, identity)
+            self._write()
+
+    def remove(self, pid: int) -> None:
+        """A worker's exit was seen.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._workers.pop(pid, None) is not None:
+            self._write()
+
+    def write_again(self) -> bool:
+        """Tries once more if the file could not be written; returns whether it is up to date."""
+        if not self._is_written:
+            try:
+                self._write()
+            except OSError:
+                return False
+        return True
+
+    def sweep(self) -> list[Leftover]:
+        """Kills what is left of an earlier supervisor's workers, and nothing else.
+
+        A process is one of them only if its pid and its start are those that were written down.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        found: list[tuple[str, str, psutil.Process]] = []
+        for model, pid, identity in self._read():
+            if process_identity(pid) != identity:
+                continue
+            try:
+                process = psutil.Process(pid)
+                _kill_group(pid)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+            found.append((model, identity, process))
+        _, alive = psutil.wait_procs([process for *_, process in found], timeout=KILL_LIMIT_S)
+        for model, identity, process in found:
+            if process in alive:  # the next start looks for it again
+                self._note(model, process.pid, identity)
+        self._write()
+        return [
+            Leftover(model=model, pid=process.pid, is_gone=process not in alive)
+            for model, _, process in found
+        ]
+
+    def _read(self) -> list[tuple[str, int, str]]:
+        try:
+            values = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return []
+        result = []
+        for value in values if isinstance(values, list) else ():
+            match value:
+                case {"model": str(model), "pid": int(pid), "identity": str(identity)} if pid > 1:
+                    result.append((model, pid, identity))
+        return result
+
+    def _note(self, model: str, pid: int, identity: str) -> None:
+        self._workers[pid] = {"model": model, "pid": pid, "identity": identity}
+
+    def _write(self) -> None:
+        self._is_written = False
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(list(self._workers.values())))
+        os.replace(draft, self._path)
+        self._is_written = True
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL to the process and, as workers lead groups of their own, to its group."""
+    if os.getpgid(pid) == pid:
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,128 @@
+"""Every worker that lives, and the logs of the models."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from mlxsup.protocol.ids import Generation, ModelName
+
+from ..core.actions import Spawn
+from ..log_files import LogWriter
+from ..logs import ModelLog
+from .incarnation import Surroundings, WorkerUnit
+from .measure import is_process_stopped
+
+BROKEN_LIMIT_S = 30.0
+"""How long ending all processes may take after a bug."""
+
+
+class Workers:
+    """The workers' lives, each a task.
+
+    Args:
+        surroundings: of all of them.
+        log_dir: holds the models' logs.
+        writer: writes them.
+    """
+
+    def __init__(self, surroundings: Surroundings, log_dir: Path, writer: LogWriter) -> None:
+        self._surroundings = surroundings
+        self._log = surroundings.log
+        self._log_dir = log_dir
+        self._writer = writer
+        # One entry for each live process, in both.
+        self._units: dict[tuple[ModelName, Generation], WorkerUnit] = {}
+        self._lives: dict[WorkerUnit, asyncio.Task[None]] = {}
+        # One entry for each model of the configuration.
+        self._model_logs: dict[ModelName, ModelLog] = {}
+        self._spawns = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all that live."""
+        return [unit.pid for unit in self._units.values() if unit.pid is not None]
+
+    @property
+    def models(self) -> set[ModelName]:
+        """The models that have a process."""
+        return {name for name, _ in self._units}
+
+    def get(self, model: ModelName, generation: Generation) -> WorkerUnit | None:
+        """The worker of this life; None once it is over."""
+        return self._units.get((model, generation))
+
+    def spawn(self, action: Spawn, tasks: asyncio.TaskGroup) -> None:
+        """Begins a life."""
+        self._spawns += 1
+        model_log = self._model_logs.get(action.model)
+        if model_log is None:
+            model_log = ModelLog(self._log_dir, action.model, self._writer)
+            self._model_logs[action.model] = model_log
+        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log)
+        self._units[action.model, action.generation] = unit
+        self._lives[unit] = tasks.create_task(self._live(unit))
+
+    async def _live(self, unit: WorkerUnit) -> None:
+        try:
+            await unit.live()
+        finally:
+            del self._units[unit.model, unit.generation]
+            del self._lives[unit]
+
+    def is_stopped(self, model: ModelName, generation: Generation) -> bool | None:
+        """Whether the process is in the state *stopped*; None if that cannot be known."""
+        unit = self.get(model, generation)
+        if unit is None or unit.pid is None:
+            return None
+        try:
+            return is_process_stopped(unit.pid)
+        except OSError as error:  # the core asks again before it judges
+            self._log.write("warning", "worker not looked at", model=model, error=error.strerror)
+            return None
+
+    def abandon(self, model: ModelName, generation: Generation) -> None:
+        """Its process cannot be ended; its exit is still waited for."""
+        unit = self._units[model, generation]
+        self._log.write("error", "worker cannot be ended", model=model, pid=unit.pid)
+        report(f"mlxsup: process {unit.pid} of {model} cannot be ended (SIGKILL has no effect)")
+        unit.abandon()
+
+    def forget(self, model: ModelName) -> None:
+        """A model was removed, and none of its processes lives."""
+        model_log = self._model_logs.pop(model, None)
+        if model_log is not None:
+            model_log.close()
+
+    async def end(self) -> None:
+        """Kills every process; returns when all are gone, or at the limit."""
+        for unit in self._lives:
+            unit.kill()
+        if self._lives:
+            await asyncio.wait(self._lives.values(), timeout=BROKEN_LIMIT_S)
+
+    def leave(self) -> int:
+        """Waits no more for processes that cannot be ended; returns how many these are."""
+        left = [unit for unit in self._lives if unit.pid is not None]
+        for unit in left:
+            self._log.write("error", "worker left behind", model=unit.model, pid=unit.pid)
+            report(
+                f"mlxsup: the daemon ends, but process {unit.pid} of {unit.model} cannot be ended"
+            )
+        for life in self._lives.values():
+            life.cancel()
+        return len(left)
+
+    def close_logs(self) -> None:
+        """Closes the models' logs."""
+        for model_log in self._model_logs.values():
+            model_log.close()
+
+
+def report(text: str) -> None:
+    """Tells people on standard error what no log can tell; a terminal that is gone is no matter."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,344 @@
+"""The whole shell in this process: what the core decides is done, once, to whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.messages import (
+    Alive,
+    CancelRow,
+    Deltas,
+    Dispatch,
+    Done,
+    Dying,
+    Exit,
+    Ping,
+    Ready,
+    Reply,
+    RowDelta,
+    StatusQuery,
+    Unload,
+)
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.protocol.version import VERSION
+from mlxsup.supervisor import app as app_module
+from mlxsup.supervisor.core.health import watchdog as watchdog_module
+from mlxsup.supervisor.workers import incarnation as incarnation_module
+from mlxsup.supervisor.workers.registry import Workers
+from support.daemon import fake
+from support.eventually_async import eventually_async
+from support.played_daemon import Peer, Stage, generate, play, short_folder, token
+
+FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
+LARGE = "x" * (1024 * 1024)
+
+
+async def status(peer: Peer, model: str = "a") -> dict[str, Any]:
+    """A model's row of the status."""
+    reply = await peer.ask(StatusQuery(id=RequestId("status")), Reply)
+    rows: list[dict[str, Any]] = reply.value["models"]
+    return {row["name"]: row for row in rows}[model]
+
+
+def recorded(folder: Path) -> list[tuple[str, int]]:
+    """What workers.json says."""
+    entries = json.loads((folder / "run" / "workers.json").read_bytes())
+    return [(entry["model"], entry["pid"]) for entry in entries]
+
+
+def test_a_request_is_served_and_the_end_leaves_nothing() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        assert recorded(stage.folder) == [("a", worker.pid)]
+        peer = stage.peer()
+        await peer.say(generate())
+        key = await worker.accept()
+        await worker.step(token(key, 1))
+        assert [d.text for d in (await peer.hear(Deltas)).deltas] == ["1 "]
+        await worker.step(token(key, 2, is_last=True))
+        assert [d.text for d in (await peer.hear(Deltas)).deltas] == ["2 "]
+        done = await peer.hear(Done)
+        assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.seed) == (2, 2, 7)
+        pids.append(worker.pid)
+
+    pids: list[int] = []
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 0
+        assert sorted(path.name for path in (folder / "run").iterdir()) == ["lock", "workers.json"]
+        assert recorded(folder) == []
+        log = (folder / "logs" / "mlxsup.log").read_text()
+    assert not psutil.pid_exists(pids[0])
+    for line in (
+        f"INFO daemon started version={VERSION} endpoint=ipc://{folder}/run/client.sock",
+        f"INFO worker spawned model=a generation=1 pid={pids[0]}",
+        "INFO model ready model=a batching=together",
+        f"INFO worker exited model=a generation=1 pid={pids[0]} signal=SIG",
+        "INFO daemon ended code=0",
+    ):
+        assert log.count(line) == 1, line
+
+
+def test_everything_it_makes_is_for_its_user_alone() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        made = [path for name in ("run", "logs") for path in (stage.folder / name).rglob("*")]
+        assert {"client.sock", "w1.sock", "w1.sock.beat", "lock", "workers.json", "a.log"} <= {
+            path.name for path in made
+        }
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made}
+        assert set(modes.values()) == {0}, modes
+
+    assert play(body) == 0
+
+
+def test_the_status_says_which_daemon_answers_and_what_it_measured() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        peer = stage.peer()
+        value = (await peer.ask(StatusQuery(id=RequestId("s")), Reply)).value
+        assert (value["pid"], value["version"]) == (os.getpid(), VERSION)
+        assert value["endpoint"] == stage.endpoint
+        assert value["config_path"] == str(stage.folder / "config.toml")
+        assert value["log_dir"] == str(stage.folder / "logs")
+        assert value["memory"]["machine_bytes"] == psutil.virtual_memory().total
+        row = await status(peer)
+        for _ in range(1000):  # each asked when the one before was answered
+            if row["footprint_bytes"]:
+                break
+            await asyncio.sleep(0.01)
+            row = await status(peer)
+        assert row["pid"] == worker.pid
+        assert 0 < row["footprint_bytes"] < 64 * 1024 * 1024
+
+    assert play(body) == 0
+
+
+def test_what_a_worker_is_started_with_is_what_its_entry_says() -> None:
+    entry = fake(
+        max_concurrency=3,
+        step_timeout_s=7.5,
+        decode_stall_target_ms=123,
+        context_length=2048,
+        deterministic=True,
+        memory="1GiB",
+        cache_limit="2MiB",
+        wired="3MiB",
+        prefix_cache="4MiB",
+        sampling={"temperature": 0.25},
+        fake={"seed": 5},
+    )
+
+    async def body(stage: Stage) -> None:
+        spec = (await stage.worker()).spec
+        assert (spec.model, spec.generation, spec.engine) == ("a", 1, "fake")
+        assert spec.endpoint == f"ipc://{stage.folder}/run/w1.sock"
+        assert spec.supervisor_pid == os.getpid()
+        assert (spec.max_concurrency, spec.step_timeout_s) == (3, 7.5)
+        assert (spec.decode_stall_target_ms, spec.context_length) == (123, 2048)
+        assert spec.deterministic is True
+        limits = (spec.memory_limit_bytes, spec.cache_limit_bytes, spec.wired_limit_bytes)
+        assert limits == (2**30, 2 * 2**20, 3 * 2**20)
+        assert spec.prefix_cache_bytes == 4 * 2**20
+        assert spec.sampling["temperature"] == 0.25
+        assert (spec.fake, spec.log_level) == ({"seed": 5}, "warning")
+        assert len(spec.token) == 32
+
+    assert play(body, {"a": entry}, supervisor={"log_level": "warning"}) == 0
+
+
+def test_each_life_has_a_socket_and_a_token_of_its_own_F9() -> None:
+    async def body(stage: Stage) -> None:
+        first = await stage.ready()
+        first.die()
+        second = await stage.ready(generation=2)
+        assert second.spec.token != first.spec.token
+        assert second.spec.endpoint == f"ipc://{stage.folder}/run/w2.sock"
+        assert not (stage.folder / "run" / "w1.sock").exists()
+        assert not (stage.folder / "run" / "w1.sock.beat").exists()
+        await eventually_async(lambda: recorded(stage.folder) == [("a", second.pid)])
+
+    assert play(body) == 0
+
+
+def test_a_death_in_mid_stream_is_told_and_the_stream_continues_in_the_next_life_F1() -> None:
+    async def body(stage: Stage) -> None:
+        peer, worker = stage.peer(), await stage.ready()
+        await peer.say(generate())
+        key = await worker.accept()
+        await worker.step(token(key, 1))
+        await peer.hear(Deltas)
+        worker.die(signal.SIGSEGV)
+        second = await stage.worker(generation=2)
+        await second.come_up()
+        dispatch = await second.hear(Dispatch)
+        assert dispatch.resume is not None
+        assert dispatch.resume.delivered == b"\1\0\0\0"
+        await second.step(token(dispatch.key, 2, is_last=True))
+        assert [d.seq for d in (await peer.hear(Deltas)).deltas] == [1]
+        assert (await peer.hear(Done)).resumed == 1
+        exit_ = (await status(peer))["last_exit"]
+        assert (exit_["reason"], exit_["signal"], exit_["code"]) == ("crash", "SIGSEGV", None)
+        assert abs(exit_["at"] - psutil.time.time()) < 600
+
+    assert play(body) == 0
+
+
+def test_an_exit_code_and_the_last_line_reach_the_status() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.until("a", "FAILED")
+        row = await status(stage.peer())
+        exit_ = row["last_exit"]
+        assert (exit_["code"], exit_["signal"]) == (ExitCode.MODEL_MISSING, None)
+        assert exit_["detail"] == "no such folder"
+        await stage.logged("first\nno such folder\n", "a")
+        assert f"--- generation 1 pid {next(stage.folder.glob('*.spec')).stem} " in stage.log("a")
+
+    assert play(body, process="echo first; echo no such folder >&2; exit 66") == 0
+
+
+def test_what_a_worker_said_last_is_heard_though_its_connection_is_held_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a grandchild, say: after the limit, all that has arrived still counts."""
+    monkeypatch.setattr(incarnation_module, "LAST_WORDS_S", 0.01)
+
+    async def body(stage: Stage) -> None:
+        peer, worker = stage.peer(), await stage.ready()
+        await peer.say(generate())
+        key = await worker.accept()
+        os.kill(worker.pid, signal.SIGKILL)
+        # One of these is all that a turn of the loop takes from one socket.
+        for number in range(1, 9):
+            row = token(key, number)
+            row.text = LARGE
+            await worker.step(row)
+        await worker.say(Dying(code=70, message="the last word"))
+        await stage.until("a", "PENDING")
+        texts = [d.text for _ in range(8) for d in (await peer.hear(Deltas)).deltas]
+        assert texts == [LARGE] * 8
+        assert (await status(peer))["last_exit"]["detail"] == "the last word"
+
+    assert play(body) == 0
+
+
+ORPHAN = """
+setsid sh -c 'touch "$0/up"; while kill -0 $1; do sleep 0.01; done; echo the end' "$0" $$ 2>&- &
+while [ ! -e "$0/up" ]; do sleep 0.01; done
+exit 66
+"""
+"""It prints when the worker itself has been reaped."""
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid")
+def test_what_is_printed_after_an_exit_belongs_to_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(incarnation_module, "LAST_WORDS_S", 30.0)
+
+    async def body(stage: Stage) -> None:
+        await stage.until("a", "FAILED")
+        assert (await status(stage.peer()))["last_exit"]["detail"] == "the end"
+
+    assert play(body, process=ORPHAN) == 0
+
+
+def test_a_worker_that_cannot_be_started_is_a_crash_with_its_reason() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.until("a", "FAILED", generation=2)
+        assert "No such file" in (await status(stage.peer()))["cause"]
+        assert recorded(stage.folder) == []
+        assert list((stage.folder / "run").glob("w*.sock*")) == []
+
+    assert play(body, {"a": fake(**FAST)}, argv=["/nowhere/worker"]) == 0
+
+
+def test_readiness_is_logged_with_its_warnings() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.worker()
+        await worker.say(worker.hello())
+        ready = Ready(
+            context_length=9,
+            fingerprint="f",
+            backend="fake",
+            batching=Batching.ONE_ROW,
+            batching_reason="it must",
+            warnings=["no chat template"],
+        )
+        await worker.say(ready)
+        await stage.until("a", "READY")
+        await stage.logged('model ready model=a batching=one_row reason="it must"')
+        await stage.logged('WARNING model warning model=a warning="no chat template"')
+
+    assert play(body) == 0
+
+
+def test_commands_and_signs_of_life_go_out() -> None:
+    async def body(stage: Stage) -> None:
+        peer, worker = stage.peer(), await stage.ready()
+        assert (await peer.ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        await peer.say(generate())
+        key = await worker.accept()
+        assert isinstance(await peer.hear_any(), Alive)
+        other = stage.peer()
+        await other.say(Unload(id=RequestId("u"), model=worker.spec.model))
+        await stage.until("a", "DRAINING")
+        peer.close()  # the request goes with its client, and with it what the drain waits for
+        assert (await worker.hear(CancelRow)).key == key
+        await worker.step(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        await worker.hear(Exit)
+        worker.die(signal.SIGTERM)
+        await stage.until("a", "STOPPED")
+        assert (await other.hear(Reply)).id == "u"
+
+    assert play(body) == 0
+
+
+def test_a_worker_that_was_stopped_is_found_by_its_state_F7(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(watchdog_module, "RECHECK_S", 0.1)
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        os.kill(worker.pid, signal.SIGSTOP)
+        await stage.ready(generation=2)
+        exit_ = (await status(stage.peer()))["last_exit"]
+        assert (exit_["reason"], exit_["signal"]) == ("stall", "SIGKILL")
+        assert "stopped" in exit_["detail"]
+
+    assert play(body) == 0
+
+
+def test_a_silent_worker_that_is_not_stopped_is_left_alone_P7(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(app_module, "LOOK_DELAY_S", 0.01)
+    looked: list[tuple[str, int]] = []
+    look = Workers.is_stopped
+
+    def noted(self: Workers, model: Any, generation: Any) -> bool | None:
+        looked.append((model, generation))
+        return look(self, model, generation)
+
+    monkeypatch.setattr(Workers, "is_stopped", noted)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        await eventually_async(lambda: len(looked) > 1)
+        assert set(looked) == {("a", 1)}
+        assert (await status(stage.peer()))["state"] == "READY"
+
+    assert play(body) == 0

@@ -1,0 +1,391 @@
+"""How a daemon reloads and ends, in this process: signals, bugs, readers that are gone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket as sockets
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.messages import (
+    Deltas,
+    Exit,
+    Failed,
+    Load,
+    Ping,
+    Reload,
+    Reply,
+    Stop,
+    Unload,
+)
+from mlxsup.supervisor import daemon as daemon_module
+from mlxsup.supervisor import runtime_folder as runtime_module
+from mlxsup.supervisor import signals as signals_module
+from mlxsup.supervisor.core.actions import LogFault
+from mlxsup.supervisor.core.core import Core
+from mlxsup.supervisor.core.lifecycle import life as life_module
+from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.process_identity import process_identity
+from mlxsup.supervisor.runtime_folder import (
+    FILES_PER_MODEL,
+    RESERVED_FILES,
+)
+from mlxsup.supervisor.sockets.clients import Clients
+from mlxsup.supervisor.workers.process import WorkerProcess
+from support.daemon import fake
+from support.eventually_async import eventually_async
+from support.played_daemon import (
+    ENDING,
+    Stage,
+    generate,
+    play,
+    short_folder,
+    token,
+)
+
+LAZY = fake(preload=False)
+
+
+def is_alive(pid: int) -> bool:
+    return process_identity(pid) is not None
+
+
+def list_sockets(folder: Path, name: str) -> list[str]:
+    return [path.name for path in (folder / "run").glob(f"{name}.sock*")]
+
+
+def open_logs(folder: Path) -> set[str]:
+    """The log files below a folder that this process has open."""
+    paths = [Path(file.path) for file in psutil.Process().open_files()]
+    return {path.name for path in paths if path.parent == folder / "logs"}
+
+
+async def reload(stage: Stage) -> Any:
+    """The answer to a reload."""
+    peer = stage.peer()
+    await peer.say(Reload(id=RequestId("reload")))
+    message = await peer.hear_any()
+    return message.value if isinstance(message, Reply) else message.error["message"]  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- reloads
+
+
+def test_a_reload_takes_over_models_and_names_what_has_to_wait() -> None:
+    async def body(stage: Stage) -> None:
+        stage.write_config({"a": LAZY, "b": LAZY}, {"log_level": "debug", "max_queue": 7})
+        answer = await reload(stage)
+        assert (answer["added"], answer["removed"], answer["later"]) == (["b"], [], ["log_level"])
+        await stage.logged("INFO configuration reloaded later=log_level\n")
+        # Once more: what waits for the next start still does.
+        assert (await reload(stage))["later"] == ["log_level"]
+        folders = {"runtime_dir": f"{stage.folder}/r", "log_dir": f"{stage.folder}/l"}
+        stage.write_config({"a": LAZY, "b": LAZY}, folders)
+        assert (await reload(stage))["later"] == ["runtime_dir", "log_dir"]
+        await stage.logged("INFO configuration reloaded later=runtime_dir,log_dir\n")
+        stage.write_config({"a": LAZY, "b": LAZY})
+        await reload(stage)
+        await stage.logged("INFO configuration reloaded later=-\n")
+
+    assert play(body, {"a": LAZY}) == 0
+
+
+def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log", "a.log"})
+        stage.write_config({"b": LAZY})
+        assert (await reload(stage))["removed"] == ["a"]
+        await worker.hear(Exit)
+        worker.die(signal.SIGTERM)
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log"})
+        await stage.peer().say(Load(id=RequestId("l"), model=ModelName("b")))
+        await stage.worker("b")
+        await eventually_async(lambda: open_logs(stage.folder) == {"mlxsup.log", "b.log"})
+
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 0
+        assert open_logs(folder) == set()
+
+
+def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
+    async def body(stage: Stage) -> None:
+        stage.write_config({"b": LAZY | {"max_concurrency": 0}}, {"max_queue": "many"})
+        peer = stage.peer()
+        await peer.say(Reload(id=RequestId("reload")))
+        failed = await peer.hear(Failed)
+        assert len(failed.error["detail"]["problems"]) == 2, failed
+        await stage.logged("ERROR reload refused problems=2\n  ")
+        for problem in failed.error["detail"]["problems"]:
+            await stage.logged(f" {problem}\n")
+        load = Load(id=RequestId("l"), model=ModelName("a"))
+        await peer.say(load)
+        await stage.until("a", "LOADING")
+
+    assert play(body, {"a": LAZY}) == 0
+
+
+def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals_module, "_has_terminal", lambda: True)
+
+    async def body(stage: Stage) -> None:
+        stage.write_config({"a": LAZY, "b": fake()})
+        os.kill(os.getpid(), signal.SIGHUP)
+        await stage.until("b", "LOADING")
+
+    assert play(body, {"a": LAZY}) == 0
+
+
+def test_the_end_of_the_terminal_is_the_end_P12(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_terminal = [True]
+    monkeypatch.setattr(signals_module, "_has_terminal", lambda: has_terminal[0])
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        has_terminal[0] = False
+        os.kill(os.getpid(), signal.SIGHUP)
+        await stage.until("a", "STOPPING")
+        await stage.logged("signal received signal=SIGHUP")
+
+    assert play(body) == 0
+
+
+def test_more_models_leave_fewer_files_to_connections_P24(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """128 connections are the least; of 156, the last 64 are for processes that have none."""
+    with_nine = RESERVED_FILES + 9 * FILES_PER_MODEL + 156
+    monkeypatch.setattr(runtime_module, "raise_open_file_limit", lambda models: with_nine)
+    monkeypatch.setattr(daemon_module, "raise_open_file_limit", lambda models: with_nine)
+
+    async def body(stage: Stage) -> None:
+        names = [f"m{n}" for n in range(8)]
+        stage.write_config({"a": LAZY} | dict.fromkeys(names, LAZY))
+        assert (await reload(stage))["added"] == names
+        silent = []
+        for _ in range(91):
+            silent.append(sockets.socket(sockets.AF_UNIX))
+            silent[-1].setblocking(False)
+            silent[-1].connect(stage.endpoint.removeprefix("ipc://"))
+        refused = await stage.peer().ask(Ping(id=RequestId("p")), Failed)
+        assert refused.error["code"] == "overloaded"
+        assert "takes no more" in refused.error["message"]
+        for socket in silent:
+            socket.close()
+        stage.write_config({"a": LAZY} | {f"m{n}": LAZY for n in range(11)})
+        assert "models: 12 are too many" in await reload(stage)
+
+    assert play(body, {"a": LAZY}) == 0
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_stop_is_answered_and_ends_it_with_every_worker() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        peer = stage.peer()
+        await peer.say(Stop(id=RequestId("s")))
+        await worker.hear(Exit)
+        worker.die(signal.SIGTERM)
+        reply = await peer.hear(Reply)
+        assert (reply.id, reply.value["pids"]) == ("s", [worker.pid])
+        assert reply.value["supervisor_pid"] == os.getpid()
+        pids.append(worker.pid)
+
+    pids: list[int] = []
+    assert play(body) == 0
+    assert not is_alive(pids[0])
+
+
+def test_the_first_signal_drains_and_the_second_does_not_wait_P12() -> None:
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        peer = stage.peer()
+        await peer.say(generate())
+        key = await worker.accept()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stage.until("a", "DRAINING")
+        await worker.step(token(key, 1))
+        await peer.hear(Deltas)
+        os.kill(os.getpid(), signal.SIGINT)
+        await stage.until("a", "STOPPING")
+        assert (await peer.hear(Failed)).error["code"] == "shutting_down"
+
+    assert play(body) == 0
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_at_the_end_E5() -> None:
+    async def body(stage: Stage) -> None:
+        pids.append((await stage.ready()).pid)
+
+    pids: list[int] = []
+    with short_folder() as folder:
+        deaf = 'trap "" TERM; exec cat > /dev/null'
+        assert play(body, folder=folder, process=deaf, exit_grace_s=0.05) == 0
+        lines = (folder / "logs" / "mlxsup.log").read_text().splitlines()
+    assert not is_alive(pids[0])
+    said = [line.split(" ", 1)[1] for line in lines]
+    assert [line for line in said if "signal" in line or "ended" in line] == [
+        *["INFO signal received signal=SIGTERM"] * 2,
+        "INFO worker signalled model=a signal=SIGTERM",
+        "INFO worker signalled model=a signal=SIGKILL",
+        f"INFO worker exited model=a generation=1 pid={pids[0]} signal=SIGKILL",
+        "INFO daemon ended code=0",
+    ]
+
+
+def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(life_module, "KILL_LIMIT_S", 0.2)
+    monkeypatch.setattr(WorkerProcess, "_signal_group", lambda self, number: None)
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        pids.append(worker.pid)
+        await stage.peer().say(Unload(id=RequestId("u"), model=ModelName("a")))
+        await stage.until("a", "FAILED")
+        assert not list_sockets(stage.folder, "w1")
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+
+    pids: list[int] = []
+    with short_folder() as folder:
+        # It ignores the end of its input, too, as a process in the kernel does.
+        code = play(body, folder=folder, process="exec sleep 600", exit_grace_s=0.05)
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitpid(pids[0], 0)
+        with warnings.catch_warnings():  # nobody has waited for it, which is what this is about
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+        assert code == 71
+        [entry] = json.loads((folder / "run" / "workers.json").read_bytes())
+        assert entry["pid"] == pids[0], "the next start looks for it"
+        log = (folder / "logs" / "mlxsup.log").read_text()
+    assert capfd.readouterr().err.splitlines() == [
+        f"mlxsup: process {pids[0]} of a cannot be ended (SIGKILL has no effect)",
+        f"mlxsup: the daemon ends, but process {pids[0]} of a cannot be ended",
+    ]
+    assert f"ERROR worker cannot be ended model=a pid={pids[0]}\n" in log
+    assert f"ERROR worker left behind model=a pid={pids[0]}\n" in log
+
+
+def test_a_signal_while_the_last_lines_are_written_changes_nothing_P12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[object] = []
+    close = daemon_module.LogWriter.close
+
+    def close_noted(self: LogWriter, limit_s: float) -> bool:
+        found.extend(signal.getsignal(number) for number in ENDING)
+        found.append(limit_s)
+        return close(self, limit_s)
+
+    monkeypatch.setattr(daemon_module.LogWriter, "close", close_noted)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+
+    assert play(body) == 0
+    assert found == [signal.SIG_IGN] * 3 + [2.0]
+
+
+# ---------------------------------------------------------------- bugs, and readers that are gone
+
+
+def test_a_bug_ends_the_daemon_in_order_and_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handle = Core.handle
+
+    def broken(self: Core, event: Any) -> Any:
+        if isinstance(getattr(event, "message", None), Ping):
+            raise KeyError("a bug")
+        return handle(self, event)
+
+    monkeypatch.setattr(Core, "handle", broken)
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.ready()
+        await stage.peer().say(Ping(id=RequestId("p")))
+        await eventually_async(lambda: not is_alive(worker.pid))
+
+    with short_folder() as folder:
+        assert play(body, folder=folder) == 70
+        log = (folder / "logs" / "mlxsup.log").read_text()
+        assert json.loads((folder / "run" / "workers.json").read_bytes()) == []
+    assert "ERROR internal error: the daemon ends error=KeyError" in log
+    assert "  KeyError: 'a bug'" in log
+    assert log.count("story of a:") == 1
+    assert "INFO daemon ended code=70" in log
+    assert capfd.readouterr().err.count("internal error, the daemon ends; see mlxsup.log") == 1
+
+
+@pytest.mark.parametrize(("is_broken", "limit_s"), [(False, 2.0), (True, 0.0)])
+def test_clients_have_two_seconds_to_read_unless_there_was_a_bug(
+    is_broken: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[str, float]] = []
+    finish, close = Clients.finish, Clients.close
+
+    async def finish_noted(self: Clients, limit_s: float) -> None:
+        given.append(("finish", limit_s))
+        await finish(self, limit_s)
+
+    def close_noted(self: Clients, linger_s: float) -> None:
+        given.append(("close", linger_s))
+        close(self, linger_s)
+
+    monkeypatch.setattr(Clients, "finish", finish_noted)
+    monkeypatch.setattr(Clients, "close", close_noted)
+    if is_broken:
+        monkeypatch.setattr(Core, "handle", lambda core, event: [object()])
+
+    async def body(stage: Stage) -> None:
+        assert given == []
+
+    assert play(body) == (70 if is_broken else 0)
+    assert given == [("finish", limit_s), ("close", limit_s)]
+
+
+def test_an_event_without_a_rule_is_logged_with_its_story_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Core.handle
+
+    def faulty(self: Core, event: Any) -> Any:
+        fault = LogFault(model=ModelName("a"), story=("it was READY", "it was told so"))
+        is_ping = isinstance(getattr(event, "message", None), Ping)
+        return [*([fault] if is_ping else []), *handle(self, event)]
+
+    monkeypatch.setattr(Core, "handle", faulty)
+
+    async def body(stage: Stage) -> None:
+        assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
+        await stage.logged("ERROR no rule for an event model=a\n  it was READY\n  it was told so\n")
+
+    assert play(body) == 0
+
+
+def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
+    shown: list[str] = []
+
+    def gone(change: dict[str, Any]) -> None:
+        shown.append(change["to"])
+        raise BrokenPipeError(32, "Broken pipe")
+
+    async def body(stage: Stage) -> None:
+        worker = await stage.worker()
+        await worker.come_up()
+        await stage.logged("model state model=a from=LOADING to=READY")
+        await stage.logged('changes are not shown any more error="Broken pipe"')
+        assert len(shown) == 1
+
+    assert play(body, on_change=gone) == 0

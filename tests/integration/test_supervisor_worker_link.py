@@ -1,0 +1,438 @@
+"""The sockets of one incarnation of a worker, with a bare DEALER as the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import msgpack
+import pytest
+import zmq
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.messages import (
+    SUPERVISOR_TO_WORKER,
+    CancelRow,
+    Dispatch,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Message,
+    Step,
+)
+from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
+from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES, WorkerLink
+from support.eventually_async import eventually_async
+
+HELLO = Hello(
+    model=ModelName("m"), generation=Generation(3), token="secret", pid=42, version="0.1.0"
+)
+BEAT = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.5)
+
+
+class Bench:
+    """A `WorkerLink` under test, with what a worker has at the other end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[Event] = []
+        self.path = folder / "w1.sock"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.link = WorkerLink(
+            self.context,
+            self.path,
+            model=ModelName("m"),
+            generation=Generation(3),
+            token="secret",
+            max_concurrency=2,
+            post=self.events.append,
+            now=lambda: 5.0,
+        )
+        self.link.pid = 42
+        self.worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.worker = self.worker_context.socket(zmq.DEALER)
+        self.worker.connect(self.link.endpoint)
+
+    def say(self, message: Message) -> None:
+        self.worker.send_multipart(encode(message))
+
+    def beat(self, message: Message) -> None:
+        with self.worker_context.socket(zmq.PUSH) as socket:
+            socket.connect(self.link.endpoint + ".beat")
+            socket.send_multipart(encode(message))
+
+    async def event(self, number: int = 0) -> Any:
+        await eventually_async(lambda: len(self.events) > number)
+        return self.events[number]
+
+    def close(self) -> None:
+        self.worker_context.destroy(linger=0)
+        self.link.close()
+        self.link.close()
+        self.context.term()
+
+
+def run(body: Callable[[Bench], Awaitable[None]]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+
+    async def main() -> None:
+        bench = Bench(folder)
+        try:
+            async with asyncio.timeout(60):
+                await body(bench)
+        finally:
+            bench.close()
+        assert not bench.path.exists()
+
+    try:
+        asyncio.run(main())
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_after_the_right_hello_messages_and_beats_become_events() -> None:
+    async def body(bench: Bench) -> None:
+        progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
+        bench.say(HELLO)
+        bench.say(progress)
+        assert await bench.event(0) == WorkerSaid(
+            now=5.0, model=ModelName("m"), generation=Generation(3), message=HELLO
+        )
+        assert (await bench.event(1)).message == progress
+        bench.beat(BEAT)
+        assert (await bench.event(2)).message == BEAT
+
+    run(body)
+
+
+WRONG: list[tuple[Message, str]] = [
+    (replace(HELLO, generation=Generation(2)), "said HELLO as m generation 2"),
+    (replace(HELLO, model=ModelName("n")), "said HELLO as n generation 3"),
+    (replace(HELLO, pid=43), "said HELLO with pid 43 and not 42"),
+]
+
+STRANGE: list[list[bytes]] = [
+    [b"hello"],
+    [b"\xc1"],
+    [b"a", b"b", b"c"],
+    encode(replace(HELLO, token="x")),
+    encode(Step(step=1)),
+]
+
+
+@pytest.mark.parametrize("frames", STRANGE)
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_stranger_on_the_socket_harms_nobody(frames: list[bytes], is_before: bool) -> None:
+    async def body(bench: Bench) -> None:
+        progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(bench.link.endpoint)
+            if is_before:
+                stranger.send_multipart(frames)
+            bench.say(HELLO)
+            assert (await bench.event(0)).message == HELLO
+            stranger.send_multipart(frames)
+            bench.say(progress)
+            assert (await bench.event(1)).message == progress
+        assert len(bench.events) == 2
+
+    run(body)
+
+
+@pytest.mark.parametrize(("message", "detail"), WRONG)
+def test_another_first_message_is_no_worker(message: Message, detail: str) -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(message)
+        bench.say(HELLO)
+        broke = await bench.event()
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail == detail
+        assert not broke.is_other_version
+        await eventually_async(lambda: bench.link.has_peer)
+        bench.link.drain()
+        assert len(bench.events) == 1
+
+    run(body)
+
+
+def test_another_protocol_version_is_told_apart() -> None:
+    async def body(bench: Bench) -> None:
+        bench.worker.send(msgpack.packb({"type": "hello", "v": 99, "something": "new"}))
+        broke = await bench.event()
+        assert isinstance(broke, WorkerBroke)
+        assert broke.is_other_version
+        assert broke.detail.startswith("sent no message: ")
+
+    run(body)
+
+
+def test_what_is_no_message_breaks_it_once() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        for _ in range(3):
+            bench.worker.send(b"\xc1")
+        broke = await bench.event(1)
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail.startswith("sent no message: ")
+        assert not broke.is_other_version
+        bench.worker.close(0)
+        await bench.link.disconnected.wait()
+        bench.link.drain()
+        assert len(bench.events) == 2
+
+    run(body)
+
+
+def test_messages_reach_the_worker_in_order_though_it_reads_late_D5() -> None:
+    """No cancel overtakes its request, in the socket or in what waits before it."""
+
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        count = 4000
+        sent: list[Message] = []
+        for key in range(count // 2):
+            sent.append(Dispatch(key=RequestKey(key), body=b"x" * 4000))
+            sent.append(CancelRow(key=RequestKey(key)))
+        for message in sent:
+            bench.link.send(message)
+        assert len(bench.link._outbox) > 0, "more than the socket takes"
+        assert len(bench.events) == 1
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        for message in sent:
+            await eventually_async(lambda: bench.worker.poll(0))
+            assert decoder.decode(bench.worker.recv_multipart()) == message
+
+    run(body)
+
+
+def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        socket = bench.link._socket.socket
+        send = socket.send_multipart
+
+        def fail_once(frames: list[bytes], flags: int) -> None:
+            monkeypatch.setattr(socket, "send_multipart", send)
+            raise zmq.Again
+
+        monkeypatch.setattr(socket, "send_multipart", fail_once)
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        await eventually_async(lambda: bench.worker.poll(0))
+
+    run(body)
+
+
+def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        for number in range(25):
+            bench.say(Step(step=number))
+        bench.worker.close(linger=5000)
+        await bench.link.disconnected.wait()
+        bench.link.drain()
+        steps = [e.message.step for e in bench.events if isinstance(getattr(e, "message", 0), Step)]
+        assert steps == list(range(25))
+
+    run(body)
+
+
+GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
+
+
+@pytest.mark.parametrize("how", ["oversized", "closed"])
+def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
+    """What connects afterwards, the same process too, is a stranger: its work is lost."""
+
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        bench.say(Step(step=1))
+        assert (await bench.event(1)).message == Step(step=1)
+        if how == "oversized":
+            bench.worker.send(bytes(MAX_FRAME_BYTES + 1))
+        else:
+            bench.worker.close(0)
+        assert await bench.event(2) == GONE
+        assert bench.link.disconnected.is_set()
+        again = bench.worker_context.socket(zmq.DEALER)
+        again.connect(bench.link.endpoint)
+        again.send_multipart(encode(HELLO))
+        bench.beat(BEAT)
+        assert (await bench.event(3)).message == BEAT, "beats come as before"
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        bench.link.drain()
+        again.close(0)
+        assert bench.events[4:] == []
+
+    run(body)
+
+
+def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23() -> None:
+    async def body(bench: Bench) -> None:
+        loop, descriptor = asyncio.get_running_loop(), bench.link._socket._descriptor
+        loop.remove_reader(descriptor)  # the end of its connection is heard of first
+        bench.say(HELLO)
+        bench.worker.close(5000)
+        assert (await bench.event(0)).message == HELLO
+        assert await bench.event(1) == GONE
+        assert bench.link.disconnected.is_set()
+        loop.add_reader(descriptor, bench.link._socket._drain)
+
+    run(body)
+
+
+def test_what_waits_for_a_hello_is_sent_though_a_strangers_end_has_it_read() -> None:
+    async def body(bench: Bench) -> None:
+        loop, socket = asyncio.get_running_loop(), bench.link._socket
+        dispatch = Dispatch(key=RequestKey(1), body=b"x")
+        bench.link.send(dispatch)
+        stranger = bench.worker_context.socket(zmq.DEALER)
+        stranger.connect(bench.link.endpoint)
+        await eventually_async(lambda: bench.link._connected == 2)
+        loop.remove_reader(socket._descriptor)  # it is the monitor that has it looked at
+        bench.say(HELLO)
+        assert socket.socket.poll(60_000)
+        assert bench.events == []
+        stranger.close(0)
+        await eventually_async(lambda: bench.worker.poll(0))
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        assert decoder.decode(bench.worker.recv_multipart()) == dispatch
+        loop.add_reader(socket._descriptor, socket._drain)
+
+    run(body)
+
+
+def test_the_loop_is_asked_for_another_try_only_while_something_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(bench: Bench) -> None:
+        loop = asyncio.get_running_loop()
+        bench.say(HELLO)
+        assert bench.link._socket.socket.poll(60_000)
+        asked = Mock(wraps=loop.call_later)
+        monkeypatch.setattr(loop, "call_later", asked)
+        bench.link.drain()
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        assert asked.mock_calls == []
+        with monkeypatch.context() as full:
+            full.setattr(bench.link._socket, "send", lambda frames: False)
+            for key in range(2, 5):
+                bench.link.send(Dispatch(key=RequestKey(key), body=b"x"))
+            assert [call.args[0] for call in asked.mock_calls] == [0.01], "one try for all"
+        monkeypatch.undo()
+        for _ in range(4):
+            await eventually_async(lambda: bench.worker.poll(0))
+            bench.worker.recv_multipart()
+
+    run(body)
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENOTSOCK])
+def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_soon(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(frames: list[bytes]) -> bool:
+        raise zmq.ZMQError(number)
+
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        with monkeypatch.context() as failing:
+            failing.setattr(bench.link._socket, "send", fail)
+            bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
+        dispatch = Dispatch(key=RequestKey(2), body=b"x")
+        bench.link.send(dispatch)
+        if number != errno.EHOSTUNREACH:
+            detail = f"cannot be sent to: {zmq.ZMQError(number).strerror}"
+            assert [broke.detail for broke in bench.events[1:]] == [detail]  # type: ignore[attr-defined]
+            return
+        assert len(bench.events) == 1
+        await eventually_async(lambda: bench.worker.poll(0))
+        decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
+        assert decoder.decode(bench.worker.recv_multipart()) == dispatch, "what failed is dropped"
+
+    run(body)
+
+
+def test_sockets_whose_files_somebody_has_removed_are_closed() -> None:
+    async def body(bench: Bench) -> None:
+        for path in (bench.path, bench.path.with_name("w1.sock.beat")):
+            path.unlink()
+        bench.link.close()
+
+    run(body)
+
+
+def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -> None:
+    async def body(bench: Bench) -> None:
+        bench.worker.close(linger=0)
+        await bench.link.disconnected.wait()
+        bench.worker = bench.worker_context.socket(zmq.DEALER)
+        bench.worker.connect(bench.link.endpoint)
+        await eventually_async(lambda: not bench.link.disconnected.is_set())
+        bench.say(HELLO)
+        await bench.event()
+        assert not bench.link.disconnected.is_set()
+        assert bench.link.has_peer
+
+    run(body)
+
+
+def test_beats_before_hello_are_nobody_s() -> None:
+    async def body(bench: Bench) -> None:
+        beats: list[list[bytes]] = []
+        take = bench.link._take_beat
+        bench.link._beats._take = lambda frames: (beats.append(frames), take(frames))[1]
+        bench.beat(BEAT)
+        await eventually_async(lambda: beats)
+        assert bench.events == []
+
+    run(body)
+
+
+def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more() -> None:
+    async def body(bench: Bench) -> None:
+        bench.say(HELLO)
+        await bench.event()
+        dispatch = Dispatch(key=RequestKey(1), body=b"x" * 2000)
+        for _ in range(2 * MAX_OUTBOX_MESSAGES):
+            bench.link.send(dispatch)
+            assert len(bench.link._outbox) <= MAX_OUTBOX_MESSAGES
+        [broke] = bench.events[1:]
+        assert isinstance(broke, WorkerBroke)
+        assert broke.detail == "does not read what it is sent"
+        assert not bench.link._outbox
+
+    run(body)
+
+
+def test_strangers_come_and_go_and_the_workers_connection_stays_P23() -> None:
+    async def body(bench: Bench) -> None:
+        def visit() -> None:
+            with bench.worker_context.socket(zmq.DEALER) as stranger:
+                stranger.connect(bench.link.endpoint)
+                stranger.send(b"\xc1")
+
+        visit()
+        bench.say(HELLO)
+        await bench.event(0)
+        for number in range(1, 20):
+            visit()
+            bench.say(Step(step=number))
+            assert (await bench.event(number)).message.step == number
+        assert not bench.link.disconnected.is_set()
+        bench.worker.close(0)
+        assert await bench.event(20) == GONE
+
+    run(body)

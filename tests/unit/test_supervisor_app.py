@@ -1,0 +1,371 @@
+"""What the shell does by itself: what it logs, when it wakes, and what its sockets may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.supervisor import app as app_module
+from mlxsup.supervisor.app import App, _text
+from mlxsup.supervisor.core.events import (
+    Caller,
+    ConnectionId,
+    ReloadRefused,
+    Sampled,
+    ShutdownAsked,
+    Started,
+    Tick,
+)
+from mlxsup.supervisor.sockets import clients as clients_module
+from mlxsup.supervisor.sockets import worker_link as link_module
+from mlxsup.supervisor.sockets.clients import Clients
+from mlxsup.supervisor.sockets.transport import LoopSocket
+from mlxsup.supervisor.sockets.worker_link import WorkerLink
+from support.eventually_async import eventually_async
+from support.played_daemon import short_folder
+
+
+class Log:
+    """What is logged, line by line."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+
+    def write(self, level: str, message: str, **facts: object) -> None:
+        self.lines.append((level, message, facts))
+
+    def block(self, text: str) -> None:
+        self.lines.append((text,))
+
+
+class Loop:
+    """Keeps what is to be called."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, Any]] = []
+        self.cancelled: list[float] = []
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
+        self.asked.append((delay_s, function))
+        return SimpleNamespace(cancel=lambda: self.cancelled.append(delay_s))
+
+    def call_soon(self, function: Callable[..., None], *arguments: object) -> None:
+        self.asked.append((0.0, (function, *arguments)))
+
+
+class Case:
+    """An `App` of which only what a test needs is real."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.log = Log()
+        self.loop = Loop()
+        self.events: list[object] = []
+        self.app: Any = App.__new__(App)
+        self.app._log = self.log
+        self.app._loop = self.loop
+        self.app._timer = None
+        self.app._wakes_at = 0.0
+        self.app._is_broken = False
+        self.app._clock = SimpleNamespace(
+            now=lambda: self.now, delay_until=lambda when: when - self.now
+        )
+        self.app.dispatch = self.events.append
+
+
+def change(**fields: object) -> dict[str, Any]:
+    base = {"model": "a", "from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
+    return {**base, "note": "", "batching": None, "warnings": [], "secret": 1, **fields}
+
+
+def test_a_change_is_logged_with_what_is_known_of_it() -> None:
+    case = Case()
+    shown: list[dict[str, Any]] = []
+    case.app._on_change = shown.append
+    batching = {"mode": "continuous", "reason": ""}
+    changes = [
+        change(note="n", generation=None),
+        change(**{"from": "READY"}),
+        change(batching=batching, warnings=["one", "two"]),
+        change(batching={"mode": "single", "reason": "r"}),
+    ]
+    for one in changes:
+        case.app._announce(one)
+    facts = {"from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
+    assert case.log.lines == [
+        (
+            "info",
+            "model state",
+            {"model": "a", "from": "LOADING", "to": "READY", "why": "w", "note": "n"},
+        ),
+        ("debug", "model state", {"model": "a", **facts, "from": "READY"}),
+        ("info", "model state", {"model": "a", **facts}),
+        ("info", "model ready", {"model": "a", "batching": "continuous"}),
+        ("warning", "model warning", {"model": "a", "warning": "one"}),
+        ("warning", "model warning", {"model": "a", "warning": "two"}),
+        ("info", "model state", {"model": "a", **facts}),
+        ("info", "model ready", {"model": "a", "batching": "single", "reason": "r"}),
+    ]
+    assert shown == changes
+
+
+def test_a_reader_that_is_gone_is_named_once() -> None:
+    case = Case()
+
+    def gone(_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    case.app._on_change = gone
+    for _ in range(2):
+        case.app._announce(change())
+    warnings = [line for line in case.log.lines if line[0] == "warning"]
+    assert warnings == [("warning", "changes are not shown any more", {"error": "Broken pipe"})]
+
+
+def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug() -> None:
+    case = Case()
+    broken: list[Exception] = []
+    case.app._break = broken.append
+    error = ValueError("v")
+    for context in (
+        {"message": "m"},
+        {"message": "m", "exception": error},
+        {"message": "m", "exception": KeyboardInterrupt(), "handle": 1},
+        {"message": "m", "exception": error, "handle": 1},
+    ):
+        case.app._on_loop_error(case.loop, context)
+    assert [line[:2] for line in case.log.lines] == [("error", "event loop")] * 3
+    assert case.log.lines[0][2] == {"complaint": "m", "error": None}
+    assert case.log.lines[1][2] == {"complaint": "m", "error": error}
+    assert broken == [error]
+
+
+def test_a_bug_is_told_once_with_the_stories_of_all_models(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = Case()
+    finished = case.app._finished = asyncio.Event()
+    case.app._pending = [1, 2]
+    case.app._core = SimpleNamespace(stories=lambda: {"a": ["one", "two"], "b": []})
+    for _ in range(2):
+        case.app._break(ValueError("v"))
+    said = "internal error: the daemon ends"
+    assert case.log.lines == [
+        ("error", said, {"error": "ValueError"}),
+        ("ValueError: v\n",),
+        ("story of a:\none\ntwo",),
+        ("story of b:",),
+    ]
+    assert (case.app._pending, case.app._is_broken, finished.is_set()) == ([], True, True)
+    assert capsys.readouterr().err == (
+        "mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder\n"
+    )
+
+
+def test_it_wakes_at_the_earliest_time_that_was_asked_for() -> None:
+    case = Case()
+    for when in (110.0, 110.0, 120.0, 105.0):
+        case.app._wake_at(when)
+    assert [delay_s for delay_s, _ in case.loop.asked] == [10.0, 5.0]
+    assert case.loop.cancelled == [10.0]
+    case.now = 104.5
+    case.loop.asked[-1][1]()  # the clock stood still meanwhile
+    assert case.loop.asked[-1][0] == 0.5
+    assert case.events == []
+    case.now = 105.0
+    case.loop.asked[-1][1]()
+    assert case.events == [Tick(now=105.0)]
+    case.app._wake_at(200.0)
+    assert case.loop.asked[-1][0] == 95.0
+
+
+def test_a_signal_and_the_start_become_events() -> None:
+    case = Case()
+    case.app._start()
+    case.app._on_signal(signal.SIGTERM, False)
+    case.app._on_signal(signal.SIGINT, True)
+    assert case.events == [
+        Started(now=100.0),
+        ShutdownAsked(now=100.0, is_immediate=False),
+        ShutdownAsked(now=100.0, is_immediate=True),
+    ]
+    assert case.log.lines == [
+        ("info", "signal received", {"signal": "SIGTERM"}),
+        ("info", "signal received", {"signal": "SIGINT"}),
+    ]
+
+
+def test_a_reload_without_a_file_is_refused_with_the_reason() -> None:
+    case = Case()
+    case.app._config = SimpleNamespace(config_path=None)
+    problem = "the daemon was started without a file: there is none to read"
+    caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
+    for one in (None, caller):
+        case.app._reload(one)
+    assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)] * 2
+    assert case.events == [ReloadRefused(now=100.0, problems=(problem,), caller=caller)]
+
+
+class Sleeps:
+    """Stands for `asyncio` in the app: each sleep is noted, and the last one ends the task."""
+
+    def __init__(self, most: int) -> None:
+        self.waits_s: list[float] = []
+        self._most = most
+
+    async def sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        if len(self.waits_s) == self._most:
+            raise asyncio.CancelledError
+
+
+def test_clients_are_informed_each_second_and_the_clock_each_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, sleeps = Case(), Sleeps(6)
+    looked: list[None] = []
+    monkeypatch.setattr(app_module, "asyncio", sleeps)
+    pulse = object()
+    case.app._clients = SimpleNamespace(pulse=pulse)
+    case.app._clock = SimpleNamespace(now=lambda: looked.append(None))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(case.app._pulse())
+    assert sleeps.waits_s == [0.5] * 6
+    assert len(looked) == 5
+    assert case.loop.asked == [(0.0, (pulse,))] * 3
+
+
+def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, sleeps = Case(), Sleeps(2)
+    done: list[object] = []
+
+    class Sampler:
+        footprint_bytes = {7: 70}  # noqa: RUF012
+        machine_bytes = 99
+
+        def __init__(self, report: Callable[[OSError], None]) -> None:
+            report(OSError(24, "Too many open files"))
+
+        async def measure(self, pids: list[int]) -> None:
+            done.append(pids)
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(app_module, "asyncio", sleeps)
+    monkeypatch.setattr(app_module, "Sampler", Sampler)
+    case.app._workers = SimpleNamespace(pids=[7])
+    case.app._record = SimpleNamespace(write_again=lambda: done.append("written"))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(case.app._sample())
+    sampled = Sampled(now=100.0, footprint_bytes={7: 70}, machine_bytes=99)
+    assert case.loop.asked == [(0.0, (case.app.dispatch, sampled))] * 2
+    assert sleeps.waits_s == [1.0, 1.0]
+    assert done == [[7], "written", [7], "written", "closed"]
+    reported = ("warning", "memory not measured", {"error": "Too many open files"})
+    assert case.log.lines == [reported]
+
+
+def test_the_facts_name_the_daemon_whatever_bytes_its_paths_have() -> None:
+    assert _text(Path(os.fsdecode(b"/a\xff/b"))) == "/a\ufffd/b"
+    case = Case()
+    folder = SimpleNamespace(client_socket=Path("/run/client.sock"))
+    facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
+    for path, shown in ((Path("/c.toml"), "/c.toml"), (None, None)):
+        case.app._config = SimpleNamespace(config_path=path, log_dir=Path("/l"))
+        found = case.app._facts(folder)
+        assert found == {**facts, "config_path": shown, "version": app_module.VERSION}
+
+
+def test_the_limits_of_time_are_those_that_are_documented() -> None:
+    limits = (app_module.FAREWELL_S, app_module.LOOK_DELAY_S)
+    codes = (app_module.INTERNAL_EXIT_CODE, app_module.LEFT_BEHIND_EXIT_CODE)
+    assert (limits, codes) == ((2.0, 0.05), (70, 71))
+    assert app_module.FIXED_KEYS == ("runtime_dir", "log_dir", "log_level")
+
+
+# ---------------------------------------------------------------- what sockets hold
+
+
+def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, dict[zmq.SocketOption, int]]] = []
+    for module in (clients_module, link_module):
+        bound = module.bound_socket
+
+        def bind(context: Any, kind: int, endpoint: str, options: Any, bound: Any = bound) -> Any:
+            made.append((kind, dict(options)))
+            return bound(context, kind, endpoint, options)
+
+        monkeypatch.setattr(module, "bound_socket", bind)
+
+    async def body(folder: Path) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        clients = Clients(
+            context, folder / "c.sock", post=print, now=lambda: 0.0, max_connections=9
+        )
+        link = WorkerLink(
+            context, folder / "w.sock", model=ModelName("m"), generation=Generation(1), token="t",
+            max_concurrency=3, post=print, now=lambda: 0.0,
+        )  # fmt: skip
+        assert (clients.endpoint, clients.admitted) == (f"ipc://{folder}/c.sock", 0)
+        assert (link.endpoint, link.has_peer, link.pid) == (f"ipc://{folder}/w.sock", False, None)
+        link.close()
+        clients.close(0.0)
+        context.term()
+
+    with short_folder() as folder:
+        asyncio.run(body(folder))
+        assert list(folder.iterdir()) == []
+    frame_bytes = clients_module.MAX_FRAME_BYTES
+    common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: frame_bytes, zmq.HANDSHAKE_IVL: 2000}
+    own = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 16, zmq.RCVHWM: 2, zmq.IPC_FILTER_UID: os.getuid()}
+    assert made == [
+        (zmq.ROUTER, {**common, **own}),
+        (zmq.ROUTER, {**common, zmq.ROUTER_MANDATORY: 1, zmq.RCVHWM: 256, zmq.SNDHWM: 76}),
+        (zmq.PULL, {**common, zmq.RCVHWM: 4}),
+    ]
+
+
+def test_what_a_client_may_owe_and_when_it_is_tried_again() -> None:
+    module = clients_module
+    assert (module.MAX_OPEN_PER_CONNECTION, module.MAX_UNSENT_S) == (4096, 10.0)
+    assert (module.MAX_UNSENT_BYTES, module.MAX_UNSENT_IN_ALL_BYTES) == (8 * 2**20, 256 * 2**20)
+    assert (module.RETRY_FIRST_S, module.RETRY_MOST_S) == (0.001, 0.5)
+    assert (module.PROBE_DELAY_S, module.MONITOR_TURNS) == (0.02, 8)
+    assert (link_module.RETRY_S, link_module.MAX_OUTBOX_MESSAGES) == (0.01, 8192)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "in_turn"), [(10, 128), (2**19, 2), (2**20 - 1, 2), (2**20, 1)]
+)
+def test_a_socket_has_its_turn_and_no_more(size_bytes: int, in_turn: int) -> None:
+    taken: list[int] = []
+
+    async def body() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        with context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+            pull.setsockopt(zmq.RCVHWM, 0)
+            pull.bind("inproc://turns")
+            push.connect("inproc://turns")
+            loop = LoopSocket(pull, lambda frames: taken.append(len(frames[-1])))
+            count = in_turn + 1
+            for _ in range(count):
+                push.send_multipart([b"head", b"x" * size_bytes])
+            assert loop.drain_turn() is True
+            assert len(taken) == in_turn
+            await eventually_async(lambda: len(taken) == count)  # without being asked again
+            assert taken == [size_bytes] * count
+            assert loop.drain_turn() is False
+            loop.close()
+            assert loop.drain_turn() is False
+        context.term()
+
+    asyncio.run(body())

@@ -1,0 +1,140 @@
+"""What an outbox holds: its bytes, its order, what becomes one message, and what is kept last."""
+
+from __future__ import annotations
+
+import pytest
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.messages import (
+    SUPERVISOR_TO_CLIENT,
+    ClientDelta,
+    Deltas,
+    Done,
+    Event,
+    Failed,
+    Logprobs,
+    Message,
+    Reply,
+    TokenLogprob,
+)
+from mlxsup.protocol.states import FinishReason
+from mlxsup.supervisor.sockets.outbox import (
+    LOGPROBS_BYTES,
+    MAX_MERGED_BYTES,
+    MAX_MERGED_DELTAS,
+    MESSAGE_OVERHEAD_BYTES,
+    Outbox,
+    Tally,
+)
+
+REPLY = Reply(id=RequestId("c"), value={"a": 1})
+DECODER = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
+
+
+def piece(seq: int, text: str = "x", id: str = "r") -> Deltas:
+    return Deltas(deltas=[ClientDelta(id=RequestId(id), seq=seq, text=text)])
+
+
+def done(id: str = "r") -> Done:
+    return Done(id=RequestId(id), seq=9, finish_reason=FinishReason.STOP)
+
+
+def sent(outbox: Outbox) -> list[Message]:
+    """Everything that goes out, in order."""
+    messages = []
+    while outbox:
+        messages.append(DECODER.decode(outbox.head()))
+        outbox.drop_head()
+    return messages
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox(Tally())
+
+
+def test_pieces_that_follow_each_other_become_one_and_order_is_kept_H7(outbox: Outbox) -> None:
+    outbox.add(piece(0), encode(piece(0)))  # was tried: stays what it is
+    outbox.add(piece(1))
+    outbox.add(piece(2, id="other"))
+    outbox.add(REPLY)
+    outbox.add(piece(3))
+    outbox.add(done())
+    first, second, third, fourth, fifth = sent(outbox)
+    assert first == piece(0)
+    assert isinstance(second, Deltas)
+    assert [(d.id, d.seq) for d in second.deltas] == [("r", 1), ("other", 2)]
+    assert (third, fourth, fifth) == (REPLY, piece(3), done())
+
+
+def test_what_was_tried_as_the_head_takes_nothing_more(outbox: Outbox) -> None:
+    outbox.add(piece(0))
+    assert DECODER.decode(outbox.head()) == piece(0)
+    outbox.add(piece(1))
+    assert sent(outbox) == [piece(0), piece(1)]
+
+
+def test_so_many_pieces_are_one_message_and_no_more(outbox: Outbox) -> None:
+    count = MAX_MERGED_BYTES // (MESSAGE_OVERHEAD_BYTES + 1)
+    assert count < MAX_MERGED_DELTAS
+    for seq in range(count + 1):
+        outbox.add(piece(seq))
+    lengths = [len(m.deltas) for m in sent(outbox) if isinstance(m, Deltas)]
+    assert lengths == [count, 1]
+
+
+def test_pieces_of_just_the_merged_size_are_one_message(outbox: Outbox) -> None:
+    half = MAX_MERGED_BYTES // 2 - MESSAGE_OVERHEAD_BYTES
+    outbox.add(piece(0, "x" * half))
+    outbox.add(piece(1, "x" * half))
+    outbox.add(piece(2, ""))
+    assert [len(m.deltas) for m in sent(outbox) if isinstance(m, Deltas)] == [2, 1]
+
+
+def test_a_message_of_more_pieces_than_are_merged_is_sent_as_it_is(outbox: Outbox) -> None:
+    deltas = [ClientDelta(id=RequestId("r"), seq=n) for n in range(MAX_MERGED_DELTAS)]
+    outbox.add(Deltas(deltas=deltas))
+    outbox.add(piece(MAX_MERGED_DELTAS))
+    assert [len(m.deltas) for m in sent(outbox) if isinstance(m, Deltas)] == [512, 1]
+
+
+def test_its_bytes_are_those_of_what_it_holds_and_shared_with_others() -> None:
+    tally = Tally()
+    one, other = Outbox(tally), Outbox(tally)
+    assert not one
+    top = [TokenLogprob(token=1, logprob=-1.0), TokenLogprob(token=2, logprob=-2.0)]
+    chosen = Logprobs(chosen=top[0], top=top)
+    delta = ClientDelta(
+        id=RequestId("r"), seq=0, text="aé", tokens=pack_tokens([1]), logprobs=[chosen]
+    )
+    one.add(Deltas(deltas=[delta]))
+    expected = MESSAGE_OVERHEAD_BYTES + 3 + 4 + 3 * LOGPROBS_BYTES
+    assert one.size_bytes == tally.bytes == expected
+    frames = [b"x" * 10, b"y" * 5]
+    other.add(REPLY, frames)
+    assert other.size_bytes == MESSAGE_OVERHEAD_BYTES + 15
+    assert tally.bytes == expected + MESSAGE_OVERHEAD_BYTES + 15
+    assert other.head() is frames
+    other.drop_head()
+    assert (other.size_bytes, tally.bytes, bool(other)) == (0, expected, False)
+    one.add(piece(1))
+    one.clear()
+    assert (one.size_bytes, tally.bytes, bool(one)) == (0, 0, False)
+
+
+def test_only_ends_are_kept_and_a_good_end_is_one_no_more_P15() -> None:
+    tally = Tally()
+    outbox = Outbox(tally)
+    failed = Failed(id=RequestId("f"), error={"code": "internal", "message": "m"})
+    outbox.add(piece(0))
+    outbox.add(done("d"))
+    outbox.add(Event(id=RequestId("e"), value={}))
+    outbox.add(failed)
+    outbox.add(REPLY)
+    outbox.keep_only_ends()
+    assert tally.bytes == outbox.size_bytes
+    slow, *others = sent(outbox)
+    assert isinstance(slow, Failed)
+    assert (slow.id, slow.error["code"]) == ("d", "slow_consumer")
+    assert others == [failed, REPLY]
+    assert tally.bytes == 0

@@ -1,0 +1,282 @@
+"""The runtime folder and the limits of open files: values, texts and borders."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import resource
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlxsup.supervisor.config.load import ConfigError
+from mlxsup.supervisor.process_identity import process_identity as identity_of
+from mlxsup.supervisor.runtime_folder import (
+    AlreadyRunningError,
+    RuntimeFolder,
+    RuntimeFolderError,
+    connections_within,
+    files_needed,
+    raise_open_file_limit,
+    room_for,
+)
+from mlxsup.supervisor.signals import _has_terminal
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path that is not there yet: pytest's own are too long for sockets."""
+    parent = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
+    yield parent / "deep" / "run"
+    shutil.rmtree(parent)
+
+
+def refusal_of(path: Path) -> tuple[str, str]:
+    """What is said of a folder that cannot be used, and what to do about it."""
+    with pytest.raises(RuntimeFolderError) as caught:
+        RuntimeFolder.claim(path)
+    assert caught.value.exit_code == 73
+    return str(caught.value), caught.value.hint
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_a_claimed_folder_is_private_and_its_lock_names_the_holder(folder: Path) -> None:
+    claimed = RuntimeFolder.claim(folder)
+    try:
+        assert claimed.path == folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
+        assert (folder / "lock").read_text() == f"{os.getpid()} {identity_of(os.getpid())}\n"
+        assert claimed.client_socket == folder / "client.sock"
+        assert claimed.worker_socket(12) == folder / "w12.sock"
+    finally:
+        claimed.release()
+
+
+def test_only_stale_sockets_go_and_a_shorter_holder_replaces_a_longer_one(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "lock").write_text("9" * 200)
+    for name in ("client.sock", "w1.sock", "w1.sock.beat", "other", "x.beat", "a.sock.old"):
+        (folder / name).touch()
+    claimed = RuntimeFolder.claim(folder)
+    assert {path.name for path in folder.iterdir()} == {"lock", "other", "x.beat", "a.sock.old"}
+    assert (folder / "lock").read_text() == f"{os.getpid()} {identity_of(os.getpid())}\n"
+    claimed.release()
+    assert (folder / "lock").exists()
+
+
+def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(folder: Path) -> None:
+    claimed = RuntimeFolder.claim(folder)
+    (folder / "client.sock").touch()
+    files = len(os.listdir("/dev/fd"))
+    for content, pid, who in (
+        (None, os.getpid(), f"with pid {os.getpid()}"),
+        ("", None, "whose pid is not known"),
+    ):
+        if content is not None:
+            (folder / "lock").write_text(content)
+        with pytest.raises(AlreadyRunningError) as caught:
+            RuntimeFolder.claim(folder)
+        assert caught.value.exit_code == 75
+        assert caught.value.pid == pid
+        assert str(caught.value) == f"a daemon {who} already runs in {folder}"
+    assert (folder / "client.sock").exists()
+    assert len(os.listdir("/dev/fd")) == files
+    claimed.release()
+    assert len(os.listdir("/dev/fd")) == files - 1
+    RuntimeFolder.claim(folder).release()
+
+
+def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RuntimeFolder.claim(folder).release()
+    files = len(os.listdir("/dev/fd"))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    said = refusal_of(folder)
+    assert said == (
+        f"the runtime folder {folder} cannot be used: No space left on device",
+        "set a runtime_dir that you may write to",
+    )
+    assert len(os.listdir("/dev/fd")) == files
+    monkeypatch.undo()
+    (folder / "lock").unlink()
+    (folder / "lock").mkdir()
+    assert refusal_of(folder)[0] == (
+        f"the runtime folder {folder} cannot be used: Is a directory ({folder}/lock)"
+    )
+    assert len(os.listdir("/dev/fd")) == files
+
+
+def test_the_folder_itself_is_locked_while_the_lock_is_taken_P19(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[bool, int]] = []
+
+    def flock(descriptor: int, kind: int) -> None:
+        taken.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), kind))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    RuntimeFolder.claim(folder).release()
+    assert taken == [(True, fcntl.LOCK_EX), (False, fcntl.LOCK_EX | fcntl.LOCK_NB)]
+
+
+def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.parent.mkdir()
+    folder.touch()
+    assert refusal_of(folder) == (
+        f"the runtime folder {folder} is not a folder",
+        "remove it or set another runtime_dir",
+    )
+    assert refusal_of(folder / "below") == (
+        f"the runtime folder {folder}/below cannot be created: Not a directory",
+        "set a runtime_dir that you may write to",
+    )
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o770)
+    assert refusal_of(folder) == (
+        f"the runtime folder {folder} has mode 0770, so others may reach its sockets",
+        f"run: chmod 0700 {folder}",
+    )
+    folder.chmod(0o700)
+    (folder / "w1.sock").mkdir()
+    said, hint = refusal_of(folder)
+    assert re.fullmatch(rf"{folder}/w1\.sock is in the way and cannot be removed: \w.*", said)
+    assert hint == "remove it, or set another runtime_dir"
+    (folder / "w1.sock").rmdir()
+    RuntimeFolder.claim(folder).release()  # the refused claim has let go of the lock
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    assert refusal_of(folder) == (
+        f"the runtime folder {folder} belongs to another user (uid {uid})",
+        "set a runtime_dir of your own",
+    )
+
+
+def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> None:
+    folder.parent.mkdir()
+    limit = 103 if sys.platform == "darwin" else 107
+    length = min(limit, 103) - len("/w9999999.sock.beat")
+    taken = Path(f"{folder.parent}/{'x' * (length - len(str(folder.parent)) - 1)}")
+    too_long = taken.with_name(taken.name + "x" * 5)
+    RuntimeFolder.claim(taken).release()
+    said, hint = refusal_of(too_long)
+    assert said.startswith("the runtime folder's path is too long: ")
+    assert "w9999999.sock.beat" in said
+    assert hint == "set a shorter runtime_dir"
+    assert not too_long.exists()
+
+
+# ---------------------------------------------------------------- open files
+
+
+def test_connections_get_what_models_and_storms_leave_P24() -> None:
+    assert [connections_within(open_files, 2) for open_files in (2260, 3155, 3156, 9999)] == [
+        128,
+        1023,
+        1024,
+        1024,
+    ]
+    assert [files_needed(models) for models in (0, 1, 10)] == [2228, 2244, 2388]
+
+
+def test_a_new_configuration_must_leave_room_for_the_connections_there_are_P24() -> None:
+    assert room_for(1, 2244, 0) == 128
+    assert room_for(1, 2244, 128) == 128
+    assert room_for(1, 2616, 500) == 500
+    for models, open_files, connected in ((1, 2243, 0), (2, 2244, 0), (1, 2615, 500)):
+        with pytest.raises(ConfigError) as caught:
+            room_for(models, open_files, connected)
+        assert caught.value.problems == [
+            f"models: {models} are too many for {open_files} open files"
+            f" beside {connected} connections of clients"
+        ]
+
+
+Limits = tuple[int, int]
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Limits]]]:
+    """What becomes of limits of open files: the result, and what was set."""
+
+    def of(soft: int, hard: int, error: Exception | None = None) -> tuple[int, list[Limits]]:
+        given: list[Limits] = []
+
+        def set_limits(kind: int, limits: Limits) -> None:
+            assert kind == resource.RLIMIT_NOFILE
+            given.append(limits)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+        monkeypatch.setattr(resource, "setrlimit", set_limits)
+        return raise_open_file_limit(1), given
+
+    return of
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_is_sensible(
+    limited: Callable[..., tuple[int, list[Limits]]],
+) -> None:
+    no_limit = resource.RLIM_INFINITY
+    assert limited(1024, 65_535) == (65_535, [(65_535, 65_535)])
+    assert limited(1024, 65_537) == (65_536, [(65_536, 65_537)])
+    assert limited(1024, no_limit) == (10_240, [(10_240, no_limit)])
+    assert limited(no_limit, no_limit) == (10_240, [(10_240, no_limit)])
+    assert limited(10_240, no_limit) == (10_240, [])
+    assert limited(70_000, 80_000) == (70_000, [])
+    assert limited(4096, 4096) == (4096, [])
+    for error in (OSError(), ValueError()):
+        assert limited(3000, 9000, error) == (3000, [(9000, 9000)])
+
+
+def test_too_few_open_files_are_refused_with_what_to_do(
+    limited: Callable[..., tuple[int, list[Limits]]],
+) -> None:
+    assert limited(2244, 2244) == (2244, [])
+    with pytest.raises(RuntimeFolderError) as caught:
+        limited(1024, 2243)
+    assert str(caught.value) == (
+        "only 2243 files may be open at once; a daemon needs 2244 for its models (1)"
+    )
+    assert caught.value.hint == (
+        "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)"
+    )
+    with pytest.raises(RuntimeFolderError, match="only 1024 files"):
+        limited(1024, 9000, OSError())
+
+
+def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+
+    def open_(path: str, flags: int) -> int:
+        done.append((path, flags))
+        if len(done) > 1:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return 77
+
+    with monkeypatch.context() as played:
+        played.setattr(os, "open", open_)
+        played.setattr(os, "close", done.append)
+        has = [_has_terminal(), _has_terminal()]
+    assert has == [True, False]
+    looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    assert done == [looked, 77, looked]

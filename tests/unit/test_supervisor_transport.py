@@ -1,0 +1,166 @@
+"""Sockets in the event loop: their turns, their end, and what they cannot be made with."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
+
+
+def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception | None]:
+    """What is done with a socket that refuses an option, and what comes of it."""
+    done: list[object] = []
+
+    def refuse(given: zmq.SocketOption, value: int) -> None:
+        done.append((given, value))
+        if given is option:
+            raise zmq.ZMQError(number)
+
+    socket = SimpleNamespace(
+        setsockopt=refuse,
+        bind=lambda endpoint: done.append(endpoint),
+        close=lambda linger: done.append(("closed", linger)),
+    )
+    context: Any = SimpleNamespace(socket=lambda kind: socket)
+    try:
+        assert bound_socket(context, zmq.PULL, "e", {option: 7, zmq.LINGER: 0}) is socket
+    except zmq.ZMQError as error:
+        return done, error
+    return done, None
+
+
+def test_a_libzmq_that_cannot_ask_who_a_peer_is_serves_without() -> None:
+    done, error = bind(zmq.IPC_FILTER_UID, errno.EINVAL)
+    assert (done, error) == ([(zmq.IPC_FILTER_UID, 7), (zmq.LINGER, 0), "e"], None)
+
+
+@pytest.mark.parametrize(
+    ("option", "number"),
+    [(zmq.IPC_FILTER_UID, errno.ENOMEM), (zmq.MAXMSGSIZE, errno.EINVAL)],
+)
+def test_any_other_refusal_of_an_option_leaves_no_socket_open(
+    option: zmq.SocketOption, number: int
+) -> None:
+    done, error = bind(option, number)
+    assert done == [(option, 7), ("closed", 0)]
+    assert isinstance(error, zmq.ZMQError)
+    assert error.errno == number
+
+
+# ---------------------------------------------------------------- turns of the loop
+
+
+class Played:
+    """A ZeroMQ socket and an event loop; the test says when the loop turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrived: list[list[bytes]] = []
+        self.taken: list[list[bytes]] = []
+        self.soon: list[Callable[[], None]] = []
+        self.done: list[object] = []
+        self.drained = 0
+        self.error: Exception | None = None
+        socket: Any = SimpleNamespace(
+            getsockopt={zmq.FD: 5, zmq.EVENTS: 0}.__getitem__,
+            recv_multipart=self.receive,
+            send_multipart=self.send,
+            close=lambda linger_ms: self.done.append(("closed", linger_ms)),
+        )
+        loop = SimpleNamespace(
+            add_reader=lambda *what: self.done.append(("reads", *what)),
+            remove_reader=lambda *what: self.done.append(("reads no more", *what)),
+            call_soon=self.soon.append,
+        )
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        self.raw = socket
+        self.socket = LoopSocket(socket, self.take, self.count)
+
+    def receive(self, flags: int) -> list[bytes]:
+        assert flags == zmq.NOBLOCK
+        if not self.arrived:
+            raise zmq.Again
+        return self.arrived.pop(0)
+
+    def send(self, frames: list[bytes], flags: int) -> None:
+        assert flags == zmq.NOBLOCK
+        if self.error is not None:
+            raise self.error
+        self.done.append(frames)
+
+    def take(self, frames: list[bytes]) -> None:
+        self.taken.append(frames)
+        if frames == [b"close"]:
+            self.socket.close(9)
+
+    def count(self) -> None:
+        self.drained += 1
+
+    def turn(self) -> None:
+        """One round of the loop."""
+        soon, self.soon[:] = list(self.soon), []
+        for function in soon:
+            function()
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(monkeypatch)
+
+
+def test_a_socket_is_looked_at_once_when_it_is_new_and_whenever_it_is_asked_for(
+    played: Played,
+) -> None:
+    assert [one[:2] for one in played.done] == [("reads", 5)]  # type: ignore[index]
+    played.socket.drain_soon()
+    assert len(played.soon) == 1
+    played.arrived = [[b"a"], [b"b"]]
+    played.turn()
+    assert (played.taken, played.drained, played.soon) == ([[b"a"], [b"b"]], 1, [])
+    played.socket.drain_soon()
+    assert len(played.soon) == 1
+
+
+def test_a_socket_with_more_than_a_turn_has_another_in_the_next_round(played: Played) -> None:
+    played.arrived = [[b"%d" % n] for n in range(300)]
+    for taken, drained, soon in ((128, 1, 1), (256, 2, 1), (300, 3, 0)):
+        played.turn()
+        assert (len(played.taken), played.drained, len(played.soon)) == (taken, drained, soon)
+    played.arrived = [[b"%d" % n] for n in range(300)]
+    played.socket.drain_now()
+    assert (len(played.taken), played.drained, played.soon) == (600, 3, [])
+
+
+@pytest.mark.parametrize("error", [None, zmq.Again(), zmq.ZMQError(errno.EHOSTUNREACH)])
+@pytest.mark.parametrize("events", [0, zmq.POLLOUT, zmq.POLLIN, zmq.POLLIN | zmq.POLLOUT])
+def test_a_send_has_what_arrived_meanwhile_looked_at_and_nothing_else(
+    played: Played, error: zmq.ZMQError | None, events: int
+) -> None:
+    played.turn()
+    played.done.clear()
+    played.error = error
+    played.raw.getsockopt = {zmq.EVENTS: events}.__getitem__
+    if error is None or isinstance(error, zmq.Again):
+        assert played.socket.send([b"x"]) is (error is None)
+    else:
+        with pytest.raises(zmq.ZMQError):
+            played.socket.send([b"x"])
+    assert played.done == ([[b"x"]] if error is None else [])
+    assert len(played.soon) == (1 if events & zmq.POLLIN else 0)
+
+
+def test_a_socket_that_is_closed_takes_and_says_nothing_more(played: Played) -> None:
+    played.arrived = [[b"close"], [b"late"]]
+    played.done.clear()
+    played.turn()
+    assert (played.taken, played.drained) == ([[b"close"]], 0)
+    assert played.done == [("reads no more", 5), ("closed", 9)]
+    played.socket.close()
+    played.socket.drain_soon()
+    played.turn()
+    assert (played.arrived, played.drained, len(played.done)) == ([[b"late"]], 0, 2)

@@ -1,0 +1,124 @@
+"""The guard around an engine: every call passes on, from one thread alone."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+from typing import Any
+
+import pytest
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "load": ("report",),
+    "insert": ("row",),
+    "remove": (RequestKey(1), RequestKey(2)),
+    "has_rows": (),
+    "row_count": (),
+    "predict_step_s": (),
+    "prefill_chunk": (),
+    "step": (),
+    "give_back": (),
+    "bytes_held": (),
+    "close": (),
+}
+GIVES_NOTHING = {"remove", "give_back", "close"}
+
+
+class Recorder:
+    """An engine that notes what is called, and gives a value of its own for each."""
+
+    text = "the text side"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.predicted_s: Any = "value of predict_step_s"
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, *arguments))
+            return self.predicted_s if name == "predict_step_s" else f"value of {name}"
+
+        return call
+
+
+def owned() -> tuple[OwnedEngine, Recorder]:
+    recorder = Recorder()
+    return OwnedEngine(recorder, 30.0), recorder  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_passes_on_with_what_it_is_given_and_gives(name: str) -> None:
+    engine, recorder = owned()
+    engine._has_wedge_timer = False
+    value = getattr(engine, name)(*CALLS[name])
+    assert value == (None if name in GIVES_NOTHING else f"value of {name}")
+    assert recorder.calls == [(name, *CALLS[name])]
+
+
+@pytest.mark.parametrize("name", [*CALLS, "text"])
+def test_another_thread_is_refused_by_name_A1(name: str) -> None:
+    engine, recorder = owned()
+    refused: list[str] = []
+
+    def use() -> None:
+        with pytest.raises(WrongThreadError) as caught:
+            engine.text if name == "text" else getattr(engine, name)(*CALLS[name])
+        refused.append(str(caught.value))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(60)
+    owner = threading.get_ident()
+    assert refused == [f"the engine belongs to thread {owner}, not to {thread.ident}"]
+    assert recorder.calls == []
+
+
+def test_the_text_side_is_the_engines() -> None:
+    assert owned()[0].text == "the text side"
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    engine, recorder = owned()
+    engine._has_wedge_timer = True
+    recorder.predicted_s = 2.5
+    timers: list[Any] = []
+    monkeypatch.setattr(
+        faulthandler,
+        "dump_traceback_later",
+        lambda limit_s, *, exit: timers.append((limit_s, exit, list(recorder.calls))),
+    )
+    monkeypatch.setattr(
+        faulthandler,
+        "cancel_dump_traceback_later",
+        lambda: timers.append(("cancelled", list(recorder.calls))),
+    )
+    if is_broken:
+
+        def broken() -> None:
+            raise ValueError("broken")
+
+        recorder.step = broken  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="broken"):
+            engine.step()
+        steps = []
+    else:
+        assert engine.step() == "value of step"
+        steps = [("step",)]
+    predicted = ("predict_step_s",)
+    assert timers == [
+        (10 * (30.0 + 4 * 2.5), True, [predicted]),
+        ("cancelled", [predicted, *steps]),
+    ]
+
+
+@pytest.mark.parametrize(("platform", "has_timer"), [("linux", False), ("darwin", True)])
+def test_the_timer_is_for_systems_without_pdeathsig(
+    monkeypatch: pytest.MonkeyPatch, platform: str, has_timer: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    assert owned()[0]._has_wedge_timer is has_timer

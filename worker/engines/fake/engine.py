@@ -1,0 +1,380 @@
+"""An engine without a model: deterministic answers, and faults on demand.
+
+`engine = "fake"` in a model's entry tries mlxsup without a model; the tests rest on it. Token n of
+an answer is a pure function of the prompt's tokens, of n, of the option `voice`, and of the seed if
+temperature is above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn
+before `min_tokens`, becomes the next id that is none. An answer ends with `length` at max_tokens
+unless a directive or the option `answer_tokens`, which stand for a model's end of text, end it
+earlier.
+
+Options (a map in the launch spec): see `fake_options.FakeOptions`.
+
+Directives stand anywhere in a prompt (text, chat or tokens):
+
+    [[answer 12]]                       end with `stop` after 12 tokens (0: without any)
+    [[say hello]]                       answer exactly this, then `stop`
+    [[fault crash=SIGKILL at=5]]        die by a signal when token 5 is due; SIGSTOP stops
+    [[fault crash=exit:70 at=5]]        die with an exit code
+    [[fault raise at=3]]                an exception out of `step`
+    [[fault stall=sleep at=4]]          a step that never ends: sleep, busy (Python), gil (held)
+    [[fault stall=sleep during=insert]] the same outside a step: insert, remove, bytes_held
+    [[fault frames=garbage at=2]]       send the supervisor what is not a message; also oversized
+    [[fault link=drop at=2]]            close the connection to the supervisor, and live
+    [[fault beats=end at=2]]            end the thread that sends heartbeats
+    [[fault row=lost at=2]]             forget the row without a word
+    [[fault big=100000]]                every token shows as so many letters
+    [[fault slow=0.05]]                 every step of this row takes so much longer
+    [[tokenize raise]]                  the template raises; also loop, slow=2.5
+
+`at` counts tokens from 1; 0 means during the prefill. With `generation=1` a fault strikes only in
+that life of the worker, so that the next one can be seen to go on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
+
+from ...engine import (
+    BadModelError,
+    EngineBytes,
+    EngineFacts,
+    ModelMissingError,
+    NoDeviceError,
+    ReportProgress,
+    Row,
+    RowLogprobs,
+    RowPrefill,
+    RowToken,
+    StepResult,
+)
+from .options import (
+    FakeOptionError,
+    FakeOptions,
+    crash,
+    print_without_end,
+    stall,
+    start_child,
+)
+from .text import (
+    BIG_TOKEN_BASE,
+    VOCABULARY_SIZE,
+    Directives,
+    FakeTextCodec,
+    answer_token,
+    decode_tokens,
+    encode_text,
+    prompt_digest,
+)
+
+GARBAGE = [b"\xc1not a message"]
+
+MAX_KEPT = 1024
+"""Rows that were taken out and may return: their prefill is remembered, as MLX's is."""
+
+__all__ = ["FakeEngine", "FakeOptionError"]
+
+
+class FakeStepError(Exception):
+    """What a step raises on demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What faults of a worker need beside the engine.
+
+    Attributes:
+        send_frames: sends the supervisor frames as they are.
+        drop_link: closes the connection to the supervisor for good.
+        end_beats: ends the heartbeats.
+    """
+
+    send_frames: Callable[[list[bytes]], None]
+    drop_link: Callable[[], None]
+    end_beats: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _FakeRow:
+    row: Row
+    directives: Directives
+    digest: bytes
+    said: list[int]
+    prefilled: int = 0
+    generated: int = 0
+
+    @property
+    def to_prefill(self) -> int:
+        return len(self.row.tokens) + len(self.row.delivered)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.prefilled == self.to_prefill
+
+    @property
+    def seed(self) -> int | None:
+        return self.row.seed if self.row.temperature > 0 else None
+
+
+class FakeEngine:
+    """See `Engine`.
+
+    Args:
+        spec: options in `fake`; `max_concurrency` is held to.
+        reach: for the faults that are not the engine's own; without it they do nothing.
+
+    Raises:
+        FakeOptionError: an option is unknown or wrong.
+    """
+
+    def __init__(self, spec: LaunchSpec, reach: Reach | None = None) -> None:
+        self._spec = spec
+        self._options = FakeOptions.from_map(spec.fake)
+        self._reach = reach
+        self._codec = FakeTextCodec(self._options.tokenize_s)
+        self._rows: dict[RequestKey, _FakeRow] = {}
+        self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
+        self._is_closed = False
+
+    @property
+    def text(self) -> FakeTextCodec:
+        """See `Engine.text`."""
+        return self._codec
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """See `Engine.load`; fails as the options say."""
+        options = self._options
+        count = options.load_steps
+        for _ in range(options.children):
+            start_child()
+        if options.prints_bytes_per_s:
+            print_without_end(options.prints_bytes_per_s)
+        phases = (LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP)
+        for index in range(count):
+            if index == count // 2:
+                self._fail_in_load()
+            time.sleep(options.load_s / count)
+            report(phases[index * len(phases) // count], (index + 1) / count)
+        limits = [n for n in (options.context_length, self._spec.context_length) if n]
+        fingerprint = f"fake-{options.answer_tokens}{options.voice and '-'}{options.voice}"
+        batching, reason = self._find_batching(fingerprint)
+        return EngineFacts(
+            context_length=min(limits),
+            vocabulary_size=VOCABULARY_SIZE,
+            fingerprint=fingerprint,
+            backend="fake",
+            batching=batching,
+            batching_reason=reason,
+            warnings=(options.warning,) if options.warning else (),
+        )
+
+    def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
+        """How rows may be batched and why: what an earlier life found out, or what is asked for."""
+        known = self._spec.known_batching
+        if known is not None and known["fingerprint"] == fingerprint:
+            return Batching(known["batching"]), known["reason"]
+        batching = Batching(self._options.batching)
+        if batching is Batching.TOGETHER:
+            return batching, ""
+        return batching, f"an option asks for it in life {self._spec.generation}"
+
+    def _fail_in_load(self) -> None:
+        options, path = self._options, self._spec.path
+        if 0 < options.load_fault_generations < self._spec.generation:
+            return
+        if options.crash_in_load:
+            crash(options.crash_in_load)
+        if options.load_stall:
+            stall(options.load_stall)
+        match options.load_error:
+            case "missing":
+                raise ModelMissingError(f"the model folder {path} does not exist")
+            case "bad":
+                raise BadModelError(f"{path}/config.json is not a model's configuration")
+            case "memory":
+                raise MemoryError("the weights do not fit into memory")
+            case "device":
+                raise NoDeviceError("there is no usable device")
+            case "exception":
+                raise RuntimeError(f"life {self._spec.generation} raises this on demand")
+
+    def insert(self, row: Row) -> int:
+        """See `Engine.insert`."""
+        if len(self._rows) >= self._spec.max_concurrency or row.key in self._rows:
+            raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
+        directives = Directives.parse(decode_tokens(row.tokens))
+        said = encode_text(directives.say)
+        digest = prompt_digest(row.tokens, self._options.voice)
+        cached = min(self._kept.pop(row.key, 0), len(row.tokens) + len(row.delivered) - 1)
+        self._rows[row.key] = _FakeRow(
+            row=row,
+            directives=directives,
+            digest=digest,
+            said=said,
+            prefilled=cached,
+            generated=len(row.delivered),
+        )
+        self._stall_when_due(self._rows[row.key], "insert")
+        return cached
+
+    def remove(self, *keys: RequestKey) -> None:
+        """See `Engine.remove`."""
+        for key in keys:
+            row = self._rows.pop(key, None)
+            if row is None:
+                continue
+            self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
+            while len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._stall_when_due(row, "remove")
+
+    def has_rows(self) -> bool:
+        """See `Engine.has_rows`."""
+        return bool(self._rows)
+
+    def row_count(self) -> int:
+        """See `Engine.row_count`."""
+        return len(self._rows)
+
+    def predict_step_s(self) -> float:
+        """See `Engine.predict_step_s`."""
+        return self._options.step_s if self._options.predicted_s < 0 else self._options.predicted_s
+
+    def prefill_chunk(self) -> int:
+        """See `Engine.prefill_chunk`."""
+        return self._options.prefill_tokens_per_step
+
+    def step(self) -> StepResult:
+        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt."""
+        result = StepResult()
+        step_s = self._options.step_s + sum(r.directives.slow for r in self._rows.values())
+        if step_s > 0:
+            time.sleep(step_s)
+        decoding = [row for row in self._rows.values() if row.is_decoding]
+        prefilling = next((row for row in self._rows.values() if not row.is_decoding), None)
+        if prefilling is not None:
+            result.prefill.append(self._prefill(prefilling))
+            if prefilling.is_decoding:
+                decoding.append(prefilling)
+        for row in decoding:
+            token = self._decode(row)
+            if row.row.key not in self._rows:
+                continue  # lost on demand
+            result.tokens.append(token)
+            if token.finish is not None:
+                del self._rows[token.key]
+        return result
+
+    def _prefill(self, row: _FakeRow) -> RowPrefill:
+        self._fail_when_due(row, 0)
+        total = row.to_prefill
+        row.prefilled = min(total, row.prefilled + self._options.prefill_tokens_per_step)
+        return RowPrefill(key=row.row.key, done=row.prefilled, total=total)
+
+    def _decode(self, row: _FakeRow) -> RowToken:
+        self._fail_when_due(row, row.generated + 1)
+        key, index = row.row.key, row.generated
+        may_end = index >= row.row.min_tokens
+        if may_end and not row.row.ignore_eos and index >= self._answer_length(row):
+            return RowToken(key=key, token=None, finish=FinishReason.STOP)
+        token = self._draw(row, index)
+        if token in row.row.stop_token_ids:
+            if may_end:
+                return RowToken(key=key, token=None, finish=FinishReason.STOP)
+            while token in row.row.stop_token_ids:
+                token = (token + 1) % VOCABULARY_SIZE
+        row.generated += 1
+        finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
+        logprobs = _logprobs(token, row.row.top_logprobs)
+        return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
+
+    @staticmethod
+    def _draw(row: _FakeRow, index: int) -> int:
+        if row.directives.big:
+            return BIG_TOKEN_BASE + row.directives.big
+        if index < len(row.said):
+            return row.said[index]
+        return answer_token(row.digest, index, row.seed)
+
+    def _answer_length(self, row: _FakeRow) -> float:
+        if row.said:
+            return len(row.said)
+        if row.directives.answer is not None:
+            return row.directives.answer
+        return self._options.answer_tokens or float("inf")
+
+    def _fail_when_due(self, row: _FakeRow, token_number: int) -> None:
+        wanted = row.directives
+        if wanted.at != token_number or not self._is_struck(wanted):
+            return
+        if wanted.crash:
+            crash(wanted.crash)
+        if wanted.stall and wanted.during == "step":
+            stall(wanted.stall)
+        if self._reach is not None:
+            self._fail_beside(wanted, self._reach)
+        if wanted.row:
+            del self._rows[row.row.key]
+        if wanted.exception:
+            self._raise()
+
+    @staticmethod
+    def _fail_beside(wanted: Directives, reach: Reach) -> None:
+        if wanted.frames:
+            is_oversized = wanted.frames == "oversized"
+            reach.send_frames([bytes(MAX_FRAME_BYTES + 1)] if is_oversized else GARBAGE)
+        if wanted.link:
+            reach.drop_link()
+        if wanted.beats:
+            reach.end_beats()
+
+    def _stall_when_due(self, row: _FakeRow, method: str) -> None:
+        wanted = row.directives
+        if wanted.stall and wanted.during == method and self._is_struck(wanted):
+            stall(wanted.stall)
+
+    def _is_struck(self, wanted: Directives) -> bool:
+        return wanted.generation in (0, self._spec.generation)
+
+    @staticmethod
+    def _raise() -> NoReturn:
+        raise FakeStepError("the step raised this on demand")
+
+    def give_back(self) -> None:
+        """See `Engine.give_back`."""
+        self._kept.clear()
+
+    def bytes_held(self) -> EngineBytes:
+        """See `Engine.bytes_held`."""
+        for row in self._rows.values():
+            if row.generated >= row.directives.at:
+                self._stall_when_due(row, "bytes_held")
+        return EngineBytes(active=self._options.active_bytes, peak=self._options.active_bytes)
+
+    def close(self) -> None:
+        """See `Engine.close`.
+
+        Raises:
+            RuntimeError: it was closed before.
+        """
+        if self._is_closed:
+            raise RuntimeError("the engine was closed twice")
+        self._is_closed = True
+        self._rows.clear()
+
+
+def _logprobs(token: int, count: int | None) -> RowLogprobs | None:
+    """Each id is half as likely as the one before it, from the token on."""
+    if count is None:
+        return None
+    ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]
+    top = [(one, (place + 1) * -math.log(2)) for place, one in enumerate(ids)]
+    return RowLogprobs(logprob=-math.log(2), top=top)

@@ -1,0 +1,283 @@
+"""The fake engine's text side: one token per byte of UTF-8, and directives inside prompts.
+
+A token id is a byte plus `BYTE_OFFSET`, so that a character of several bytes is split over tokens
+as real tokenizers do it. Chats are rendered as lines of `role: content` with a last `assistant:`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import pack_tokens
+
+from ...engine import Prompt
+from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from ...text.grammar import Grammar
+from .options import STALLS, FakeOptionError, check_crash, stall
+
+BYTE_OFFSET = 3
+VOCABULARY_SIZE = 256 + BYTE_OFFSET
+
+BIG_TOKEN_BASE = 1 << 20
+"""A token from here on is shown as (id - base) letters: how `big` makes large deltas."""
+
+UNIT_BYTES = 8
+UNITS = tuple(
+    word.encode().ljust(UNIT_BYTES)
+    for word in (
+        "tide",
+        "größe",
+        "lantern",
+        "日本",
+        "amber",
+        "🦊",
+        "harbour",
+        "café",
+        "moss",
+        "Ωmega",
+    )
+)
+
+CHOICES = {
+    "stall": STALLS,
+    "during": ("step", "insert", "remove", "bytes_held"),
+    "frames": ("garbage", "oversized"),
+    "link": ("drop",),
+    "beats": ("end",),
+    "row": ("lost",),
+}
+"""What some faults take."""
+
+DIRECTIVE = re.compile(r"\[\[(fault|answer|say|tokenize)\b ?(.*?)\]\]", re.DOTALL)
+
+
+def encode_text(text: str) -> list[int]:
+    """The token ids of a text."""
+    return [byte + BYTE_OFFSET for byte in text.encode()]
+
+
+def decode_tokens(tokens: Sequence[int]) -> str:
+    """The text of token ids; what is not UTF-8 becomes replacement characters."""
+    detokenizer = ByteDetokenizer()
+    return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
+
+
+def prompt_digest(prompt: Sequence[int], voice: str = "") -> bytes:
+    """What an answer knows of its prompt and its model.
+
+    Args:
+        prompt: its tokens.
+        voice: of the model, at most `fake_options.MAX_VOICE_BYTES`.
+    """
+    return hashlib.blake2b(pack_tokens(prompt), digest_size=16, key=voice.encode()).digest()
+
+
+def answer_token(prompt: bytes, index: int, seed: int | None) -> int:
+    """Token `index` of the answer to a prompt: nothing else goes into it.
+
+    Args:
+        prompt: its digest.
+        index: from 0.
+        seed: of a sampled answer; None for a greedy one.
+    """
+    unit_name = f"{seed}:{index // UNIT_BYTES}".encode()
+    digest = hashlib.blake2b(unit_name, digest_size=4, key=prompt).digest()
+    unit = UNITS[int.from_bytes(digest) % len(UNITS)]
+    return unit[index % UNIT_BYTES] + BYTE_OFFSET
+
+
+def answer_tokens(
+    prompt: Sequence[int], count: int, seed: int | None = None, voice: str = ""
+) -> list[int]:
+    """The first `count` tokens of an answer, for tests to compare with (canaries)."""
+    digest = prompt_digest(prompt, voice)
+    return [answer_token(digest, index, seed) for index in range(count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directives:
+    """What a prompt asks of the fake engine; see the module docstring of `fake_engine`."""
+
+    crash: str = ""
+    exception: bool = False
+    stall: str = ""
+    during: str = "step"
+    frames: str = ""
+    link: str = ""
+    beats: str = ""
+    row: str = ""
+    at: int = 1
+    generation: int = 0
+    big: int = 0
+    slow: float = 0.0
+    answer: int | None = None
+    say: str = ""
+    tokenize: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Directives:
+        """Reads every directive in a prompt.
+
+        Raises:
+            FakeOptionError: one is unknown or wrong.
+        """
+        values: dict[str, object] = {}
+        for kind, argument in DIRECTIVE.findall(text):
+            if kind == "answer":
+                values["answer"] = _integer("answer", argument)
+            elif kind == "fault":
+                values |= _parse_fault(argument)
+            else:
+                values[kind] = argument
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _parse_fault(argument: str) -> dict[str, object]:
+    known = {f.name for f in fields(Directives)} - {"answer", "say", "tokenize", "exception"}
+    values: dict[str, object] = {}
+    for word in argument.split():
+        name, _, value = word.partition("=")
+        if name == "raise":
+            values["exception"] = True
+        elif name not in known:
+            raise FakeOptionError(f"no fault {name!r}; known are raise, {', '.join(sorted(known))}")
+        elif name in ("at", "generation", "big"):
+            values[name] = _integer(name, value)
+        elif name == "slow":
+            values[name] = _seconds(name, value)
+        else:
+            values[name] = value
+    if crash := values.get("crash"):
+        check_crash("crash", str(crash))
+    for name, choices in CHOICES.items():
+        if values.get(name, choices[0]) not in choices:
+            raise FakeOptionError(f"{name} takes {_one_of(choices)}")
+    return values
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _integer(name: str, value: str) -> int:
+    if not value.strip().isdigit():
+        raise FakeOptionError(f"{name} takes an integer from 0, not {value!r}")
+    return int(value)
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        raise FakeOptionError(f"{name} takes seconds, not {value!r}") from None
+
+
+class ByteDetokenizer:
+    """Bytes to text; half a character waits for its other half."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        """See `Detokenizer.add`."""
+        if token >= BIG_TOKEN_BASE:
+            return self._decoder.decode(b"", final=True) + "x" * (token - BIG_TOKEN_BASE)
+        if not 0 <= token - BYTE_OFFSET < 256:
+            return ""
+        return self._decoder.decode(bytes([token - BYTE_OFFSET]))
+
+    def finish(self) -> str:
+        """See `Detokenizer.finish`."""
+        return self._decoder.decode(b"", final=True)
+
+
+class FakeTextCodec:
+    """See `TextCodec`.
+
+    Args:
+        tokenize_s: how long every preparation takes.
+    """
+
+    def __init__(self, tokenize_s: float = 0.0) -> None:
+        self._tokenize_s = tokenize_s
+
+    def twin(self) -> FakeTextCodec:
+        """See `TextCodec.twin`."""
+        return FakeTextCodec(self._tokenize_s)
+
+    def encode(self, body: RequestBody) -> Prompt:
+        """See `TextCodec.encode`; wrong directives are the request's own error."""
+        if self._tokenize_s > 0:
+            time.sleep(self._tokenize_s)
+        if body.prompt_tokens is not None:
+            tokens = body.prompt_tokens
+            if max(tokens) >= VOCABULARY_SIZE:
+                raise RemoteError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"prompt_tokens takes ids below {VOCABULARY_SIZE}, not {max(tokens)}",
+                    detail={"parameter": "prompt_tokens"},
+                )
+            text = decode_tokens(tokens)
+        else:
+            text = body.prompt if body.prompt is not None else _render(body)
+            tokens = encode_text(text)
+        try:
+            self._obey(Directives.parse(text).tokenize)
+        except FakeOptionError as error:
+            raise RemoteError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        is_thinking = text.endswith("<think>")
+        return Prompt(tokens=tokens, opening="<think>" if is_thinking else "")
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """See `TextCodec.channel_rules`; as many models have them."""
+        return ChannelRules(
+            transitions={
+                NORMAL: (("<think>", REASONING), ("<tool_call>", TOOL)),
+                REASONING: (("</think>", NORMAL),),
+                TOOL: (("</tool_call>", NORMAL),),
+            },
+            parse_tool_call=lambda text, tools: json.loads(text),
+        )
+
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+        """See `TextCodec.grammar`; its answers keep to none."""
+        return None
+
+    def detokenizer(self) -> ByteDetokenizer:
+        """See `TextCodec.detokenizer`."""
+        return ByteDetokenizer()
+
+    def token_text(self, token: int) -> str:
+        """See `TextCodec.token_text`."""
+        return decode_tokens([token])
+
+    @staticmethod
+    def _obey(how: str) -> None:
+        name, _, value = how.partition("=")
+        match name:
+            case "":
+                pass
+            case "raise":
+                raise KeyError("a template raised this on demand")
+            case "slow":
+                time.sleep(_seconds("slow", value))
+            case "loop":
+                stall("busy")
+            case _:
+                raise FakeOptionError(f"tokenize takes raise, loop or slow=SECONDS, not {how!r}")
+
+
+def _render(body: RequestBody) -> str:
+    lines = [
+        f"{message['role']}: {message.get('content') or ''}" for message in body.messages or ()
+    ]
+    return "\n".join([*lines, "assistant:"])

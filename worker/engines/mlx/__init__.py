@@ -1,0 +1,1 @@
+"""The engine over mlx-lm; the only importer of MLX."""

@@ -1,0 +1,252 @@
+"""The batch: the rows that the passes run, by their requests' keys; one `step` of them at a time.
+
+Everything here belongs to the thread that made the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import StopSequences
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason
+
+from ...engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
+from ...text.grammar import Grammar
+from .load import raise_if_innocent, raise_if_memory
+from .logprobs import LogprobReader
+from .new_row import NewRow
+from .passes import Passes
+from .prefill import PrefillPacer
+from .prefix_cache import PrefixCache
+from .prompt_turns import PromptTurns
+from .sampling import make_processors, make_sampler
+
+WARMUP_KEY = RequestKey(-1)
+"""Of the row that warms the engine up: it ends by its length alone, and leaves nothing behind."""
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class MlxBatch:
+    """Rows that prefill and decode.
+
+    Attributes:
+        logits_width: of the model's output, known after the first token.
+        gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
+            that of an id that can never be drawn.
+
+    Args:
+        passes: run the rows; closed with the batch.
+        turns: which prompts they read next.
+        stream: made on this thread.
+        stop_tokens: ids that end an answer.
+        spared_tokens: ids that XTC never leaves out.
+        pacer: sizes the prefill chunks; that of `turns`.
+        prefixes: what earlier rows have computed.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        turns: PromptTurns,
+        *,
+        stream: mx.Stream,
+        stop_tokens: Sequence[int],
+        spared_tokens: Sequence[int] = (),
+        pacer: PrefillPacer,
+        prefixes: PrefixCache,
+    ) -> None:
+        self._passes = passes
+        self._turns = turns
+        self._stream = stream
+        self._pacer = pacer
+        self._prefixes = prefixes
+        self._uids: dict[RequestKey, int] = {}
+        self._keys: dict[int, RequestKey] = {}
+        self._wanted_logprobs: dict[int, int] = {}
+        self._grammars: dict[int, Grammar] = {}
+        self._stop_tokens = list(stop_tokens)
+        self._spared = list(spared_tokens)
+        self._logprobs = LogprobReader()
+        self.logits_width: int | None = None
+        self.gives_numbers = True
+
+    def insert(self, row: Row) -> int:
+        """Adds a row; its prefill starts with the next step.
+
+        Returns:
+            How many of its tokens need no prefill.
+
+        Raises:
+            ValueError: its key is in the batch already.
+        """
+        if row.key in self._uids:
+            raise ValueError(f"request {row.key} is in the batch already")
+        tokens = row.tokens + row.delivered
+        with mx.stream(self._stream):
+            found = self._prefixes.find(tokens)
+            cached = found.count
+            ending = self._ending_of(row)
+            uid = self._passes.insert(
+                NewRow(
+                    tokens=tokens[cached:],
+                    known=tokens[:cached],
+                    cache=found.cache,
+                    checkpoints=self._prefixes.plan_checkpoints(row, found),
+                    max_tokens=row.max_tokens - len(row.delivered),
+                    sampler=make_sampler(row, self._spared),
+                    processors=make_processors(row, ending),
+                    stops=StopSequences([(token,) for token in ending]),
+                )
+            )
+        self._uids[row.key] = uid
+        self._keys[uid] = row.key
+        self._turns.add(uid, total=len(tokens), known=cached)
+        if row.top_logprobs is not None:
+            self._wanted_logprobs[uid] = row.top_logprobs
+        if row.grammar is not None:
+            self._grammars[uid] = row.grammar
+        return cached
+
+    def _ending_of(self, row: Row) -> list[int]:
+        """The ids that end this row's answer."""
+        if row.key == WARMUP_KEY:
+            return []
+        own = [] if row.ignore_eos else self._stop_tokens
+        return [*own, *row.stop_token_ids]
+
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
+        uids: list[int] = []
+        kept: set[int] = set()
+        for key in keys:
+            uid = self._uids.pop(key, None)
+            if uid is None:
+                continue
+            uids.append(uid)
+            del self._keys[uid]
+            self._wanted_logprobs.pop(uid, None)
+            self._grammars.pop(uid, None)
+            has_computed = self._turns.drop(uid)
+            if has_computed and key != WARMUP_KEY:
+                kept.add(uid)
+        if not uids:
+            return
+        self._keep(self._passes.remove(uids, kept=kept).values())
+
+    def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
+        """Keeps what rows have read for other rows that begin alike."""
+        with mx.stream(self._stream):
+            for cache, tokens in caches:
+                self._prefixes.keep(tokens, cache)
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone."""
+        self._prefixes.clear()
+        # A pass that is under way would give its memory back too late.
+        mx.synchronize(self._stream)
+        mx.clear_cache()
+
+    def has_rows(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._keys)
+
+    def row_count(self) -> int:
+        """How many rows there are, in prefill or decode."""
+        return len(self._keys)
+
+    def predict_step_s(self) -> float:
+        """How long the next step should take at most; 0 when unknown."""
+        # Rows whose prompt is done join the decoding ones within the step.
+        return self._pacer.predict_decode_s(len(self._keys)) + self._turns.predict_s(
+            decode_rows=self._decode_rows()
+        )
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        return self._turns.chunk(decode_rows=self._decode_rows())
+
+    def _decode_rows(self) -> int:
+        return len(self._keys) - len(self._turns)
+
+    def step(self) -> StepResult:
+        """One token for each row that decodes, and the next piece of the prompts.
+
+        Raises:
+            MemoryError: MLX ran out of memory.
+            GpuFaultElsewhereError: another process's fault on the GPU.
+            Exception: any other; the batch is unusable.
+        """
+        decoding = self._decode_rows()
+        has_prompts = len(self._turns) > 0
+        started = time.perf_counter()
+        try:
+            self._tell_grammars()
+            reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
+            took_s = time.perf_counter() - started
+            self._keep(self._passes.take_checkpoints())
+        except RuntimeError as error:
+            raise_if_memory(error)
+            raise_if_innocent(error)
+            raise
+        result = StepResult()
+        wanted = self._wanted_logprobs
+        logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
+        if self.logits_width is None and tokens:
+            self.logits_width = int(tokens[0].logprobs.shape[-1])
+            with mx.stream(self._stream):
+                self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
+        for token in tokens:
+            result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
+        # Those that a grammar has ended; the others have left by themselves.
+        self.remove(*(token.key for token in result.tokens if token.finish is not None))
+        if has_prompts:
+            for uid, done, total in self._turns.take(reads, decode_rows=decoding, took_s=took_s):
+                result.prefill.append(RowPrefill(key=self._keys[uid], done=done, total=total))
+        elif decoding:
+            self._pacer.saw_decode(rows=decoding, took_s=took_s)
+        return result
+
+    def _tell_grammars(self) -> None:
+        """Gives each grammar the token of its row that the step will return: the mask for the
+        token after it depends on it. One read for all of them."""
+        if self._grammars:
+            for uid, token in self._passes.drawn(self._grammars.keys()).items():
+                self._grammars[uid].accept(token)
+
+    def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
+        self._turns.got_token(response.uid)
+        key = self._keys[response.uid]
+        finish = None if response.finish_reason is None else _FINISH[response.finish_reason]
+        is_text = finish is not FinishReason.STOP
+        grammar = self._grammars.get(response.uid)
+        # The grammar has read this token already: the next one's mask is under way.
+        if is_text and grammar is not None and grammar.is_over:
+            finish = FinishReason.STOP
+            # A model without an end-of-text token draws the grammar's, which is no part either.
+            is_text = not grammar.is_end(response.token)
+        if response.finish_reason is not None:
+            self._forget_ended(response)
+        if not is_text:
+            return RowToken(key=key, token=None, finish=finish)
+        return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
+
+    def _forget_ended(self, response: Any) -> None:
+        """A row that has left the generator by itself; its prompt may serve others."""
+        self._grammars.pop(response.uid, None)
+        key = self._keys.pop(response.uid)
+        del self._uids[key]
+        self._wanted_logprobs.pop(response.uid, None)
+        if key != WARMUP_KEY:
+            self._keep([(response.prompt_cache, response.all_tokens)])
+
+    def close(self) -> None:
+        """Removes every row; the process's limits are set back after it (E2, E3)."""
+        self.remove(*self._uids)
+        self._prefixes.clear()
+        mx.synchronize(self._stream)
+        self._passes.close()

@@ -1,0 +1,224 @@
+"""Which way of running rows changes no answer of this model; see `protocol.states.Batching`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+from mlxsup.protocol.states import Batching
+
+from .load import MODEL_FAULTS, raise_if_passing, shorten
+from .logits import FloatLogits
+from .passes import make_passes
+from .probe import (
+    CONTROL_LENGTH,
+    CONTROL_TOKENS,
+    LENGTHS,
+    SEQUENCE_LENGTH,
+    STARTS,
+    TOKENS,
+    Rows,
+    Scenario,
+    Script,
+    largest_distance,
+    make_script,
+    make_sequence,
+    run_alone,
+    run_in_company,
+    run_side_by_side,
+)
+
+PROBE_VERSION = "3"
+"""Changes when the same model may be run in another way, and so answer otherwise."""
+
+ONLY_ROW = "max_concurrency is 1"
+TOO_SHORT = "context_length is too short to try another way"
+UNTRIED = (ONLY_ROW, TOO_SHORT)
+"""Why a pass has one row although nothing is known of the model; found out anew by each load."""
+
+UNSEEN: dict[str, str] = {
+    "minimax_m3_vl": "its attention picks blocks of tokens and counts the padding in",
+    "recurrent_gemma": "its first token is computed otherwise if the batch has a state already",
+}
+"""By model type: what shows only in prompts that are longer or shorter than those of the probe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far log-probabilities may be from those of the row alone (`mlx_probe.distance`).
+
+    Attributes:
+        floor: always allowed.
+        cap: never allowed to be passed, however much the control differs: a model that mixes rows
+            of equal length is wrong, not noisy.
+        sequences: of ids that rows must differ in, each: a fault does, and a router that once
+            chooses another expert does not.
+    """
+
+    floor: float
+    cap: float
+    sequences: int
+
+
+EXACT = Tolerance(floor=1e-3, cap=1e-2, sequences=1)
+"""float32 on the CPU. Of tiny models of all types, right rows differ by 2e-6 at most and wrong
+ones by 2e-2 at least."""
+
+ROUNDED = Tolerance(floor=2e-2, cap=1.5e-1, sequences=3)
+"""All else: bfloat16, float16, quantised weights under them, and float32 on a GPU, where a product
+of matrices has 10 bits. Right rows differ by 8e-3 at most in bfloat16 on the CPU; on a GPU by 2e-2
+in bfloat16 and 3e-2 in float32, and by up to 1e-1 if a router chooses otherwise. Wrong ones differ
+by 7e-2 at least."""
+
+CONTROL_MULTIPLE = 4.0
+"""Rows of different length may differ so much more than those of equal length, beyond the floor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a probe has found.
+
+    Attributes:
+        way: that changes no answer.
+        reason: why it is not TOGETHER.
+    """
+
+    way: Batching
+    reason: str = ""
+
+
+def has_state(cache: list[Any]) -> bool:
+    """Whether a layer keeps a state instead of keys and values: padding would go into it, and some
+    model types of mlx-lm do not mask it."""
+    return any(
+        isinstance(layer, ArraysCache)
+        or (isinstance(layer, CacheList) and has_state(list(layer.caches)))
+        for layer in cache
+    )
+
+
+class WayFinder:
+    """Tries the ways in turn, fastest first; the last one needs no trial.
+
+    Args:
+        model: materialised.
+        model_type: as in config.json; named in reasons.
+        stream: made on this thread.
+        is_exact: whether float32 is computed as such here: on the CPU.
+        max_concurrency: rows at most.
+        context_length: tokens of a row at most.
+        vocabulary_size: valid ids are below it.
+        report: called after each step: the load goes on.
+    """
+
+    def __init__(
+        self,
+        model: FloatLogits,
+        *,
+        model_type: str,
+        stream: mx.Stream,
+        is_exact: bool,
+        max_concurrency: int,
+        context_length: int,
+        vocabulary_size: int,
+        report: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._model_type = model_type
+        self._stream = stream
+        self._is_exact = is_exact
+        self._max_concurrency = max_concurrency
+        self._context_length = context_length
+        self._vocabulary_size = vocabulary_size
+        self._report = report
+        self._alone: dict[float, Rows] = {}  # by where the sequence starts
+
+    def find(self) -> Finding:
+        """The fastest way in which rows do not change each other.
+
+        Raises:
+            MemoryError, GpuFaultElsewhereError: see `raise_if_passing`.
+            Exception: a row alone raises it.
+        """
+        if self._max_concurrency == 1:
+            return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW)
+        if self._context_length < SEQUENCE_LENGTH:
+            return Finding(way=Batching.ONE_ROW, reason=TOO_SHORT)
+        self._run_alone(STARTS[0])  # what raises here is no fault of a way
+        trials, reason = self._trials()
+        for way in trials:
+            fault = self._fault(way)
+            if not fault:
+                return Finding(way=way, reason=reason)
+            reason = fault
+        return Finding(way=Batching.ONE_ROW, reason=reason)
+
+    def _trials(self) -> tuple[list[Batching], str]:
+        """The ways to try, and why the fastest is not among them."""
+        if self._model_type in UNSEEN:
+            return [], f"{UNSEEN[self._model_type]} ({self._model_type})"
+        if has_state(make_prompt_cache(self._model)):
+            reason = f"its layers keep a state, which padding may change ({self._model_type})"
+            return [Batching.SERIAL_PREFILL], reason
+        return [Batching.TOGETHER, Batching.SERIAL_PREFILL], ""
+
+    def _fault(self, way: Batching) -> str:
+        """What rows do to each other in this way; empty: nothing."""
+        what = "read together" if way is Batching.TOGETHER else "decoded together"
+        starts = STARTS[: self._tolerance.sequences]
+        try:
+            is_wrong = all(self._is_wrong(way, start) for start in starts)
+        except MODEL_FAULTS as error:
+            raise_if_passing(error)
+            return f"rows cannot be {what} ({self._model_type}): {shorten(error)}"
+        if is_wrong:
+            return f"rows of different length change each other when {what} ({self._model_type})"
+        return ""
+
+    def _is_wrong(self, way: Batching, start: float) -> bool:
+        tolerance = self._tolerance
+        alone = self._run_alone(start)
+        company = self._run(way, run_in_company, self._script(start, LENGTHS, TOKENS))
+        with mx.stream(self._stream):
+            found = largest_distance(company, alone)
+        if found <= tolerance.floor:
+            return False
+        return found > min(CONTROL_MULTIPLE * self._noise(way, start), tolerance.cap)
+
+    def _run_alone(self, start: float) -> Rows:
+        if start not in self._alone:
+            script = self._script(start, LENGTHS, TOKENS)
+            self._alone[start] = self._run(Batching.ONE_ROW, run_alone, script)
+        return self._alone[start]
+
+    def _noise(self, way: Batching, start: float) -> float:
+        """How much rows of equal length differ from what they are alone."""
+        script = self._script(start, (CONTROL_LENGTH,) * 2, (CONTROL_TOKENS,) * 2)
+        alone = self._run(Batching.ONE_ROW, run_alone, script)
+        company = self._run(way, run_side_by_side, script)
+        with mx.stream(self._stream):
+            return largest_distance(company, alone)
+
+    def _script(self, start: float, lengths: Sequence[int], tokens: Sequence[int]) -> Script:
+        """Of ids that the model knows: a tokenizer may have more of them."""
+        with mx.stream(self._stream):
+            # The shape is known without computing anything.
+            logits = self._model(mx.array([[0]]), cache=make_prompt_cache(self._model))
+        sequence = make_sequence(min(self._vocabulary_size, logits.shape[-1]), start)
+        return make_script(sequence, lengths, tokens)
+
+    @property
+    def _tolerance(self) -> Tolerance:
+        return EXACT if self._is_exact and self._model.own_dtype == mx.float32 else ROUNDED
+
+    def _run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
+        passes = make_passes(
+            way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
+        )
+        try:
+            return scenario(passes, script, self._report)
+        finally:
+            passes.close()

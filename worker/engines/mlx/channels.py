@@ -1,0 +1,127 @@
+"""What mlx-lm's tokenizer knows of a model's chats: its markers, and how it writes calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ...text import harmony, tool_formats
+from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from ...text.tool_calls import CallIds
+from ...text.tool_formats import ToolFormat
+
+OWN_REASONING = (("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"))
+"""Markers around the reasoning that mlx-lm does not know: Command A's and Magistral's."""
+
+OWN_STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+"""Markers around an answer's content, Command A's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """What a model's answers look like.
+
+    Attributes:
+        rules: its parts.
+        reasoning: the markers around reasoning; None if there are none, or headers.
+        content_after: ids behind which the content begins if the prompt has opened another part,
+            in the order in which they come.
+        is_harmony: whether headers say what a part is.
+    """
+
+    rules: ChannelRules
+    reasoning: tuple[str, str] | None = None
+    content_after: tuple[tuple[int, ...], ...] = ()
+    is_harmony: bool = False
+
+
+def chat_format(tokenizer: TokenizerWrapper) -> ChatFormat:
+    """The markers of a model, put together as mlx-lm's own server does (0.32.2), and ours."""
+    vocabulary = tokenizer.get_vocab()
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    if all(marker in vocabulary for marker in ("<|channel|>", "<|message|>", "<|start|>")):
+        return ChatFormat(
+            rules=harmony.harmony_rules(),
+            content_after=(ids("<|channel|>final"), ids("<|message|>")),
+            is_harmony=True,
+        )
+    reasoning = None
+    if tokenizer.has_thinking:
+        reasoning = (tokenizer.think_start, tokenizer.think_end)
+    else:
+        known = (pair for pair in OWN_REASONING if all(marker in vocabulary for marker in pair))
+        reasoning = next(known, None)
+    return ChatFormat(
+        rules=_rules(tokenizer, reasoning),
+        reasoning=reasoning,
+        content_after=(ids(reasoning[1]),) if reasoning else (),
+    )
+
+
+def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> ChannelRules:
+    transitions: dict[str, list[tuple[str, str]]] = {}
+
+    def add(state: str, marker: str | None, target: str) -> None:
+        if marker:
+            transitions.setdefault(state, []).append((marker, target))
+
+    own = tokenizer.response_transitions
+    calls = _tool_format(tokenizer)
+    if reasoning is not None:
+        add(NORMAL, reasoning[0], REASONING)
+        add(REASONING, reasoning[1], NORMAL)
+    if calls is not None:
+        # A format of its own that leads to calls says by itself where they begin.
+        is_told = TOOL in {target for edges in own.values() for _, target in edges}
+        for marker in calls.begins:
+            if not is_told:
+                add(NORMAL, marker, TOOL)
+            if reasoning is not None:
+                add(REASONING, marker, TOOL)
+        for marker in calls.ends:
+            add(TOOL, marker, NORMAL)
+    vocabulary = tokenizer.get_vocab()
+    own_structure = [marker for marker in OWN_STRUCTURE if marker in vocabulary]
+    for marker in (*tokenizer.structural_markers, *own_structure):
+        add(NORMAL, marker, NORMAL)
+    for state, edges in own.items():
+        for marker, target in edges:
+            add(state, marker, target)
+    return ChannelRules(
+        transitions=transitions,
+        initial=tokenizer.response_initial_state,
+        parse_tool_call=calls.parse if calls else None,
+        call_ids=calls.call_ids if calls else CallIds.OURS,
+        has_bare_calls=calls is not None and calls.has_bare_calls,
+        needs_tools=calls is not None and calls.needs_tools,
+        needs_ends=calls is not None and calls.needs_ends,
+    )
+
+
+def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
+    """mlx-lm's parser for the model if it has one; ours if not, or if it reads too much."""
+    if not tokenizer.has_tool_calling:
+        template = tokenizer.chat_template
+        text = template if isinstance(template, str) else str(template or "")
+        return tool_formats.own_format(tokenizer.get_vocab(), text)
+    kind = tokenizer.init_kwargs.get("tool_parser_type")
+    if kind == "mistral":
+        return tool_formats.MISTRAL
+    parse, ids = tokenizer.tool_parser, CallIds.OURS
+    if kind == "glm47":
+        parse = tool_formats.only_whole_calls(parse)
+    elif kind == "kimi_k2":
+        ids = CallIds.NUMBERED
+    ends = (tokenizer.tool_call_end,) if tokenizer.tool_call_end else ()
+    return ToolFormat(
+        name=str(kind),
+        begins=(tokenizer.tool_call_start,),
+        ends=ends,
+        parse=parse,
+        call_ids=ids,
+        needs_ends=kind != "json_tools",  # JSON shows by itself whether it is whole
+    )

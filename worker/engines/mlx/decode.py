@@ -1,0 +1,215 @@
+"""Rows whose prompts were read one by one decode: together, or each in a batch of its own.
+
+Everything here belongs to the thread that made the stream, and runs within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, GenerationBatch
+
+from .new_row import KeptCaches, NewRow
+from .sampling import greedy
+
+CLEAR_EVERY = 512
+"""Steps after which memory for reuse is given back, as mlx-lm does: caches grow in new buffers."""
+
+
+class Decode(Protocol):
+    """Rows that decode."""
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """Adds a row; the next `next` begins with its last token, the one after gives its first.
+
+        Args:
+            uid: of the row.
+            row: its last token is not read yet.
+            cache: taken over.
+            held: the tokens in the cache.
+        """
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out in one change; gives the caches of some of them."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that `next` will return for those of these rows that have begun; one wait
+        for all of them."""
+
+    def next(self) -> list[Any]:
+        """One token for each row that has begun."""
+
+    def close(self) -> None:
+        """Frees the rows."""
+
+
+class BatchDecode:
+    """All rows in one batch of mlx-lm's generator, which reads no prompts here.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        max_concurrency: rows at most.
+    """
+
+    def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
+        self._own_uids: dict[int, int] = {}  # of ours
+        self._uids: dict[int, int] = {}  # ours, by the generator's
+        with mx.stream(stream):
+            self.generator = BatchGenerator(
+                model,
+                sampler=greedy,
+                completion_batch_size=max_concurrency,
+                prefill_batch_size=max_concurrency,
+                stream=stream,
+            )
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """See `Decode.insert`."""
+        own = self.generator.insert(
+            [row.tokens[-1:]],
+            max_tokens=[row.max_tokens],
+            caches=[cache],
+            all_tokens=[held],
+            samplers=[row.sampler],
+            logits_processors=[list(row.processors)] if row.processors else None,
+            stop_sequences=[row.stops],
+        )[0]
+        self._own_uids[uid] = own
+        self._uids[own] = uid
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Decode.remove`."""
+        own = [self._own_uids.pop(uid) for uid in uids if uid in self._own_uids]
+        if not own:
+            return {}
+        ours = {number: self._uids.pop(number) for number in own}
+        removed = take_out(
+            self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
+        )
+        return {ours[number]: held for number, held in removed.items()}
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        own = [self._own_uids[uid] for uid in uids if uid in self._own_uids]
+        return {
+            self._uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
+        }
+
+    def next(self) -> list[Any]:
+        """See `Decode.next`."""
+        responses = self.generator.next()[1]
+        for response in responses:
+            own = response.uid
+            response.uid = self._uids[own]
+            if response.finish_reason is not None:
+                del self._own_uids[self._uids.pop(own)]
+        return list(responses)
+
+    def close(self) -> None:
+        """See `Decode.close`."""
+        self.generator.close()
+
+
+class LoneRow(GenerationBatch):  # type: ignore[misc]
+    """A batch of one row, over its plain cache, as mlx-lm generates one answer."""
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """The row's cache; it is nobody else's, so nothing needs to be taken apart."""
+        return list(self.prompt_cache)
+
+
+class LoneDecode:
+    """Each row is a batch of its own; a step gives each of them a token.
+
+    Args:
+        model: materialised.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._steps = 0
+        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
+        self.rows: dict[int, LoneRow] = {}
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """See `Decode.insert`."""
+        self.new[uid] = (row, cache, held)
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Decode.remove`."""
+        removed: KeptCaches = {}
+        for uid in uids:
+            if uid in self.rows:
+                lone = self.rows.pop(uid)
+                removed[uid] = (lone.extract_cache(0), lone.tokens[0])
+            elif uid in self.new:
+                _, cache, held = self.new.pop(uid)
+                removed[uid] = (cache, held)
+        return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Decode.drawn`."""
+        begun = [uid for uid in uids if uid in self.rows]
+        if not begun:
+            return {}
+        tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
+        return dict(zip(begun, tokens, strict=True))
+
+    def next(self) -> list[Any]:
+        """See `Decode.next`."""
+        responses = [response for lone in self.rows.values() for response in lone.next()]
+        for response in responses:
+            if response.finish_reason is not None:
+                del self.rows[response.uid]
+        for uid, (row, cache, held) in self.new.items():
+            self.rows[uid] = self._begin(uid, row, cache, held)
+        self.new.clear()
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return responses
+
+    def _begin(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> LoneRow:
+        return LoneRow(
+            model=self._model,
+            uids=[uid],
+            inputs=mx.array(row.tokens[-1:]),
+            prompt_cache=cache,
+            tokens=[held],
+            samplers=[row.sampler],
+            fallback_sampler=greedy,
+            logits_processors=[tuple(row.processors)],
+            stop_sequences=[row.stops],
+            max_tokens=[row.max_tokens],
+        )
+
+    def close(self) -> None:
+        """See `Decode.close`."""
+        self.rows.clear()
+        self.new.clear()
+
+
+def take_out(
+    generator: BatchGenerator, uids: Sequence[int], *, kept: Collection[int]
+) -> KeptCaches:
+    """Removes rows in one change, each of which costs a read for every layer; gives the caches of
+    some of them."""
+    caches = generator.extract_cache(kept) if kept else {}
+    generator.remove(list(uids))
+    return {uid: (cache, tokens) for uid, (cache, tokens) in caches.items()}
+
+
+def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, int]:
+    """The tokens that `next()` will return for those of these rows that decode, in one read.
+
+    mlx-lm draws them a step before it returns them, and keeps them in the batch of the rows that
+    decode.
+    """
+    batch = generator._generation_batch
+    if not any(uid in uids for uid in batch.uids):
+        return {}
+    drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
+    return {uid: token for uid, token in drawn if uid in uids}

@@ -1,0 +1,392 @@
+"""The engine over mlx-lm: load, warm up, step, close, all on one thread (A1).
+
+MLX is imported inside `load`, so that the import is reported as a part of it and so that a machine
+without MLX is an answer, not a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.states import Batching, LoadPhase
+
+from ...engine import (
+    BadModelError,
+    EngineBytes,
+    EngineFacts,
+    NoDeviceError,
+    ReportProgress,
+    Row,
+    StepResult,
+    TextCodec,
+)
+from ...logs import line
+from .context_length import find_context_length
+from .folder import ModelFolder, check_folder, fingerprint
+from .known_faults import find_warnings
+from .memory_need import check_weights, memory_warnings
+from .prefill import PrefillPacer
+from .prompt_turns import SerialTurns, TogetherTurns
+
+if TYPE_CHECKING:
+    from .batch import MlxBatch
+    from .batching import Finding
+    from .limits import MemoryLimits
+    from .prefix_cache import PrefixCache
+    from .text import MlxText
+
+logger = logging.getLogger(__name__)
+
+WARMUP_PROMPT_TOKENS = 9
+"""One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
+WARMUP_TOKENS = 2
+
+NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
+"""The warning for a model whose weights do not fit its configuration, or are broken."""
+
+_CHECKED = 0.02
+_IMPORTED = 0.05
+_WEIGHTS_FOUND = 0.15
+_MATERIALISED = 0.9
+
+
+class MlxEngine:
+    """One MLX model; every method belongs to the thread that calls `load`.
+
+    Args:
+        spec: what the worker was launched with.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._model: Any = None
+        self._model_type = ""
+        self._stream: Any = None
+        self._batch: MlxBatch | None = None
+        self._prefixes: PrefixCache | None = None
+        self._text: MlxText | None = None
+        self._facts: EngineFacts | None = None
+        self._limits: MemoryLimits | None = None
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """Loads, materialises every array, builds the batch and warms it up, leaving no row.
+
+        Raises:
+            ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: permanent.
+            MemoryError: not enough memory now.
+        """
+        # A model is a folder that is here, or it is an error: nothing is ever fetched.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["TRANSFORMERS_OFFLINE"] = "1"
+        report(LoadPhase.IMPORT, 0.0)
+        # Before the import, which takes a second: a folder that is not there is told at once.
+        folder = check_folder(
+            Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, _CHECKED * share)
+        )
+        backend, versions = self._import_mlx()
+        report(LoadPhase.IMPORT, _IMPORTED)
+        self._load_model(folder, report)
+        self._facts = self._find_facts(folder, backend, versions)
+        self._choose_way(report)
+        self._make_batch()
+        self._warm_up(report)
+        self._open_prefix_cache()
+        held = memory_warnings(self.bytes_held().active, self._spec.memory_limit_bytes)
+        self._facts = replace(self._facts, warnings=(*self._facts.warnings, *held))
+        return self._facts
+
+    def _import_mlx(self) -> tuple[str, dict[str, str]]:
+        try:
+            from .limits import MemoryLimits
+            from .load import open_stream
+        except ImportError as error:
+            raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
+
+        # The stream of every pass, made before any work and kept for all of it (A2).
+        backend, self._stream = open_stream()
+        self._limits = MemoryLimits(self._spec)
+        self._limits.set()
+        return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
+
+    def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
+        import mlx.core as mx
+
+        from .load import iterate_arrays, load_lazily, materialise
+        from .logits import FloatLogits
+        from .text import load_text
+
+        report(LoadPhase.WEIGHTS, _IMPORTED)
+        with mx.stream(self._stream):
+            model, config = load_lazily(folder)
+            # Not those of the files: mlx-lm leaves parts out (vision), and may widen others.
+            weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
+            check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
+            self._text = load_text(
+                folder.path,
+                eos_token_ids=config.get("eos_token_id"),
+                vocabulary_size=folder.number("vocab_size"),
+            )
+            report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
+            width = _MATERIALISED - _WEIGHTS_FOUND
+            materialise(
+                model,
+                folder,
+                lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
+            )
+        self._model = FloatLogits(model)
+        self._model_type = str(folder.config["model_type"])
+
+    def _choose_way(self, report: ReportProgress) -> None:
+        """Finds out how rows may share passes, unless an earlier life has."""
+        from .batching import ONLY_ROW, UNTRIED
+
+        assert self._facts is not None
+        known = self._spec.known_batching or {}
+        if (
+            known.get("fingerprint") == self._facts.fingerprint
+            and known.get("batching") in list(Batching)
+            and known.get("reason") not in UNTRIED
+        ):
+            way, reason = Batching(known["batching"]), known.get("reason", "")
+            self._facts = replace(self._facts, batching=way, batching_reason=reason)
+            return
+        started = time.perf_counter()
+        finding = self._find_way(report)
+        self._facts = replace(self._facts, batching=finding.way, batching_reason=finding.reason)
+        seconds = round(time.perf_counter() - started, 2)
+        if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
+            logger.info(
+                line(
+                    "rows run as configured",
+                    model=self._spec.model,
+                    way=finding.way,
+                    seconds=seconds,
+                )
+            )
+        else:
+            logger.warning(
+                line(
+                    "rows may not share all passes",
+                    model=self._spec.model,
+                    way=finding.way,
+                    reason=finding.reason,
+                    seconds=seconds,
+                )
+            )
+
+    def _find_way(self, report: ReportProgress) -> Finding:
+        from .batching import WayFinder
+
+        assert self._facts is not None
+        finder = WayFinder(
+            self._model,
+            model_type=self._model_type,
+            stream=self._stream,
+            is_exact=self._facts.backend == "cpu",
+            max_concurrency=self._spec.max_concurrency,
+            context_length=self._facts.context_length,
+            vocabulary_size=self._facts.vocabulary_size,
+            report=lambda: report(LoadPhase.WARMUP, _MATERIALISED),
+        )
+        with self._blaming_the_model():
+            return finder.find()
+
+    @contextmanager
+    def _blaming_the_model(self) -> Iterator[None]:
+        """Files that load but do not fit together, or that this MLX cannot compute, show it in
+        the first passes (B6)."""
+        from .load import MODEL_FAULTS, raise_if_passing, shorten
+
+        try:
+            yield
+        except MODEL_FAULTS as error:
+            raise_if_passing(error)
+            cause = shorten(error)
+            raise BadModelError(f"{self._spec.path}: the model cannot run: {cause}") from error
+
+    def _make_batch(self) -> None:
+        from .batch import MlxBatch
+        from .passes import make_passes
+        from .prefix_cache import PrefixCache
+
+        assert self._text is not None
+        assert self._facts is not None
+        way = self._facts.batching
+        pacer = PrefillPacer(
+            decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
+            step_timeout_s=self._spec.step_timeout_s,
+            is_fixed=self._spec.deterministic,
+        )
+        self._prefixes = PrefixCache()
+        self._batch = MlxBatch(
+            make_passes(
+                way,
+                self._model,
+                stream=self._stream,
+                max_concurrency=self._spec.max_concurrency,
+            ),
+            TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
+            stream=self._stream,
+            stop_tokens=self._text.stop_tokens,
+            spared_tokens=self._text.spared_tokens,
+            pacer=pacer,
+            prefixes=self._prefixes,
+        )
+        if self._limits is not None:
+            self._limits.set_wired()
+
+    def _find_facts(
+        self, folder: ModelFolder, backend: str, versions: dict[str, str]
+    ) -> EngineFacts:
+        from .batching import PROBE_VERSION
+
+        assert self._text is not None
+        context = find_context_length(folder.config, self._spec.context_length)
+        answers_depend_on = versions | {"kv_cache": "plain", "probe": PROBE_VERSION}
+        return EngineFacts(
+            context_length=context.tokens,
+            vocabulary_size=self._text.vocabulary_size,
+            fingerprint=fingerprint(folder, answers_depend_on),
+            backend=backend,
+            versions=versions,
+            warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
+        )
+
+    def _warm_up(self, report: ReportProgress) -> None:
+        """Runs a short request, so that the first one is as fast as the second (B10), and learns
+        the model's speed from it. Its row is removed in every case (B5)."""
+        report(LoadPhase.WARMUP, _MATERIALISED)
+        assert self._facts is not None
+        from .batch import WARMUP_KEY
+
+        length = max(min(WARMUP_PROMPT_TOKENS, self._facts.context_length - WARMUP_TOKENS), 1)
+        row = Row(
+            key=WARMUP_KEY,
+            tokens=[number % self._facts.vocabulary_size for number in range(length)],
+            max_tokens=WARMUP_TOKENS,
+            temperature=0.0,
+            top_p=1.0,
+            seed=0,
+        )
+        batch = self._ready()
+        try:
+            with self._blaming_the_model():
+                batch.insert(row)
+                while batch.has_rows():
+                    batch.step()
+                    report(LoadPhase.WARMUP, _MATERIALISED)
+        finally:
+            batch.remove(WARMUP_KEY)
+        self._narrow_vocabulary(batch.logits_width)
+        if not batch.gives_numbers:
+            self._facts = replace(self._facts, warnings=(*self._facts.warnings, NO_NUMBERS))
+        report(LoadPhase.WARMUP, 1.0)
+
+    def _open_prefix_cache(self) -> None:
+        """From now on rows are kept; before, neither the model nor its memory was settled."""
+        import mlx.core as mx
+
+        from .prefix_size import find_room
+
+        assert self._facts is not None
+        assert self._text is not None
+        assert self._prefixes is not None
+        with mx.stream(self._stream):
+            room = find_room(self._model, self._spec, self._facts)
+        self._prefixes.room = room
+        self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
+        self._facts = replace(
+            self._facts, prefix_cache_bytes=room.max_bytes, prefix_cache_tokens=room.row_tokens
+        )
+
+    def _narrow_vocabulary(self, logits_width: int | None) -> None:
+        """A tokenizer may know ids that the model has no output for; a bias or a penalty for one
+        of them would write beyond the logits."""
+        assert self._facts is not None
+        assert self._text is not None
+        if logits_width is not None and logits_width < self._facts.vocabulary_size:
+            self._text.vocabulary_size = logits_width
+            self._facts = replace(self._facts, vocabulary_size=logits_width)
+
+    @property
+    def text(self) -> TextCodec:
+        """The model's text side; there after `load`."""
+        if self._text is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._text
+
+    def insert(self, row: Row) -> int:
+        """Adds a row and says how many of its tokens need no prefill."""
+        return self._ready().insert(row)
+
+    def remove(self, *keys: RequestKey) -> None:
+        """Takes rows out at once, in prefill or decode; unknown keys are ignored."""
+        self._ready().remove(*keys)
+
+    def has_rows(self) -> bool:
+        """Whether a step would do anything."""
+        return self._batch is not None and self._batch.has_rows()
+
+    def row_count(self) -> int:
+        """See `Engine.row_count`."""
+        return 0 if self._batch is None else self._batch.row_count()
+
+    def predict_step_s(self) -> float:
+        """How long the next step should take at most, from what was measured; 0 when unknown."""
+        return self._ready().predict_step_s()
+
+    def prefill_chunk(self) -> int:
+        """How many tokens of each waiting prompt the next step would process."""
+        return self._ready().prefill_chunk()
+
+    def step(self) -> StepResult:
+        """One decode step for the rows that decode, and at most one chunk of prefill.
+
+        Raises:
+            MemoryError: MLX ran out of memory.
+            Exception: any other; the engine is unusable afterwards and the process must end (F3).
+        """
+        return self._ready().step()
+
+    def give_back(self) -> None:
+        """Frees what is kept for speed alone: known prompts, and memory for reuse."""
+        self._ready().give_back()
+
+    def bytes_held(self) -> EngineBytes:
+        """Memory as MLX counts it."""
+        import mlx.core as mx
+
+        return EngineBytes(
+            active=mx.get_active_memory(), cache=mx.get_cache_memory(), peak=mx.get_peak_memory()
+        )
+
+    def close(self) -> None:
+        """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
+        batch, limits = self._batch, self._limits
+        self._batch = self._limits = None
+        if limits is None:
+            return  # nothing was loaded, not even MLX
+        if batch is not None:
+            batch.close()
+        limits.restore()
+        # The batch runs the model: while it is held, so are the weights.
+        del batch
+        self._model = None
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+    def _ready(self) -> MlxBatch:
+        if self._batch is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._batch

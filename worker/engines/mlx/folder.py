@@ -1,0 +1,204 @@
+"""A model folder as files: what must be there, whether it can be read, and its fingerprint.
+
+No MLX here: everything that can be found wrong without it is found before it is imported, and
+named by file (B6). mlx-lm would take a missing folder for the id of a model to download.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...engine import BadModelError, ModelMissingError
+from .known_faults import Remedy, find_fault
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
+"""At least one of these must be there; merges and the rest are the tokenizer's own business."""
+
+READ_AS_JSON = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "hf_quant_config.json",
+    "model.safetensors.index.json",
+)
+"""What loaders parse; other files of a folder may hold anything."""
+
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+"""Of a safetensors file, by its specification."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder that has passed the checks.
+
+    Attributes:
+        path: of the folder.
+        config: what config.json holds.
+        shards: the weight files, in order of name.
+        shard_of: for each array, the file that holds it.
+        weight_bytes: of all weight files.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    shards: list[Path]
+    shard_of: dict[str, Path]
+    weight_bytes: int
+
+    def number(self, *names: str) -> int | None:
+        """A positive integer of config.json, under the first of the names that is there; also
+        where a text model is nested in another one."""
+        for settings in (self.config, self.config.get("text_config")):
+            for name in names:
+                value = settings.get(name) if isinstance(settings, dict) else None
+                if type(value) is int and value > 0:
+                    return value
+        return None
+
+
+def check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
+    """Reads everything of a folder but the weights themselves.
+
+    Args:
+        path: of the folder.
+        report: called with the share of the weight files that has been looked at.
+
+    Raises:
+        ModelMissingError: the folder or a file is not there.
+        BadModelError: a file cannot be used.
+    """
+    try:
+        return _check_folder(path, report)
+    except PermissionError as error:
+        raise BadModelError(f"{error.filename or path}: no permission to read it") from error
+    except OSError as error:
+        name = error.filename or path
+        raise BadModelError(f"{name}: {error.strerror or error}") from error
+
+
+def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
+    if not path.exists():
+        raise ModelMissingError(f"the model folder {path} does not exist")
+    if not path.is_dir():
+        raise BadModelError(f"{path} is not a folder; a model is a folder with a config.json")
+    names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
+    if "config.json" not in names:
+        raise ModelMissingError(f"{path / 'config.json'} does not exist")
+    for name in READ_AS_JSON:
+        if name in names:
+            _read_json(path / name)
+    config = _read_json(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise BadModelError(f"{path / 'config.json'} has no model_type")
+    fault = find_fault(config)
+    if fault is not None and fault.remedy is Remedy.REFUSE:
+        raise BadModelError(f"{path / 'config.json'}: {fault.model_type} is refused: {fault}")
+    if not any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
+        raise ModelMissingError(f"{path / 'tokenizer.json'} does not exist, nor another tokenizer")
+    for name in names:
+        if is_tokenizer_file(name):
+            with open(path / name, "rb") as file:
+                file.read(1)
+    shards = _find_shards(path, names)
+    total = sum(shard.stat().st_size for shard in shards)
+    shard_of: dict[str, Path] = {}
+    done = 0
+    for shard in shards:
+        shard_of |= dict.fromkeys(read_safetensors_header(shard), shard)
+        done += shard.stat().st_size
+        report(done / total)
+    return ModelFolder(
+        path=path, config=config, shards=shards, shard_of=shard_of, weight_bytes=total
+    )
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether a file decides how text becomes tokens: it counts by content in the fingerprint."""
+    return name.endswith((".json", ".jinja", ".tiktoken", ".model", ".txt", ".jsonl")) and (
+        not name.endswith(".index.json")
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _find_shards(path: Path, names: list[str]) -> list[Path]:
+    """The weight files: those of the index where there is one, else what mlx-lm would take."""
+    shards = [n for n in names if n.startswith("model") and n.endswith(".safetensors")]
+    if "model.safetensors.index.json" in names:
+        index = _read_json(path / "model.safetensors.index.json").get("weight_map")
+        if not isinstance(index, dict):
+            raise BadModelError(f"{path / 'model.safetensors.index.json'} has no weight_map")
+        for name in sorted({str(value) for value in index.values()}):
+            if name not in names:
+                raise ModelMissingError(
+                    f"{path / name} does not exist; model.safetensors.index.json names it"
+                )
+    if not shards:
+        raise ModelMissingError(f"{path / 'model.safetensors'} does not exist, nor any shard")
+    return [path / name for name in shards]
+
+
+def read_safetensors_header(path: Path) -> list[str]:
+    """The names of a weight file's arrays; checks that all of their bytes are there.
+
+    Raises:
+        BadModelError: the file is empty, cut short, or not safetensors at all.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise BadModelError(f"{path} is empty")
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
+        if length > MAX_HEADER_BYTES:
+            raise BadModelError(f"{path} is not a safetensors file")
+        if 8 + length > size:
+            raise BadModelError(f"{path} is cut short: {size} bytes, its header alone has more")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            end = 8 + length + max((v["data_offsets"][1] for v in header.values()), default=0)
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+            raise BadModelError(f"{path} has a header that cannot be read: {error}") from error
+    if size < end:
+        raise BadModelError(f"{path} is cut short: {size} bytes of {end}")
+    return list(header)
+
+
+def fingerprint(folder: ModelFolder, facts: Mapping[str, str]) -> str:
+    """Changes when the same request might give another answer.
+
+    Covers config and tokenizer files by content, weight files by name, size and time (their
+    content would take longer to read than to load), and whatever `facts` names.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder.path)):
+        path = folder.path / name
+        if is_tokenizer_file(name) and path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"content {name} {content}\n".encode())
+    for shard in folder.shards:
+        status = shard.stat()
+        milliseconds = status.st_mtime_ns // 1_000_000
+        digest.update(f"weights {shard.name} {status.st_size} {milliseconds}\n".encode())
+    for name, value in sorted(facts.items()):
+        digest.update(f"fact {name} {value}\n".encode())
+    return digest.hexdigest()

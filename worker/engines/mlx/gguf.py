@@ -1,0 +1,362 @@
+"""Converts a GGUF file into a folder that mlx-lm loads.
+
+`python -m mlxsup.worker.engines.mlx.gguf FILE FOLDER` does it.
+
+For llama models with a byte-level BPE vocabulary, quantised so that MLX reads them as they are
+(F16, Q4_0, Q4_1, Q8_0). Everything else is refused by name. The folder appears complete or not at
+all: it is written beside its place and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlxsup.protocol.launch import ExitCode
+from tokenizers import Tokenizer
+
+from ...engine import BadModelError, ModelMissingError
+
+GROUP_SIZE = 32
+"""Weights that share a scale, in every format that MLX reads out of GGUF."""
+
+_CONTROL_TOKEN = 3
+_USER_TOKEN = 4
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    "smollm": [_DIGITS, _BYTE_LEVEL | {"use_regex": True}],
+    "gpt-2": [_BYTE_LEVEL | {"use_regex": True}],
+}
+
+Say = Callable[[str], None]
+
+
+class Metadata:
+    """A GGUF file's key-value pairs, by type; a missing one is named.
+
+    Args:
+        source: the file, for messages.
+        values: as MLX reads them.
+    """
+
+    def __init__(self, source: Path, values: Mapping[str, Any]) -> None:
+        self._source = source
+        self._values = values
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a key."""
+        return name in self._values
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number."""
+        return int(self._number(name, default))
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """A number with its shortest decimal form; the file keeps 32 bits of it."""
+        return float(f"{self._number(name, default):.7g}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._values.get(name, default)
+        if not isinstance(value, str):
+            raise BadModelError(f"{self._source}: the metadata has no text {name}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings."""
+        value = self._values.get(name)
+        if not isinstance(value, list):
+            raise BadModelError(f"{self._source}: the metadata has no list {name}")
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        """A list of whole numbers."""
+        value = self._values.get(name)
+        if not isinstance(value, mx.array) or value.ndim != 1:
+            raise BadModelError(f"{self._source}: the metadata has no list {name}")
+        items: Any = value.tolist()
+        return [int(item) for item in items]
+
+    def _number(self, name: str, default: float | None) -> float:
+        value = self._values.get(name, default)
+        if isinstance(value, mx.array) and value.size == 1:
+            value = value.item()
+        if not isinstance(value, int | float):
+            raise BadModelError(f"{self._source}: the metadata has no number {name}")
+        return value
+
+
+def convert(source: Path, target: Path, say: Say) -> None:
+    """Writes the folder `target` from the file `source`.
+
+    Args:
+        source: a GGUF file.
+        target: must not exist.
+        say: called with one line for each stage.
+
+    Raises:
+        ModelMissingError: there is no such file.
+        BadModelError: the file is not one that can be converted.
+        FileExistsError: the folder exists.
+        OSError: the folder cannot be written.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} exists already")
+    weights, metadata = _read(source, say)
+    config = _config(metadata, weights, source)
+    say("renaming arrays")
+    arrays = _arrays(weights, config, source)
+    config["quantization"] = quantization(arrays)
+    if not config["quantization"]:
+        del config["quantization"]
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        say("writing the tokenizer")
+        _write_tokenizer(partial, metadata, source)
+        _write_json(partial / "config.json", config)
+        say("writing the weights")
+        save_weights(partial / "model.safetensors", arrays)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    say(f"wrote {target}")
+
+
+def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
+    """Writes the weights of a folder that is made beside its place.
+
+    Raises:
+        OSError: they cannot be written there.
+    """
+    try:
+        mx.save_safetensors(str(path), arrays, {"format": "mlx"})
+    except RuntimeError as error:
+        # So MLX says that the disk is full.
+        raise OSError(f"{path.parent.parent} cannot be written to: {error}") from error
+
+
+def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:
+    if not source.is_file():
+        raise ModelMissingError(f"{source} does not exist")
+    say(f"reading {source.name}, {source.stat().st_size / 2**20:.0f} MiB")
+    loaded: Any
+    try:
+        loaded = mx.load(str(source), format="gguf", return_metadata=True)
+    except (RuntimeError, ValueError) as error:
+        raise BadModelError(f"{source} is not a GGUF file that MLX reads: {error}") from error
+    weights, values = loaded
+    metadata = Metadata(source, values)
+    architecture = metadata.text("general.architecture")
+    if architecture != "llama":
+        raise BadModelError(f"{source} holds a {architecture} model; only llama can be converted")
+    return weights, metadata
+
+
+def _config(metadata: Metadata, weights: Mapping[str, mx.array], source: Path) -> dict[str, Any]:
+    heads = metadata.integer("llama.attention.head_count")
+    hidden = metadata.integer("llama.embedding_length")
+    head_size = metadata.integer("llama.attention.key_length", hidden // heads)
+    if metadata.integer("llama.rope.dimension_count", head_size) != head_size:
+        raise BadModelError(f"{source} rotates a part of each head only; that is not supported")
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.integer("llama.feed_forward_length"),
+        "num_hidden_layers": metadata.integer("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer("llama.attention.head_count_kv", heads),
+        "head_dim": head_size,
+        "rms_norm_eps": metadata.real("llama.attention.layer_norm_rms_epsilon"),
+        "vocab_size": len(metadata.texts("tokenizer.ggml.tokens")),
+        "rope_theta": metadata.real("llama.rope.freq_base", 10000.0),
+        "max_position_embeddings": metadata.integer("llama.context_length"),
+        "tie_word_embeddings": "output.weight" not in weights,
+        "eos_token_id": metadata.integer("tokenizer.ggml.eos_token_id"),
+    }
+    if metadata.has("tokenizer.ggml.bos_token_id"):
+        config["bos_token_id"] = metadata.integer("tokenizer.ggml.bos_token_id")
+    return config
+
+
+def _arrays(
+    weights: Mapping[str, mx.array], config: Mapping[str, Any], source: Path
+) -> dict[str, mx.array]:
+    heads_of = {
+        "attn_q": config["num_attention_heads"],
+        "attn_k": config["num_key_value_heads"],
+    }
+    arrays = {}
+    for name, array in weights.items():
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|scales|biases)", name)
+        layer, kind, part = match.groups() if match else (None, "", "")
+        names = _TOP_NAMES if layer is None else _LAYER_NAMES
+        if kind not in names:
+            raise BadModelError(f"{source} holds {name}, which is not known of a llama model")
+        if kind in heads_of:
+            array = undo_interleave(array, heads_of[kind])
+        prefix = "" if layer is None else f"model.layers.{layer}."
+        arrays[f"{prefix}{names[kind]}.{part}"] = array
+    return arrays
+
+
+def undo_interleave(array: mx.array, heads: int) -> mx.array:
+    """Puts the rows of a query or key projection back into halves.
+
+    GGUF keeps the two rows that one rotation turns side by side; mlx-lm rotates row i with row
+    i + half. Scales and biases have the same rows.
+
+    Args:
+        array: (heads × head size, columns).
+        heads: of this projection.
+    """
+    rows, columns = array.shape
+    pairs = array.reshape(heads, rows // heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def quantization(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
+    """The `quantization` entry of config.json: the usual width, and each layer that differs."""
+    bits_of = {}
+    for name, scales in arrays.items():
+        module, _, part = name.rpartition(".")
+        if part == "scales":
+            bits_of[module] = arrays[f"{module}.weight"].shape[-1] // scales.shape[-1]
+    if not bits_of:
+        return {}
+    widths = list(bits_of.values())
+    usual = max(set(widths), key=widths.count)
+    entry: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": usual}
+    for module, bits in sorted(bits_of.items()):
+        if bits != usual:
+            entry[module] = {"group_size": GROUP_SIZE, "bits": bits}
+    return entry
+
+
+def _write_tokenizer(folder: Path, metadata: Metadata, source: Path) -> None:
+    kind = metadata.text("tokenizer.ggml.model")
+    pre = metadata.text("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        known = ", ".join(sorted(_PRE_TOKENIZERS))
+        raise BadModelError(
+            f"{source} has a {kind} tokenizer of the kind {pre}; gpt2 of {known} can be converted"
+        )
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    content = _tokenizer(
+        tokens,
+        metadata.texts("tokenizer.ggml.merges"),
+        metadata.integers("tokenizer.ggml.token_type"),
+        _PRE_TOKENIZERS[pre],
+    )
+    # Parsed once by the library that will read it, so that a bad vocabulary shows here.
+    Tokenizer.from_str(json.dumps(content))
+    _write_json(folder / "tokenizer.json", content)
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": metadata.integer("llama.context_length"),
+    }
+    for name in ("bos", "eos", "unknown", "padding"):
+        if metadata.has(key := f"tokenizer.ggml.{name}_token_id"):
+            short = {"unknown": "unk", "padding": "pad"}.get(name, name)
+            config[f"{short}_token"] = tokens[metadata.integer(key)]
+    if metadata.has("tokenizer.chat_template"):
+        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    _write_json(folder / "tokenizer_config.json", config)
+
+
+def _tokenizer(
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    kinds: Sequence[int],
+    pre_tokenizers: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    added = [
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == _CONTROL_TOKEN,
+        }
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_CONTROL_TOKEN, _USER_TOKEN)
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(pre_tokenizers)},
+        "post_processor": None,
+        "decoder": _BYTE_LEVEL | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [merge.split(" ", 1) for merge in merges],
+        },
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Converts; progress and errors go to standard error, one line each."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if len(arguments) != 2:
+        say("usage: python -m mlxsup.worker.engines.mlx.gguf SOURCE.gguf TARGET_FOLDER")
+        return ExitCode.BAD_LAUNCH
+    try:
+        convert(Path(arguments[0]), Path(arguments[1]), say)
+    except ModelMissingError as error:
+        say(f"error: {error}")
+        return ExitCode.MODEL_MISSING
+    except (BadModelError, OSError) as error:
+        say(f"error: {error}")
+        return ExitCode.BAD_MODEL
+    return ExitCode.ASKED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""A grammar's mask on one row's logits.
+
+llguidance has a kernel of its own for Metal; plain array operations work everywhere.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ...text.grammar import Grammar
+
+
+class GrammarProcessor:
+    """Forbids the tokens that the grammar does not allow next.
+
+    The batch has to give the grammar each token before the next can be drawn, which costs it its
+    overlap of two steps: only batches with such a row pay for it.
+
+    Args:
+        grammar: after what was delivered in an earlier life.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Called once for each token, and once more after the last (then it changes nothing)."""
+        mask = self._grammar.mask()
+        if mask is None:
+            return logits
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+        width = logits.shape[-1]
+        allowed = np.zeros(width, dtype=bool)
+        count = min(width, len(bits))
+        allowed[:count] = bits[:count]
+        return mx.where(mx.array(allowed), logits, -mx.inf)

@@ -1,0 +1,239 @@
+"""From a checked folder to a model whose every array is in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
+from mlx_lm.utils import load_model
+
+from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
+from .folder import ModelFolder
+from .known_faults import Remedy, find_fault
+
+GROUP_BYTES = 128 * 1024 * 1024
+"""What is read between two reports of progress."""
+
+MAX_CAUSE_CHARACTERS = 300
+
+_MEMORY_TEXTS = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "unable to allocate",
+    "failed to allocate",
+    "maximum allowed buffer size",
+    "bad_alloc",
+)
+
+
+def is_memory_text(text: str) -> bool:
+    """Whether a message of MLX says that memory was not enough."""
+    lowered = text.lower()
+    return any(memory_text in lowered for memory_text in _MEMORY_TEXTS)
+
+
+def raise_if_memory(error: Exception) -> None:
+    """Turns MLX's RuntimeErrors about memory into what they mean.
+
+    Raises:
+        MemoryError: that is what the error says.
+    """
+    if is_memory_text(str(error)):
+        raise MemoryError(shorten(error)) from error
+
+
+def raise_if_innocent(error: Exception) -> None:
+    """Tells apart what Metal calls an innocent victim: the fault was another process's.
+
+    Raises:
+        GpuFaultElsewhereError: that is what the error says.
+    """
+    if "innocentvictim" in str(error).lower().replace(" ", ""):
+        raise GpuFaultElsewhereError(shorten(error)) from error
+
+
+MODEL_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What the code of a model type, or MLX under it, raises about what it cannot compute."""
+
+_GPU_FAILED = re.compile(r"command buffer execution failed|^cu\w+\(.*\) failed|^cu\w+ failed")
+"""How MLX says that the GPU did not finish what it was given: Metal's command buffers (timed out,
+hung, interrupted for the display), CUDA's and its libraries' calls. Another attempt may succeed."""
+
+
+def raise_if_passing(error: Exception) -> None:
+    """Lets through what the model is not to blame for, and what another attempt may not meet.
+
+    Raises:
+        MemoryError: not enough memory now.
+        GpuFaultElsewhereError: another process's fault on the GPU.
+        RuntimeError: a command of the GPU failed or timed out.
+    """
+    raise_if_memory(error)
+    raise_if_innocent(error)
+    if isinstance(error, RuntimeError) and _GPU_FAILED.search(str(error).lower()):
+        raise error
+
+
+def shorten(error: BaseException) -> str:
+    """An error's text in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_CAUSE_CHARACTERS else text[:MAX_CAUSE_CHARACTERS] + "…"
+
+
+def open_stream() -> tuple[str, mx.Stream]:
+    """The backend that MLX uses here (`cpu`, `cuda` or `metal`) and a stream of this thread on it,
+    tried with one sum: nothing runs on any other stream before (A2).
+
+    Raises:
+        NoDeviceError: it has none that works.
+    """
+    try:
+        device = mx.default_device()
+        if not mx.is_available(device):
+            raise NoDeviceError(f"MLX's default device {device} is not available on this machine")
+        stream = mx.new_stream(device)
+        with mx.stream(stream):
+            mx.eval(mx.zeros(1) + 1)
+    except RuntimeError as error:
+        raise_if_memory(error)
+        raise NoDeviceError(f"MLX has no usable device: {shorten(error)}") from error
+    if device.type == mx.cpu:
+        return "cpu", stream
+    return "metal" if mx.metal.is_available() else "cuda", stream
+
+
+def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
+    """The model and its configuration; arrays are still to be read.
+
+    Raises:
+        BadModelError: mlx-lm cannot make a model of the folder; names the file and the cause.
+        MemoryError: not enough memory now.
+    """
+    try:
+        model, config = load_model(folder.path, lazy=True)
+    except MemoryError:
+        raise
+    except SystemExit as error:
+        # What a model file does when a package of its own is missing, after a line in the log.
+        raise BadModelError(
+            f"{folder.path / 'config.json'}: mlx-lm gave up on model type "
+            f"{folder.config['model_type']}; what it printed is in the log"
+        ) from error
+    except Exception as error:
+        # The loader runs hundreds of architectures' own code on what the files say: whatever it
+        # raises, short of memory, these files cannot be loaded by this mlx-lm (B6).
+        raise_if_memory(error)
+        raise BadModelError(f"{_culprit(folder, error)}: {_sentence(error)}") from error
+    fault = find_fault(folder.config)
+    if fault is not None and fault.remedy is Remedy.WIDEN_WINDOWS:
+        widen_windows(model)
+    return model, config
+
+
+def widen_windows(model: Any) -> None:
+    """Lets every cache of a sliding window that the model makes from now on keep one key more."""
+    make_cache = model.make_cache
+
+    def make_wider_cache() -> list[Any]:
+        caches: list[Any] = make_cache()
+        for cache in caches:
+            if isinstance(cache, RotatingKVCache):
+                cache.max_size += 1
+        return caches
+
+    model.make_cache = make_wider_cache
+
+
+def _sentence(error: Exception) -> str:
+    """What an error of the loader says to people; some of Python's say nothing by themselves."""
+    match error:
+        case KeyError():
+            return f"{shorten(error)} is missing"
+        case TypeError() | AttributeError() | IndexError():
+            return f"a value is not what mlx-lm expects ({shorten(error)})"
+        case _:
+            return shorten(error)
+
+
+def _culprit(folder: ModelFolder, error: Exception) -> str:
+    """The file that an error of the loader is most likely about."""
+    text = str(error)
+    named = [name for name in folder.shard_of if name in text]
+    if named:
+        return str(folder.shard_of[max(named, key=len)])
+    if text.startswith("Missing"):
+        return str(folder.shards[0] if len(folder.shards) == 1 else folder.path)
+    if "[load" in text or "safetensors" in text:
+        return str(next((s for s in folder.shards if s.name in text), folder.path))
+    return str(folder.path / "config.json")
+
+
+def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None]) -> None:
+    """Evaluates every array that hangs on a model, on the calling thread (A4).
+
+    Args:
+        root: the module tree.
+        folder: named when an array cannot be read.
+        report: called with the share of the bytes that are there.
+
+    Raises:
+        BadModelError: a weight file cannot be read.
+        MemoryError: not enough memory now.
+    """
+    arrays = list(iterate_arrays(root))
+    total = sum(array.nbytes for array in arrays) or 1
+    done = 0
+    group: list[mx.array] = []
+    group_bytes = 0
+    try:
+        for array in arrays:
+            group.append(array)
+            group_bytes += array.nbytes
+            if group_bytes >= GROUP_BYTES:
+                mx.eval(group)
+                done += group_bytes
+                report(done / total)
+                group, group_bytes = [], 0
+        mx.eval(group)
+    except (RuntimeError, ValueError) as error:
+        raise_if_memory(error)
+        if isinstance(error, ValueError) or "read" in str(error):
+            raise BadModelError(f"{_culprit(folder, error)}: {shorten(error)}") from error
+        raise
+    report(1.0)
+
+
+def iterate_arrays(root: Any) -> Iterator[mx.array]:
+    """Every array reachable from a module: parameters, frozen buffers, underscore attributes.
+
+    `Module.parameters()` leaves out what begins with an underscore (YarnRoPE `_freqs`) and what
+    plain objects hold; loaders leave just those lazy, bound to the loading thread's stream.
+    """
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType | str | bytes):
+            continue
+        seen.add(id(value))
+        if isinstance(value, mx.array):
+            yield value
+            continue
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting.extend(value)
+        waiting.extend(getattr(value, "__dict__", {}).values())

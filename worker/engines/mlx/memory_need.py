@@ -1,0 +1,55 @@
+"""Whether a model fits into the memory that its entry allows it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ...engine import BadLaunchError
+
+COMFORTABLE_SHARE = 0.8
+"""Of `memory`: if more is in use before the first request, MLX frees and takes memory all the time,
+which doubles the time of a step."""
+
+MIB = 2**20
+GIB = 2**30
+
+
+def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> None:
+    """Refuses a model that cannot fit, before its weights are read.
+
+    Args:
+        path: of the model.
+        weight_bytes: of its arrays.
+        limit_bytes: the entry's `memory`; None: no limit.
+
+    Raises:
+        BadLaunchError: names both numbers, and what would be enough.
+    """
+    if limit_bytes is not None and weight_bytes > limit_bytes:
+        raise BadLaunchError(
+            f"the weights of {path} take {size_text(weight_bytes)} and memory allows "
+            f'{size_text(limit_bytes)}: set memory to at least "{_enough_for(weight_bytes)}"'
+        )
+
+
+def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ...]:
+    """What to tell a user whose model is loaded and leaves too little of its `memory`."""
+    if limit_bytes is None or active_bytes <= COMFORTABLE_SHARE * limit_bytes:
+        return ()
+    return (
+        f"{size_text(active_bytes)} of the {size_text(limit_bytes)} that memory allows are in use "
+        "before the first request, which makes answers slow: "
+        f'set memory to at least "{_enough_for(active_bytes)}"',
+    )
+
+
+def size_text(count: int) -> str:
+    """At least so many bytes, as the configuration takes it."""
+    if count < GIB:
+        return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
+    return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"
+
+
+def _enough_for(count: int) -> str:
+    return size_text(math.ceil(count / COMFORTABLE_SHARE))

@@ -1,0 +1,274 @@
+"""Three ways of running rows through a model; see `protocol.states.Batching`.
+
+mlx-lm's `BatchGenerator` reads prompts of different length in one pass by padding them. Some model
+types do not honour that, and some cannot compute two rows at all. `TogetherPasses` is the generator
+as it is. `SerialPasses` reads each prompt alone over a plain cache, so that nothing is padded, and
+hands the row over to the rows that decode: in one batch, or each in a batch of its own.
+
+Everything here belongs to the thread that made the stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+from mlxsup.protocol.states import Batching
+
+from .checkpoints import split_at
+from .decode import BatchDecode, Decode, LoneDecode, drawn_tokens, take_out
+from .new_row import KeptCaches, NewRow
+from .prefill import LARGEST_CHUNK
+from .prompt_turns import PromptRead
+from .sampling import greedy
+
+
+class Passes(Protocol):
+    """A way of running rows; after an exception in `step` it can only be closed."""
+
+    def insert(self, row: NewRow) -> int:
+        """Adds a row, and gives its uid."""
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out, wherever they stand, in one change; gives the caches of some of them."""
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """The tokens that the next step will return for those of these rows that decode; one wait
+        for all of them."""
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """One token for each row that decodes; reads so many tokens of these prompts, by uid.
+
+        Returns:
+            What was read, and mlx-lm's responses (uid, token, logprobs, finish_reason; of a row
+            that has ended also prompt_cache and all_tokens).
+        """
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
+
+    def close(self) -> None:
+        """Frees the rows; the process's limits are set back after it (E2, E3)."""
+
+
+def make_passes(
+    way: Batching, model: Any, *, stream: mx.Stream, max_concurrency: int
+) -> TogetherPasses | SerialPasses:
+    """The passes of one way; the constructor of a generator sets the process's wired limit."""
+    if way is Batching.TOGETHER:
+        return TogetherPasses(model, stream=stream, max_concurrency=max_concurrency)
+    decode: Decode = (
+        LoneDecode(model)
+        if way is Batching.ONE_ROW
+        else BatchDecode(model, stream=stream, max_concurrency=max_concurrency)
+    )
+    return SerialPasses(model, stream=stream, decode=decode)
+
+
+class TogetherPasses:
+    """mlx-lm's generator reads the prompts and decodes.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        max_concurrency: rows at most.
+    """
+
+    def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
+        self._stream = stream
+        self._checkpoints: dict[int, tuple[int, ...]] = {}
+        self._reached: list[int] = []  # in the last step, by uid
+        # The constructor wires as much memory as the machine recommends, each worker for itself;
+        # several workers together would wire more than there is. `MemoryLimits` sets it back.
+        with mx.stream(stream):
+            self.generator = BatchGenerator(
+                model,
+                sampler=greedy,
+                completion_batch_size=max_concurrency,
+                prefill_batch_size=max_concurrency,
+                prefill_step_size=LARGEST_CHUNK,
+                stream=stream,
+            )
+
+    def insert(self, row: NewRow) -> int:
+        """See `Passes.insert`."""
+        with mx.stream(self._stream):
+            uid: int = self.generator.insert_segments(
+                [split_at(row.known + row.tokens, len(row.known), row.checkpoints)],
+                max_tokens=[row.max_tokens],
+                caches=[row.cache],
+                all_tokens=[row.known],
+                samplers=[row.sampler],
+                # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
+                logits_processors=[list(row.processors)] if row.processors else None,
+                stop_sequences=[row.stops],
+            )[0]
+        if row.checkpoints:
+            self._checkpoints[uid] = tuple(place - len(row.known) for place in row.checkpoints)
+        return uid
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Passes.remove`."""
+        with mx.stream(self._stream):
+            for uid in uids:
+                self._checkpoints.pop(uid, None)
+            return take_out(self.generator, uids, kept=kept)
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return drawn_tokens(self.generator, uids)
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """See `Passes.step`; mlx-lm reads as many tokens of every prompt, here the most asked."""
+        if sizes:
+            self.generator.prefill_step_size = max(sizes.values())
+        prompts, tokens = self.generator.next()
+        reads = [
+            PromptRead(uid=read.uid, done=read.progress[0], is_over=read.end_of_prompt)
+            for read in prompts
+        ]
+        # A step that reads nothing of a prompt leaves it where it was, and no segment ends.
+        self._reached = [
+            read.uid
+            for read in prompts
+            if read.end_of_segment and read.progress[0] in self._checkpoints.get(read.uid, ())
+        ]
+        for read in reads:
+            if read.is_over:
+                self._checkpoints.pop(read.uid, None)
+        return reads, tokens
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """See `Passes.take_checkpoints`."""
+        reached, self._reached = self._reached, []
+        if not reached:
+            return []
+        with mx.stream(self._stream):
+            return list(self.generator.extract_cache(reached).values())
+
+    def close(self) -> None:
+        """See `Passes.close`."""
+        self.generator.close()
+
+
+class SerialPasses:
+    """Prompts are read here, one in a pass; `decode` has the rows afterwards.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        decode: of the rows whose prompt was read.
+    """
+
+    def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
+        self._model = model
+        self._stream = stream
+        self._next_uid = 0
+        self._reached: list[tuple[list[Any], list[int]]] = []  # in the last step
+        self.waiting: dict[int, WaitingPrompt] = {}
+        self.decode = decode
+
+    def insert(self, row: NewRow) -> int:
+        """See `Passes.insert`."""
+        uid = self._next_uid
+        self._next_uid += 1
+        with mx.stream(self._stream):
+            cache = make_prompt_cache(self._model) if row.cache is None else row.cache
+            self.waiting[uid] = WaitingPrompt(row, cache)
+        return uid
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Passes.remove`."""
+        waiting = {uid: self.waiting.pop(uid) for uid in uids if uid in self.waiting}
+        with mx.stream(self._stream):
+            removed = self.decode.remove([uid for uid in uids if uid not in waiting], kept=kept)
+            return removed | {
+                uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
+            }
+
+    def drawn(self, uids: Collection[int]) -> dict[int, int]:
+        """See `Passes.drawn`."""
+        return self.decode.drawn(uids)
+
+    def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        """See `Passes.step`; a prompt whose end was read joins those that decode."""
+        with mx.stream(self._stream):
+            reads = [self._read(uid, size) for uid, size in sizes.items()]
+            return reads, self.decode.next()
+
+    def _read(self, uid: int, size: int) -> PromptRead:
+        prompt = self.waiting[uid]
+        started = time.perf_counter()
+        prompt.read(self._model, size)
+        took_s = time.perf_counter() - started
+        is_over = prompt.is_read
+        if prompt.is_at_checkpoint:
+            self._reached.append((copy.deepcopy(prompt.cache), prompt.held))
+        if is_over:
+            del self.waiting[uid]
+            self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
+        done = len(prompt.row.tokens) if is_over else prompt.done
+        return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
+
+    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+        """See `Passes.take_checkpoints`."""
+        reached, self._reached = self._reached, []
+        return reached
+
+    def close(self) -> None:
+        """See `Passes.close`."""
+        self.waiting.clear()
+        self.decode.close()
+
+
+class WaitingPrompt:
+    """A prompt on its way into a plain cache.
+
+    Attributes:
+        row: of the prompt.
+        cache: holds what was known and what was read, until another one takes it over.
+        done: tokens that were read.
+
+    Args:
+        row: of the prompt.
+        cache: holds what is known of it.
+    """
+
+    def __init__(self, row: NewRow, cache: list[Any]) -> None:
+        self.row = row
+        self.cache = cache
+        self.done = 0
+        # Where a pass ends in any case, in tokens that were read; the last one is not read here.
+        self._ends = [place - len(row.known) for place in row.checkpoints]
+        self._last = len(row.tokens) - 1
+
+    @property
+    def is_at_checkpoint(self) -> bool:
+        """Whether the cache is worth a copy now."""
+        return self.done in self._ends
+
+    @property
+    def is_read(self) -> bool:
+        """Whether only the last token is left, which decode begins with."""
+        return self.done >= self._last
+
+    @property
+    def held(self) -> list[int]:
+        """The tokens in the cache."""
+        return self.row.known + self.row.tokens[: self.done]
+
+    def read(self, model: Any, size: int) -> None:
+        """One pass over so many tokens, never over the last one; computed when it returns."""
+        end = min(end for end in (*self._ends, self._last) if end > self.done or end == self._last)
+        chunk = self.row.tokens[self.done : min(self.done + size, end)]
+        if not chunk:
+            return
+        model(mx.array([chunk]), cache=self.cache)
+        mx.eval([layer.state for layer in self.cache])
+        mx.clear_cache()
+        self.done += len(chunk)

@@ -1,0 +1,193 @@
+"""What earlier requests have computed of a prompt, kept for later ones that begin alike.
+
+Everything here belongs to the thread that owns the engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ...engine import Row
+from .caches import can_cut, compact, cut
+from .checkpoints import plan_checkpoints
+from .load import iterate_arrays
+from .prefix_index import BYTES_PER_TOKEN, Node, PrefixIndex, Tokens, as_tokens
+from .prefix_size import PrefixRoom
+
+LEAST_TOKENS = 16
+"""What is shorter is computed faster than it is looked up and copied."""
+
+MAX_ENTRIES = 4096
+"""Bytes are what counts; this bounds the bookkeeping of tiny entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known of a prompt.
+
+    Attributes:
+        cache: a copy for the row to go on with; None: nothing is known.
+        count: how many tokens it holds.
+        shared: how many of its first tokens are those of a kept sequence, whether or not a cache
+            could be made of that one; at least `count`.
+    """
+
+    cache: list[Any] | None = None
+    count: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    cache: list[Any]
+    array_bytes: int
+    is_cuttable: bool
+
+
+class PrefixCache:
+    """The caches of ended rows by the tokens they hold; the least recently used one goes first.
+
+    Attributes:
+        room: for arrays and ids; none at first.
+    """
+
+    def __init__(self, room: PrefixRoom | None = None) -> None:
+        self.room = room or PrefixRoom()
+        self._index: PrefixIndex[_Entry] = PrefixIndex()
+        self._used: OrderedDict[Node[_Entry], None] = OrderedDict()  # the last used one at the end
+        self._array_bytes = 0
+        self._longest_cuttable = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what it keeps: arrays and ids."""
+        return self._array_bytes + self._index.held_bytes
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def find(self, tokens: Sequence[int]) -> Found:
+        """A copy of the cache of the longest known beginning.
+
+        Never of all tokens: the last one has to be computed, since its logits are wanted.
+        """
+        if not self._used or len(tokens) <= LEAST_TOKENS:
+            return Found()
+        path = self._index.path(as_tokens(tokens)[:-1])
+        shared = path[-1][1]
+        came_from: Node[_Entry] | None = None
+        for node, matched in reversed(path):
+            if matched < LEAST_TOKENS:
+                break
+            source = self._source(node, matched, besides=came_from)
+            if source is not None:
+                return Found(cache=self._copy(source, matched), count=matched, shared=shared)
+            came_from = node
+        return Found(shared=shared)
+
+    def _source(
+        self, node: Node[_Entry], matched: int, *, besides: Node[_Entry] | None
+    ) -> Node[_Entry] | None:
+        """An entry that holds so many tokens of the path, or can be cut back to them."""
+        if node.value is not None and node.end == matched:
+            return node
+        below = self._index.below(node, besides=besides, longest=self._longest_cuttable)
+        return next((n for n in below if n.value is not None and n.value.is_cuttable), None)
+
+    def _copy(self, node: Node[_Entry], count: int) -> list[Any]:
+        assert node.value is not None
+        self._used.move_to_end(node)
+        # The arrays are not copied here, but by whoever writes to them first.
+        cache = copy.deepcopy(node.value.cache)
+        if count < node.end:
+            cut(cache, node.end - count)
+        return cache
+
+    def plan_checkpoints(self, row: Row, found: Found) -> tuple[int, ...]:
+        """After how many of a row's tokens its cache is to be kept, before its end.
+
+        Nowhere if the one at its end can be cut back to any of its tokens.
+        """
+        ends_at = len(row.tokens) + row.max_tokens
+        cuttable = self.room.cuttable_tokens
+        if not self.room.max_bytes or cuttable is None or ends_at < cuttable:
+            return ()
+        return plan_checkpoints(
+            row.checkpoints,
+            known=found.count,
+            shared=found.shared,
+            prompt_tokens=len(row.tokens),
+        )
+
+    def keep(self, tokens: Sequence[int], cache: list[Any]) -> None:
+        """Takes the cache that holds these tokens; nobody else may use it from now on.
+
+        One that is larger than all that may be kept is cut back to what fits, if it can be.
+        """
+        if not self.room.max_bytes or len(tokens) < LEAST_TOKENS:
+            return
+        ids = as_tokens(tokens)
+        is_cuttable = can_cut(cache)
+        compact(cache)
+        size = _bytes_of(cache)
+        if size + BYTES_PER_TOKEN * len(ids) > self.room.max_bytes:
+            fitting = self._fitting(size, len(ids)) if is_cuttable else 0
+            if fitting < LEAST_TOKENS:
+                return
+            cut(cache, len(ids) - fitting)
+            compact(cache)
+            ids, size = ids[:fitting], _bytes_of(cache)
+        if self._knows(ids):
+            return
+        # Without this the arrays would hold on to those of the whole batch.
+        evaluate_soon: Any = mx.async_eval
+        evaluate_soon(list(iterate_arrays(cache)))
+        self._add(ids, _Entry(cache=cache, array_bytes=size, is_cuttable=is_cuttable))
+
+    def _fitting(self, size: int, count: int) -> int:
+        return self.room.max_bytes * count // (size + BYTES_PER_TOKEN * count)
+
+    def _knows(self, ids: Tokens) -> bool:
+        """Whether what is kept serves whatever these tokens could; it counts as used."""
+        node, matched = self._index.path(ids)[-1]
+        source = self._source(node, matched, besides=None) if matched == len(ids) else None
+        if source is None:
+            return False
+        self._used.move_to_end(source)
+        return True
+
+    def _add(self, ids: Tokens, entry: _Entry) -> None:
+        if entry.is_cuttable:
+            # What it begins with can be cut from it.
+            for node, matched in self._index.path(ids):
+                if node.value is not None and node.end == matched:
+                    self._drop(node)
+            self._longest_cuttable = max(self._longest_cuttable, len(ids))
+        self._used[self._index.add(ids, entry)] = None
+        self._array_bytes += entry.array_bytes
+        while self.held_bytes > self.room.max_bytes or len(self._used) > MAX_ENTRIES:
+            self._drop(next(iter(self._used)))
+
+    def _drop(self, node: Node[_Entry]) -> None:
+        assert node.value is not None
+        self._array_bytes -= node.value.array_bytes
+        del self._used[node]
+        self._index.remove(node)
+
+    def clear(self) -> None:
+        """Gives everything back."""
+        # One by one: the tree's nodes refer to each other, so that only a garbage collection would
+        # find the caches of a tree that was let go as a whole.
+        for node in list(self._used):
+            self._drop(node)
+        self._longest_cuttable = 0
+
+
+def _bytes_of(cache: list[Any]) -> int:
+    return sum(int(array.nbytes) for array in iterate_arrays(cache))

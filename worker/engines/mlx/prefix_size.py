@@ -1,0 +1,103 @@
+"""How much the prefix cache of a loaded model may keep, and what its caches are like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import psutil
+from mlx_lm.models.cache import make_prompt_cache
+from mlxsup.protocol.launch import LaunchSpec
+
+from ...engine import EngineFacts
+from .caches import row_bytes, tokens_that_can_be_cut
+
+FREE_SHARE = 10
+"""One part in so many of the free memory, where a row of the whole context needs no more."""
+
+MOST_SHARE = 2
+"""Never more than one part in so many, however much a row of the whole context needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixRoom:
+    """What a prefix cache needs to know of a model and its machine.
+
+    Attributes:
+        max_bytes: of all that is kept; 0: nothing is.
+        row_tokens: how long a single row may be to be kept whole; at most the context.
+        cuttable_tokens: up to here a row's cache can be cut back; None: at any length.
+    """
+
+    max_bytes: int = 0
+    row_tokens: int = 0
+    cuttable_tokens: int | None = None
+
+
+def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
+    """The room for a model that is loaded and has run; on the current stream."""
+    # What is taken from a cache was computed in other pieces.
+    if spec.deterministic or spec.prefix_cache_bytes == 0:
+        return PrefixRoom()
+    row = row_after_one_token(model)
+    max_bytes = spec.prefix_cache_bytes
+    if max_bytes is None:
+        max_bytes = automatic_bytes(
+            free_bytes=free_memory_bytes(facts.backend, spec.memory_limit_bytes),
+            row_bytes=row_bytes(row, facts.context_length),
+        )
+    return PrefixRoom(
+        max_bytes=max_bytes,
+        row_tokens=tokens_that_fit(max_bytes, row, facts.context_length),
+        cuttable_tokens=tokens_that_can_be_cut(make_prompt_cache(model)),
+    )
+
+
+def automatic_bytes(*, free_bytes: int, row_bytes: int) -> int:
+    """A share of the free memory that holds at least one row, but not most of the memory."""
+    return min(max(free_bytes // FREE_SHARE, row_bytes), free_bytes // MOST_SHARE)
+
+
+def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
+    """What this process may still take, the weights being loaded.
+
+    Args:
+        backend: `cpu`, `cuda` or `metal`; the latter's memory is the machine's.
+        memory_limit_bytes: of this process; None: none.
+    """
+    if backend == "cuda":
+        info = mx.device_info()
+        free = int(info.get("free_memory", info.get("total_memory", 0)))
+    else:
+        free = psutil.virtual_memory().available
+    if memory_limit_bytes is not None:
+        free = min(free, memory_limit_bytes - mx.get_active_memory())
+    return max(free, 0)
+
+
+def row_after_one_token(model: Any) -> Sequence[Any]:
+    """The caches of a row that has read one token, on the current stream.
+
+    Nothing is computed: their shapes are known without that.
+    """
+    cache: list[Any] = make_prompt_cache(model)
+    model(mx.array([[0]]), cache=cache)
+    return cache
+
+
+def tokens_that_fit(max_bytes: int, row: Sequence[Any], context_length: int) -> int:
+    """How long a single row may be to be kept; at most the whole context.
+
+    Args:
+        row: of at least one token.
+    """
+    fits, too_long = 0, context_length + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if row_bytes(row, middle) <= max_bytes:
+            fits = middle
+        else:
+            too_long = middle
+    return fits

@@ -1,0 +1,328 @@
+"""The text side of an MLX model: chat template, tokenizer, detokenizer. Touches no MLX object."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlxsup.protocol.body import RequestBody, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+
+from ...engine import BadModelError, Detokenizer, Prompt
+from ...text.channels import ChannelParser, ChannelRules
+from ...text.chat_messages import plain_messages, with_text_arguments
+from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
+from ...text.grammar import Grammar, GrammarCompiler
+from ...text.grammar_tokenizer import make_grammar_tokenizer
+from ...text.harmony import ENDS, opening_of
+from ...text.tool_calls import ToolCallReader
+from .channels import chat_format
+from .chat_checkpoints import find_checkpoints
+from .tokenizer import load_tokenizer, tokenizer_error
+
+BYTE_LEVEL = "ByteLevel"
+
+MAX_OPENING = 512
+"""Of the end of a prompt that opens the answer so many characters are looked at."""
+
+
+class MlxText:
+    """Renders, tokenises and detokenises; `encode` runs on a helper thread.
+
+    Attributes:
+        vocabulary_size: valid ids are below it.
+        wants_checkpoints: whether a prompt says how much of it others are likely to share.
+
+    Args:
+        tokenizer: as mlx-lm loads it.
+        vocabulary_size: valid ids are below it.
+        decoder: the `decoder` entry of tokenizer.json; empty where there is none.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, *, vocabulary_size: int, decoder: dict[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._in_use = threading.Lock()
+        self.vocabulary_size = vocabulary_size
+        self.wants_checkpoints = False
+        self._token_bytes: list[bytes] | None = None
+        self._strips_first_space = False
+        if decoder.get("type") == BYTE_LEVEL:
+            self._token_bytes = _byte_level_tokens(tokenizer)
+        elif (strips := _sentencepiece_strips(decoder)) is not None:
+            self._token_bytes = _sentencepiece_tokens(tokenizer)
+            self._strips_first_space = strips
+        self._format = chat_format(tokenizer)
+        self._grammars = GrammarCompiler(self._grammar_tokenizer)
+        self._decoding_tokenizer: Any = tokenizer
+        if self._token_bytes is None:
+            # The owner thread decodes while a helper thread encodes, and one tokenizer object
+            # refuses to be used by two threads at once.
+            self._decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """The ids that end an answer, from tokenizer and configuration."""
+        ends = {int(token) for token in self._tokenizer.eos_token_ids}
+        if self._format.is_harmony:
+            # Of some conversions the configuration names only the first of them.
+            ends.update(map(int, self._tokenizer.convert_tokens_to_ids(list(ENDS))))
+        return sorted(ends)
+
+    @property
+    def spared_tokens(self) -> list[int]:
+        """The ids without which an answer could not end: those of end of text and line break."""
+        line_breaks = self._tokenizer.encode("\n", add_special_tokens=False)
+        return sorted({*self.stop_tokens, *map(int, line_breaks)})
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """How the model marks the parts of its answers."""
+        return self._format.rules
+
+    def twin(self) -> MlxText:
+        """The same for another thread: tokenizers change their own settings while they encode."""
+        with self._in_use:
+            tokenizer = copy.deepcopy(self._tokenizer)
+        other = copy.copy(self)
+        other._tokenizer = tokenizer
+        other._in_use = threading.Lock()
+        other._grammars = GrammarCompiler(other._grammar_tokenizer)
+        return other
+
+    def encode(self, body: RequestBody) -> Prompt:
+        """The prompt of a request.
+
+        Raises:
+            RemoteError: `invalid_request`, the request's own fault (G6, C7).
+        """
+        with self._in_use:
+            return self._encode(body)
+
+    def _encode(self, body: RequestBody) -> Prompt:
+        checkpoints: tuple[int, ...] = ()
+        if body.prompt_tokens is not None:
+            tokens, opening = list(body.prompt_tokens), None
+        elif body.messages is not None:
+            tokens, opening, checkpoints = self._encode_messages(body)
+        else:
+            tokens, opening = self._encode_text(body.prompt or ""), None
+        if not tokens:
+            raise invalid("prompt", "text of at least one token", shown="text of none")
+        if max(tokens) >= self.vocabulary_size:
+            raise invalid(
+                "prompt_tokens",
+                f"ids below this model's vocabulary of {self.vocabulary_size}",
+                max(tokens),
+            )
+        return Prompt(
+            tokens=tokens, opening=self._raw_opening(tokens, opening), checkpoints=checkpoints
+        )
+
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+        """What the content of an answer keeps to, from where it begins.
+
+        Raises:
+            RemoteError: `invalid_request`; no answer can be so.
+        """
+        parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
+        begins_after = () if parser.is_in_content else self._format.content_after
+        return self._grammars.compile(body.response_format, begins_after)
+
+    def _grammar_tokenizer(self) -> Any:
+        try:
+            with self._in_use:
+                return make_grammar_tokenizer(
+                    self._tokenizer._tokenizer,
+                    vocabulary_size=self.vocabulary_size,
+                    end_tokens=self.stop_tokens or [self._unused_token()],
+                )
+        except ValueError as error:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                f"response_format does not work with this model's tokenizer: {str(error)[:200]}",
+                detail={"parameter": "response_format"},
+            ) from None
+
+    def _unused_token(self) -> int:
+        """An id for the end of text where the model has none: llguidance would take 0, which may
+        be a character. The byte 255 is in no text."""
+        token_bytes = self._token_bytes or []
+        return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one answer."""
+        if self._token_bytes is not None:
+            return ByteDetokenizer(self._token_bytes, strips_first_space=self._strips_first_space)
+        return WindowDetokenizer(self.decode)
+
+    def token_text(self, token: int) -> str:
+        """One token alone; half a character becomes a replacement character."""
+        if self._token_bytes is None:
+            return self.decode([token])
+        if not 0 <= token < len(self._token_bytes):
+            return ""
+        return self._token_bytes[token].decode(errors="replace")
+
+    def decode(self, tokens: list[int]) -> str:
+        """All tokens at once, special ones included."""
+        return str(self._decoding_tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def _encode_text(self, text: str) -> list[int]:
+        # A prompt that already begins with the begin-of-text token must not get a second one.
+        bos = self._tokenizer.bos_token
+        adds_special_tokens = bos is None or not text.startswith(bos)
+        return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens))
+
+    def _raw_opening(self, tokens: list[int], opening: str | None) -> str:
+        """Without messages the caller opens a part, at the very end of the prompt, or nobody does:
+        a marker further up is part of the text."""
+        if opening is not None:
+            return opening
+        if not self._format.is_harmony and self._format.reasoning is None:
+            return ""
+        tail = str(self._tokenizer.decode(tokens[-MAX_OPENING // 4 :]))
+        if self._format.is_harmony:
+            return opening_of(tail)
+        begin = (self._format.reasoning or ("",))[0]
+        return begin if tail.rstrip().endswith(begin) else ""
+
+    def _encode_messages(self, body: RequestBody) -> tuple[list[int], str | None, tuple[int, ...]]:
+        """The ids; what the template adds behind the messages to open the answer, None if that
+        cannot be told; and how many of the ids other prompts are likely to share.
+
+        Only what the template adds opens a part: markers in the messages are their authors' text.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "this model has no chat template: send prompt instead of messages",
+                detail={"parameter": "messages"},
+            )
+        plain = plain_messages(body.messages or (), self._format.rules.call_ids)
+        extra = dict(body.chat_template_kwargs or {})
+        if body.offered_tools:
+            extra["tools"] = body.offered_tools
+        try:
+            plain, rendered, closed = self._render_either(plain, extra)
+        except Exception as error:
+            # A template is the model's program run on the request's data: whatever it raises is
+            # that request's own error (G6).
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                f"the model's chat template refuses these messages: {str(error)[:200]}",
+                detail={"parameter": "messages"},
+            ) from error
+        tokens = self._encode_rendered(rendered)
+        opening = rendered[len(closed) :][-MAX_OPENING:] if rendered.startswith(closed) else None
+        if not self.wants_checkpoints:
+            return tokens, opening, ()
+        checkpoints = find_checkpoints(
+            plain,
+            rendered,
+            tokens,
+            render=lambda messages: self._render(messages, extra, opens=True),
+            encode=self._encode_rendered,
+            special_tokens=list(self._tokenizer.get_added_vocab()),
+        )
+        return tokens, opening, checkpoints
+
+    def _encode_rendered(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render_either(
+        self, plain: list[dict[str, Any]], extra: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], str, str]:
+        """The messages, with what opens the answer and without; with the arguments of calls as
+        maps, or as text if the template takes them only so.
+
+        Returns:
+            The messages as they were rendered, and both texts.
+        """
+        try:
+            rendered = self._render(plain, extra, opens=True)
+        except TypeError:
+            if not any("tool_calls" in message for message in plain):
+                raise
+            plain = with_text_arguments(plain)
+            rendered = self._render(plain, extra, opens=True)
+        return plain, rendered, self._render(plain, extra, opens=False)
+
+    def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any], *, opens: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=opens, tokenize=False, **extra
+            )
+        )
+
+
+def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:
+    """Loads a folder's tokenizer.
+
+    Args:
+        folder: has passed `check_folder`.
+        eos_token_ids: of the model's configuration: an id, a list of them, or None.
+        vocabulary_size: of the model; None for the tokenizer's own.
+
+    Raises:
+        BadModelError: the tokenizer cannot be used; names the file.
+        MemoryError: not enough memory now.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        decoder = json.loads(path.read_bytes()).get("decoder") if path.exists() else None
+        tokenizer = load_tokenizer(folder, eos_token_ids)
+        size = vocabulary_size or len(tokenizer)
+        return MlxText(tokenizer, vocabulary_size=size, decoder=decoder or {})
+    except (BadModelError, MemoryError):
+        raise
+    except Exception as error:
+        # Libraries run on what the files say: whatever they raise, these files cannot be used (B6).
+        raise tokenizer_error(folder, error) from error
+
+
+def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+    """The bytes of each id; an entry outside the byte alphabet (an added token) is plain text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    byte_of |= {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    result = []
+    for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
+        text = token or ""
+        if all(character in byte_of for character in text):
+            result.append(bytes(byte_of[character] for character in text))
+        else:
+            result.append(text.encode("utf-8", "replace"))
+    return result
+
+
+def _sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+    result = []
+    for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
+        text = token or ""
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            result.append(bytes.fromhex(text[3:5]))
+        else:
+            result.append(text.replace("\u2581", " ").encode("utf-8", "replace"))
+    return result
+
+
+def _sentencepiece_strips(decoder: dict[str, Any]) -> bool | None:
+    """Whether a sentencepiece decoder strips the first space; None if it is another decoder."""
+    steps = decoder.get("decoders")
+    if decoder.get("type") != "Sequence" or not isinstance(steps, list):
+        return None
+    kinds = [step.get("type") for step in steps if isinstance(step, dict)]
+    replaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or steps[0] != replaces:
+        return None
+    if len(steps) == 3:
+        return False
+    is_strip = steps[3:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    return True if is_strip else None

@@ -1,0 +1,92 @@
+"""A folder's tokenizer, as mlx-lm loads it, and which of its files an error is about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_with_mlx_lm
+from tokenizers import Tokenizer
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from ...engine import BadModelError
+from .load import shorten
+
+MODEL_CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
+    """Loads it, without ever running code of the folder.
+
+    Args:
+        folder: has passed `check_folder`.
+        eos_token_ids: of the model's configuration: an id, a list of them, or None.
+
+    Raises:
+        BadModelError: the ids are none; names the file.
+        Exception: whatever the tokenizer's files provoke; see `tokenizer_error`.
+    """
+    _check_end_tokens(folder, eos_token_ids)
+    # Never code from a model folder, and never a question on standard input about it.
+    options = {"trust_remote_code": False, "config": _settings(folder)}
+    return load_with_mlx_lm(folder, options, eos_token_ids)
+
+
+def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
+    """What an error of a tokenizer means: it names the file, in one line."""
+    named = folder / TOKENIZER
+    if not named.exists():
+        named = folder
+    elif (folder / TOKENIZER_CONFIG).exists() and _is_readable(named):
+        named = folder / TOKENIZER_CONFIG
+    cause = shorten(error)
+    if "trust_remote_code" in str(error):
+        cause = "it is a program in the model's folder, and mlxsup runs none"
+    return BadModelError(f"{named}: the tokenizer cannot be used: {cause}")
+
+
+def _settings(folder: Path) -> PreTrainedConfig:
+    """What transformers chooses a tokenizer's class by, and nothing else of config.json.
+
+    It checks the model's settings by rules of its own, which mlx-lm does not share, and an error
+    of theirs would pass for one of the tokenizer.
+    """
+    config = _read(folder / MODEL_CONFIG)
+    model_type = config.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    settings = CONFIG_MAPPING[model_type]() if is_known else PreTrainedConfig()
+    for name in ("model_type", "model_name", "tokenizer_class"):
+        if isinstance(config.get(name), str):
+            setattr(settings, name, config[name])
+    return settings
+
+
+def _check_end_tokens(folder: Path, value: Any) -> None:
+    ids = value if isinstance(value, list) else [value]
+    if value is None or all(type(one) is int for one in ids):
+        return
+    # mlx-lm prefers what generation_config.json says.
+    names = ("generation_config.json", MODEL_CONFIG)
+    named = [n for n in names if _read(folder / n).get("eos_token_id") == value]
+    place = folder / named[0] if named else folder
+    raise BadModelError(
+        f"{place}: eos_token_id takes a token id or a list of them, not {json.dumps(value)[:100]}"
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object that `check_folder` has read before; empty where there is none."""
+    value = json.loads(path.read_bytes()) if path.exists() else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_readable(tokenizer: Path) -> bool:
+    try:
+        Tokenizer.from_file(str(tokenizer))
+    except Exception:  # noqa: BLE001  the library raises nothing more special
+        return False
+    return True

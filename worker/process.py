@@ -1,0 +1,278 @@
+"""A worker's life from HELLO to its exit code, on the process's main thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from types import FrameType
+
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.messages import Dying, Exit, Hello, LoadProgress, Ready
+from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.protocol.version import VERSION
+
+from .engine import (
+    BadLaunchError,
+    BadModelError,
+    Engine,
+    EngineFacts,
+    GpuFaultElsewhereError,
+    ModelMissingError,
+    NoDeviceError,
+    WorkerFaultError,
+)
+from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
+from .heartbeat import Board, HeartbeatThread
+from .link import Link, LinkBrokenError
+from .logs import line
+from .loop import StepLoop, StuckPreprocessingError
+from .text_threads import TextThreads
+from .thread_guard import OwnedEngine
+
+LINGER_S = 2.0
+"""How long the last messages may take to leave."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+"""A SIGTERM that no Exit message preceded: a death nobody asked for over the protocol."""
+
+MAX_CAUSE = 500
+"""Characters of a cause; it is shown as one line of a table."""
+
+logger = logging.getLogger(__name__)
+
+
+class ExitAskedError(BaseException):
+    """The supervisor asked for the exit while the model was loading (B9)."""
+
+
+class TerminatedError(BaseException):
+    """SIGTERM came; not an Exception, so that no loader's error handling swallows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Why a worker exits unasked.
+
+    Attributes:
+        code: what it exits with.
+        message: one sentence.
+        is_expected: whether the sentence says it all, so that no traceback is logged.
+    """
+
+    code: int
+    message: str
+    is_expected: bool
+
+
+def judge(error: BaseException) -> Death:
+    """The exit code that an exception means; see `protocol.launch.ExitCode`."""
+    known: tuple[tuple[type[BaseException], int], ...] = (
+        (ModelMissingError, ExitCode.MODEL_MISSING),
+        (BadModelError, ExitCode.BAD_MODEL),
+        (BadLaunchError, ExitCode.BAD_LAUNCH),
+        (NoDeviceError, ExitCode.NO_DEVICE),
+        (GpuFaultElsewhereError, ExitCode.GPU_FAULT_ELSEWHERE),
+        (FakeOptionError, ExitCode.BAD_LAUNCH),
+        (TerminatedError, TERMINATED_EXIT),
+        (StuckPreprocessingError, ExitCode.STEP_ERROR),
+        (LinkBrokenError, ExitCode.STEP_ERROR),
+        (WorkerFaultError, ExitCode.WORKER_FAULT),
+    )
+    for kind, code in known:
+        if isinstance(error, kind):
+            return Death(code=code, message=_one_line(error), is_expected=True)
+    if isinstance(error, MemoryError):
+        message = _one_line(error) or "out of memory"
+        return Death(code=ExitCode.OUT_OF_MEMORY, message=message, is_expected=True)
+    message = f"{type(error).__name__}: {_one_line(error)}"
+    return Death(code=ExitCode.STEP_ERROR, message=message[:MAX_CAUSE], is_expected=False)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_CAUSE]
+
+
+class TerminationHandler:
+    """SIGTERM: interrupts a load where it stands; ends the step loop between two steps."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._has_come = False
+        self.is_interrupting = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Called by Python on the main thread."""
+        self._has_come = True
+        if self.is_interrupting:
+            self.is_interrupting = False
+            raise TerminatedError("ended by SIGTERM")
+        self._link.wake()
+
+    def interrupt_from_now_on(self) -> None:
+        """Also for a signal that came before: a load that hangs would never look.
+
+        Raises:
+            TerminatedError: it has come.
+        """
+        self.is_interrupting = True
+        if self._has_come:
+            self.is_interrupting = False
+            raise TerminatedError("ended by SIGTERM")
+
+    def has_come(self) -> bool:
+        """Whether SIGTERM came."""
+        return self._has_come
+
+
+class Life:
+    """Connects, loads, serves and ends; everything of the engine happens on this thread (A1).
+
+    Args:
+        spec: what the supervisor said.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._board = Board()
+        self._link = Link(spec.endpoint)
+        self._heartbeat = HeartbeatThread(spec.endpoint, self._board, on_end=self._link.wake)
+        self._termination = TerminationHandler(self._link)
+        self._started_at = time.monotonic()
+
+    def run(self) -> int:
+        """The whole life; returns the exit code, with every message sent or given up."""
+        signal.signal(signal.SIGTERM, self._termination)
+        self._heartbeat.start()
+        try:
+            code = self._live()
+        except ExitAskedError:
+            code = ExitCode.ASKED
+        except BaseException as error:  # noqa: BLE001  the last handler: the process ends (F3)
+            self._termination.is_interrupting = False
+            code = self._die(judge(error), error)
+        self._heartbeat.stop()
+        self._link.close(LINGER_S)
+        logger.info(line("worker exits", model=self._spec.model, code=int(code)))
+        return code
+
+    def _live(self) -> int:
+        spec = self._spec
+        logger.info(line("worker started", model=spec.model, generation=spec.generation))
+        self._link.send(
+            Hello(
+                model=spec.model,
+                generation=spec.generation,
+                token=spec.token,
+                pid=os.getpid(),
+                version=VERSION,
+            )
+        )
+        self._termination.interrupt_from_now_on()
+        self._report(LoadPhase.IMPORT, 0.0)
+        engine = OwnedEngine(self._make_engine(), spec.step_timeout_s)
+        facts = engine.load(self._report)
+        self._termination.is_interrupting = False
+        return self._serve(engine, facts)
+
+    def _make_engine(self) -> Engine:
+        if self._spec.engine == "fake":
+            reach = Reach(
+                send_frames=self._link.send_frames,
+                drop_link=self._link.drop,
+                end_beats=self._heartbeat.stop,
+            )
+            return FakeEngine(self._spec, reach)
+        try:
+            from .engines.mlx.engine import MlxEngine
+        except ImportError as error:
+            raise NoDeviceError(f"MLX cannot be imported: {error}") from error
+        return MlxEngine(self._spec)
+
+    def _serve(self, engine: Engine, facts: EngineFacts) -> int:
+        spec, held = self._spec, engine.bytes_held()
+        text = TextThreads(engine.text, self._link.wake)
+        text.start()
+        loop = StepLoop(
+            engine=engine,
+            facts=facts,
+            link=self._link,
+            text=text,
+            board=self._board,
+            max_concurrency=spec.max_concurrency,
+            step_timeout_s=spec.step_timeout_s,
+            sampling=spec.sampling,
+        )
+        took_s = time.monotonic() - self._started_at
+        logger.info(
+            line(
+                "model ready",
+                model=spec.model,
+                backend=facts.backend,
+                seconds=took_s,
+                prefix_cache=f"{facts.prefix_cache_bytes / 2**30:.2f}GiB",
+                prefix_cache_tokens=facts.prefix_cache_tokens,
+            )
+        )
+        self._board.publish(WorkerPhase.IDLE, step=0, held=held)
+        self._link.send(
+            Ready(
+                context_length=facts.context_length,
+                fingerprint=facts.fingerprint,
+                backend=facts.backend,
+                versions=facts.versions,
+                active_bytes=held.active,
+                batching=facts.batching,
+                batching_reason=facts.batching_reason,
+                warnings=list(facts.warnings),
+            )
+        )
+        loop.run(self._must_end)
+        self._board.publish(WorkerPhase.CLOSING, step=self._board.current.step)
+        text.close()
+        engine.close()
+        if loop.is_exit_asked:
+            return ExitCode.ASKED
+        raise TerminatedError("ended by SIGTERM")
+
+    def _must_end(self) -> bool:
+        """Whether SIGTERM came.
+
+        Raises:
+            WorkerFaultError: the heartbeats have ended, and a step that is stuck would be noticed
+                late: no beat would say how long it was predicted to take.
+        """
+        if self._heartbeat.is_over:
+            raise WorkerFaultError("the thread that sends heartbeats has ended")
+        return self._termination.has_come()
+
+    def _report(self, phase: LoadPhase, progress: float) -> None:
+        """Sends load progress, and looks for an Exit meanwhile (B9)."""
+        if self._link.flush():  # progress is only worth sending fresh
+            self._link.send(LoadProgress(phase=phase, progress=progress))
+        self._look_for_exit()
+
+    def _look_for_exit(self) -> None:
+        while (message := self._link.receive()) is not None:
+            if isinstance(message, Exit):
+                self._termination.is_interrupting = False
+                raise ExitAskedError
+            raise LinkBrokenError(f"{message.TYPE} came before READY")
+
+    def _die(self, death: Death, error: BaseException) -> int:
+        """Says why, to the log and to the supervisor."""
+        if isinstance(error, TerminatedError):
+            try:
+                self._look_for_exit()
+            except ExitAskedError:
+                return ExitCode.ASKED
+            except LinkBrokenError:
+                pass  # SIGTERM explains the exit well enough
+        logger.error(line("worker dies", code=int(death.code), cause=death.message))
+        if not death.is_expected:
+            traceback.print_exception(error)
+        self._link.send(Dying(code=int(death.code), message=death.message))
+        return death.code

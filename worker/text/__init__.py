@@ -1,0 +1,1 @@
+"""Text without MLX: tokens to text, stops, channels, tool calls, grammars."""
