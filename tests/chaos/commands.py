@@ -43,6 +43,10 @@ class Commands:
         self._is_up, self._signals = is_up, signals
         self._turns = {name: asyncio.Lock() for name in setting.models}  # or one ends another
 
+    def has_one(self, model: str) -> bool:
+        """Whether a command for this model is under way."""
+        return self._turns[model].locked()
+
     async def strike(self, kind: str, model: str) -> bool:
         """Always strikes."""
         async with self._turns[model]:

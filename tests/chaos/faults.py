@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxsup.client import AsyncClient, ConnectionLost
 from support.daemon import Daemon
+from support.eventually import INTERVAL_S
 
 from .commands import Commands
 from .inside import Inside
@@ -18,6 +19,10 @@ from .ledger import Ledger
 from .neighbours import Neighbours
 from .setting import CLIENTS, COMMANDS, INSIDE, SIGNALS, Setting
 from .signals import Signals
+
+BETWEEN = 4
+"""As many requests finish between two faults, however slow the machine is: faults that come faster
+than models load would only show models that load."""
 
 
 class Faults:
@@ -73,17 +78,13 @@ class Faults:
                     models = self._dice.sample([*self._setting.models], len(self._setting.models))
                     doer = self._doer(kind, signals, commands, neighbours, inside)
                     if kind in COMMANDS:  # they wait until the model is READY
-                        self._start(commands.strike(kind, models[0]), kind, models[0])
+                        self._command(commands, kind, models)
                     elif doer is signals:
                         self.counts[kind] += await self._strike_any(signals, kind, models)
                     else:
                         strike = doer.strike(kind, models[0])
                         self.counts[kind] += await self._within_limit(strike, kind, models[0])
-                    pause_s = self._dice.uniform(0.5, 1.5) * self._setting.pause_s
-                    try:
-                        await asyncio.wait_for(ended.wait(), pause_s)
-                    except TimeoutError:
-                        pass
+                    await self._pause(ended)
                 while self._under_way:
                     await asyncio.wait(self._under_way)
             except ConnectionLost as error:
@@ -92,6 +93,26 @@ class Faults:
                 for task in (watcher, *self._under_way):
                     task.cancel()
                 inside.close()
+
+    async def _pause(self, ended: asyncio.Event) -> None:
+        """Until the next fault is due, or the requests are over."""
+        least = self._ledger.ends["finished"] + BETWEEN
+        pause_s = self._dice.uniform(0.5, 1.5) * self._setting.pause_s
+        while True:
+            try:
+                await asyncio.wait_for(ended.wait(), pause_s)
+                return
+            except TimeoutError:
+                pause_s = INTERVAL_S
+            if self._ledger.ends["finished"] >= least:
+                return
+
+    def _command(self, commands: Commands, kind: str, models: list[str]) -> None:
+        """Gives a command to the first of these models that has none under way: on a busy machine
+        they would pile up, and their models do nothing but load."""
+        model = next((model for model in models if not commands.has_one(model)), None)
+        if model is not None:
+            self._start(commands.strike(kind, model), kind, model)
 
     async def _strike_any(self, signals: Signals, kind: str, models: list[str]) -> bool:
         """Strikes the first of these models that has a process which may be struck."""

@@ -13,8 +13,10 @@ from support.tiny_model import make_tiny_model
 from support.verdict import Verdict
 
 
+@pytest.mark.timeout(1200)
 def test_requests_outlive_signals_and_restarts_P1() -> None:
-    setting = replace(small(("SIGKILL", "SIGSEGV", "restart --now", "unload")), run_limit_s=400.0)
+    kinds = ("SIGKILL", "SIGSEGV", "restart --now", "unload")
+    setting = replace(small(kinds), end_limit_s=300.0, run_limit_s=400.0)
     outcome = run_chaos(setting, requests=800, seed=2)
     assert outcome.verdict is Verdict.KEPT, outcome
 
