@@ -13,14 +13,8 @@ from .events import Caller, ConnectionId
 from .settings import LaunchSettings
 
 
-class Action:
-    """Something to be done."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn(Action):
+class Spawn:
     """Start a worker; answered by `Spawned` or `SpawnFailed`, and later by `Exited`.
 
     Attributes:
@@ -42,7 +36,7 @@ class WorkerSignal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalWorker(Action):
+class SignalWorker:
     """Signal a worker's process group."""
 
     model: ModelName
@@ -51,7 +45,7 @@ class SignalWorker(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAtWorker(Action):
+class LookAtWorker:
     """See which state a silent worker's process is in; answered by `WorkerSeen`."""
 
     model: ModelName
@@ -59,7 +53,7 @@ class LookAtWorker(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendToWorker(Action):
+class SendToWorker:
     """Send a message of `SUPERVISOR_TO_WORKER`."""
 
     model: ModelName
@@ -68,7 +62,7 @@ class SendToWorker(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendToClient(Action):
+class SendToClient:
     """Send a message of `SUPERVISOR_TO_CLIENT`; dropped where the connection is gone."""
 
     connection: ConnectionId
@@ -76,7 +70,7 @@ class SendToClient(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announce(Action):
+class Announce:
     """A model changed: log it, and print it where the daemon runs in a terminal.
 
     Attributes:
@@ -89,7 +83,7 @@ class Announce(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadConfiguration(Action):
+class ReadConfiguration:
     """Read the configuration file and check it whole; answered by `Reloaded` or `ReloadRefused`.
 
     Attributes:
@@ -100,14 +94,14 @@ class ReadConfiguration(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt(Action):
+class WakeAt:
     """Send a `Tick` at this time (monotonic seconds), or a little later; an earlier one stands."""
 
     when: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abandon(Action):
+class Abandon:
     """A worker's process cannot be ended: close what leads to it, and tell people.
 
     `Exited` is still sent when it exits; `Finish` does not wait for that.
@@ -118,14 +112,14 @@ class Abandon(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetModel(Action):
+class ForgetModel:
     """A model was removed and none of its processes lives: close what was kept open for it."""
 
     model: ModelName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFault(Action):
+class LogFault:
     """An event met a state that has no rule for it: log the model's story, loudly."""
 
     model: ModelName
@@ -133,5 +127,22 @@ class LogFault(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finish(Action):
+class Finish:
     """The end was asked for, and all processes are gone or abandoned: flush to clients and exit."""
+
+
+Action = (
+    Spawn
+    | SignalWorker
+    | LookAtWorker
+    | SendToWorker
+    | SendToClient
+    | Announce
+    | ReadConfiguration
+    | WakeAt
+    | Abandon
+    | ForgetModel
+    | LogFault
+    | Finish
+)
+"""What is to be done."""

@@ -24,7 +24,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class _Event:
     """Something happened.
 
     Attributes:
@@ -35,17 +35,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started(Event):
+class Started(_Event):
     """The supervisor is up: preload what shall be preloaded. The first event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
+class Tick(_Event):
     """A time asked for with `WakeAt` has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSaid(Event):
+class ClientSaid(_Event):
     """A client sent a message of `CLIENT_MESSAGES`."""
 
     connection: ConnectionId
@@ -53,21 +53,21 @@ class ClientSaid(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientGone(Event):
+class ClientGone(_Event):
     """A client's connection is closed: its requests are cancelled, its commands forgotten."""
 
     connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTooSlow(Event):
+class ClientTooSlow(_Event):
     """A client has not read what waits for it: its requests end with `slow_consumer`."""
 
     connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawned(Event):
+class Spawned(_Event):
     """The process asked for with `Spawn` runs."""
 
     model: ModelName
@@ -76,7 +76,7 @@ class Spawned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnFailed(Event):
+class SpawnFailed(_Event):
     """The process asked for with `Spawn` could not be started."""
 
     model: ModelName
@@ -85,7 +85,7 @@ class SpawnFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSaid(Event):
+class WorkerSaid(_Event):
     """A worker sent a message of `WORKER_TO_SUPERVISOR` (a HELLO only with the right token)."""
 
     model: ModelName
@@ -94,7 +94,7 @@ class WorkerSaid(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSeen(Event):
+class WorkerSeen(_Event):
     """A process was looked at, as `LookAtWorker` asked.
 
     Attributes:
@@ -107,7 +107,7 @@ class WorkerSeen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerBroke(Event):
+class WorkerBroke(_Event):
     """A worker sent what is not a message: it is killed, a crash without evidence.
 
     Attributes:
@@ -122,7 +122,7 @@ class WorkerBroke(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerUnlinked(Event):
+class WorkerUnlinked(_Event):
     """The connection of a worker that had said HELLO has ended, and all it carried was read.
 
     As a rule its process is about to die. One that lives is lost all the same: what connects in its
@@ -134,7 +134,7 @@ class WorkerUnlinked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited(Event):
+class Exited(_Event):
     """A worker's process has exited and its output has been read to the end.
 
     Attributes:
@@ -155,7 +155,7 @@ class Exited(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled(Event):
+class Sampled(_Event):
     """What the monitor measured.
 
     Attributes:
@@ -168,7 +168,7 @@ class Sampled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownAsked(Event):
+class ShutdownAsked(_Event):
     """A signal asked the supervisor to end.
 
     Attributes:
@@ -179,7 +179,7 @@ class ShutdownAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reloaded(Event):
+class Reloaded(_Event):
     """The configuration was read again and is good.
 
     Attributes:
@@ -196,7 +196,7 @@ class Reloaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadRefused(Event):
+class ReloadRefused(_Event):
     """The configuration was read again and cannot be used: the old one goes on (P20).
 
     Attributes:
@@ -206,3 +206,24 @@ class ReloadRefused(Event):
 
     problems: tuple[str, ...]
     caller: Caller
+
+
+Event = (
+    Started
+    | Tick
+    | ClientSaid
+    | ClientGone
+    | ClientTooSlow
+    | Spawned
+    | SpawnFailed
+    | WorkerSaid
+    | WorkerSeen
+    | WorkerBroke
+    | WorkerUnlinked
+    | Exited
+    | Sampled
+    | ShutdownAsked
+    | Reloaded
+    | ReloadRefused
+)
+"""What happened."""

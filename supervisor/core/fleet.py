@@ -3,109 +3,117 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.messages import Failed, Message, Reply
-from mlxsup.protocol.states import HAS_PROCESS, State, Wanted
+from mlxsup.protocol.states import HAS_PROCESS, State, Wanted, Why
 
 from .actions import (
     Abandon,
-    Action,
     ForgetModel,
     LogFault,
     LookAtWorker,
-    SendToClient,
     SendToWorker,
     SignalWorker,
     Spawn,
 )
 from .deadlines import Deadlines
+from .endings import Endings
 from .errors import unknown_model
-from .events import Caller, ConnectionId
+from .events import Caller
 from .health.watchdog import Alarm
-from .lifecycle.life import Life
-from .lifecycle.on_exit import weigh
-from .lifecycle.table import ImpossibleTransitionError, apply
-from .lifecycle.triggers import (
-    Broke,
+from .lifecycle.effects import (
     Changed,
-    Died,
     DownWaitersEnd,
-    Drained,
-    Effect,
     Erased,
-    Fault,
-    GivenUp,
-    HitBug,
-    LeaveProcess,
+    Outcome,
     QueueEnds,
     RunningEnds,
     RunningLost,
-    SignalProcess,
+    UpWaitersEnd,
+)
+from .lifecycle.life import Life
+from .lifecycle.on_exit import weigh
+from .lifecycle.states import Stopping
+from .lifecycle.table import ImpossibleTransitionError, apply
+from .lifecycle.triggers import (
+    Broke,
+    Died,
+    Drained,
+    Due,
+    GivenUp,
+    HitBug,
+    Hurry,
+    Reconfigured,
+    Removed,
     Stalled,
-    StartProcess,
     Suspended,
-    TellWorker,
     Trigger,
     Turn,
-    UpWaitersEnd,
+    WantDown,
+    WantUp,
 )
 from .loading import next_loads
 from .model import WATCHED, Model
+from .outbox import Outbox
 from .serving import Serving
-from .settings import ModelSettings
+from .settings import CoreSettings, ModelSettings
 from .status import change_map, model_row
 
 
-class Models:
-    """The models by name; the only place where a trigger meets a life.
+class Fleet:
+    """The models by name; the only place in which a trigger meets a life.
 
     Args:
-        serving: answers and moves their requests.
+        settings: the `[supervisor]` table.
+        models: every entry, in the order of the file.
+        serving: dispatches their requests.
+        endings: ends their requests.
         deadlines: where the times of models are kept.
-        do: takes an action.
-        announce: takes a change of state for everyone who watches.
+        outbox: takes what is to be done.
         random: draws the jitter of restarts.
-        exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
-        is_strict: raise where the table has no rule.
+        is_strict: raise if the table has no rule.
+
+    Attributes:
+        settings: the `[supervisor]` table as it was last read.
+        by_name: the models.
+        is_shutting_down: no model comes up any more.
     """
 
     def __init__(
         self,
+        settings: CoreSettings,
+        models: Sequence[ModelSettings],
         *,
         serving: Serving,
+        endings: Endings,
         deadlines: Deadlines,
-        do: Callable[[Action], None],
-        announce: Callable[[dict[str, Any]], None],
+        outbox: Outbox,
         random: random.Random,
-        exit_grace_s: float,
         is_strict: bool,
     ) -> None:
+        self.settings = settings
+        self.is_shutting_down = False
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self._serving = serving
+        self._endings = endings
         self._deadlines = deadlines
-        self._do = do
-        self._announce = announce
+        self._outbox = outbox
         self._random = random
-        self._exit_grace_s = exit_grace_s
+        self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         # A dict for its order: that of a set would change with the interpreter's hash seed, and
         # a failing seed of the simulation would not replay (P22).
         self._touched: dict[ModelName, None] = {}
+        for entry in models:
+            self._add(entry)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self.by_name.values()))
-
-    def add(self, entry: ModelSettings) -> Model:
-        """A model that was never started."""
-        life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
-        model = self.by_name[entry.name] = Model(life=life)
-        return model
 
     def find(self, name: ModelName) -> Model:
         """A model that the configuration names.
@@ -133,25 +141,102 @@ class Models:
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
+    # ------------------------------------------------------------ all models at once
+
+    def preload(self, now: float) -> None:
+        """The supervisor is up: loads what the configuration wants loaded."""
+        for model in self:
+            if model.life.settings.preload:
+                self.trigger(model, WantUp(why=Why.USER), now)
+
+    def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
+        """The configuration was read again: removes, adds and changes models."""
+        self.settings = settings
+        drain_s = settings.drain_timeout_s
+        names = {entry.name for entry in models}
+        for model in self:
+            if model.name not in names and model.life.wanted is not Wanted.GONE:
+                error = unknown_model(model.name, names)
+                self.trigger(model, Removed(drain_s=drain_s, error=error), now)
+        for entry in models:
+            known = self.by_name.get(entry.name)
+            if known is not None:
+                if known.life.settings != entry:
+                    known.blame.lift()
+                self.trigger(known, Reconfigured(settings=entry, drain_s=drain_s), now)
+            else:
+                added = self._add(entry)
+                if entry.preload:
+                    self.trigger(added, WantUp(why=Why.RELOAD), now)
+
+    def differences(self, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
+        """The names of the models that a reload adds, changes and removes."""
+        old = {m.name: m.life.settings for m in self if m.life.wanted is not Wanted.GONE}
+        new = {entry.name: entry for entry in models}
+        return {
+            "added": [name for name in new if name not in old],
+            "changed": [name for name in new if name in old and new[name] != old[name]],
+            "removed": [name for name in old if name not in new],
+        }
+
+    def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
+        """Ends every process, and lets none start again.
+
+        Args:
+            now: monotonic seconds.
+            is_immediate: without letting running requests finish.
+            drain_s: how long they may take otherwise; None for the configured limit.
+        """
+        limit_s = self.settings.drain_timeout_s if drain_s is None else drain_s
+        self.is_shutting_down = True
+        for model in self:
+            was_stopping = model.life.state is State.STOPPING
+            # One that a reload is removing, too: its drain may have a longer limit.
+            self.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
+            if is_immediate and (was_stopping or model.life.state is State.DRAINING):
+                self.trigger(model, Hurry(), now)
+
+    # ------------------------------------------------------------ one model
+
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
         """Puts a trigger to a model's life and carries out what the table answers.
 
         Raises:
-            ImpossibleTransitionError: the table has no rule, where this is strict; elsewhere that
+            ImpossibleTransitionError: the table has no rule, if this is strict; otherwise that
                 one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
         before = model.life.state
+        story = model.life.story
         try:
-            effects = apply(model.life, trigger, now)
+            outcomes = apply(model.life, trigger, now)
         except ImpossibleTransitionError as error:
             if self._is_strict:
                 raise
-            model.story.append(f"{now:.3f} {before} {trigger} !")
-            effects = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
-        model.story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
-        for effect in effects:
-            self._carry_out(model, effect, before, now)
+            story.append(f"{now:.3f} {before} {trigger} !")
+            outcomes = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
+            story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
+            self._outbox.add(LogFault(model=model.name, story=tuple(story)))
+        else:
+            story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
+        for outcome in outcomes:
+            self._carry_out(model, outcome, before, now)
+
+    def due(self, name: ModelName, now: float) -> None:
+        """A time of this model may have come."""
+        model = self.by_name.get(name)
+        if model is None:
+            return
+        self.look_after(model, now)
+        when = model.state_deadline()
+        if when is None or now < when:
+            return
+        phase = model.life.phase
+        if isinstance(phase, Stopping) and phase.is_last and model.life.pid is not None:
+            # SIGKILL has not ended its process within the limit.
+            self.bury(model, GivenUp(pid=model.life.pid), now)
+        else:
+            self.trigger(model, Due(), now)
 
     def look_after(self, model: Model, now: float) -> None:
         """Acts on what a process's signs of life mean."""
@@ -161,7 +246,7 @@ class Models:
             return
         match watch.judge(now, model.step_timeout_s, len(model.held)):
             case Alarm.LOOK:
-                self._do(LookAtWorker(model=model.name, generation=life.generation))
+                self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
             case Alarm.STUCK:
                 self.trigger(model, Stalled(detail=watch.describe(now)), now)
             case Alarm.STOPPED:
@@ -171,34 +256,35 @@ class Models:
             case Alarm.NONE:
                 pass
 
-    def was_told(self, action: SendToWorker, now: float) -> None:
-        """A process was sent a message: its beats count those, too."""
-        model = self.by_name.get(action.model)
-        if model is not None and model.watch is not None:
-            model.watch.was_told(now)
-
     def bury(self, model: Model, died: Died, now: float) -> None:
         """A process has ended: judges what that says of its requests, and lets the table decide.
 
         The story and the watchers hear what was decided and why (F10).
         """
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
-        verdict = model.recovery.judge(evidence, model.held, now)
+        verdict = model.blame.judge(evidence, model.held, now)
         if verdict.story:
-            model.story.append(f"{now:.3f} {died.text}: {verdict.story}")
+            model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
         if verdict.story and model.name in self.by_name:
-            self._announce(change_map(model, model.life.state, verdict.story))
+            self._outbox.announce(change_map(model, model.life.state, verdict.story))
 
-    def give_up(self, model: Model, now: float) -> None:
-        """SIGKILL has not ended its process within the limit; what ran in it is judged by why it
-        was ended."""
-        pid = model.life.pid
-        assert pid is not None
-        self.bury(model, GivenUp(pid=pid), now)
+    # ------------------------------------------------------------ after every event
 
     def settle(self, now: float) -> None:
-        """What follows from the new state: drains that ended, loads that may start, dispatches."""
+        """What follows for every model that was touched, whatever touched it."""
+        self._end_drains(now)
+        self._grant_load_turns(now)
+        for name in self._touched:
+            model = self.by_name.get(name)
+            if model is not None:
+                self._serving.dispatch(model, now)
+                self._serving.tell_waiting(model)
+                self._deadlines.set(name, model.deadline())
+        self._touched.clear()
+        self._note_what_workers_are_sent(now)
+
+    def _end_drains(self, now: float) -> None:
         for name in list(self._touched):
             model = self.by_name.get(name)
             if (
@@ -208,85 +294,76 @@ class Models:
                 and not model.leaving
             ):
                 self.trigger(model, Drained(), now)
+
+    def _grant_load_turns(self, now: float) -> None:
         for model in next_loads(self):
             self.trigger(model, Turn(), now)
-        for name in self._touched:
-            model = self.by_name.get(name)
-            if model is not None:
-                self._serving.dispatch(model, now)
-                self._serving.tell_waiting(model)
-                self._deadlines.set(name, model.deadline())
-        self._touched.clear()
+
+    def _note_what_workers_are_sent(self, now: float) -> None:
+        """The beats of a process count its messages, too."""
+        for action in self._outbox:
+            if isinstance(action, SendToWorker):
+                model = self.by_name.get(action.model)
+                if model is not None and model.watch is not None:
+                    model.watch.was_told(now)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the models contradict themselves or each other."""
+        """Raises AssertionError if the models contradict themselves or each other."""
+        ledger = self._serving.ledger
         for model in self:
             model.check_invariants()
-            if model.life.state is State.READY and model.line and model.has_room:
+            if model.life.state is State.READY and model.queue and model.has_room:
                 assert model.held, f"{model.name} has room and lets requests wait"
-                waiting = [self._serving.ledger.get(key) for key in model.line]
+                waiting = [ledger.get(key) for key in model.queue]
                 held = [*model.held, *(r.held for r in waiting if r is not None)]
-                assert any(model.recovery.is_due(one) for one in held), "nobody's turn is due"
-        placed = [key for model in self for key in (*model.line, *model.running)]
-        assert sorted(placed) == sorted(request.key for request in self._serving.ledger)
+                assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+        placed = [key for model in self for key in (*model.queue, *model.running)]
+        assert sorted(placed) == sorted(request.key for request in ledger)
         loading = [model.life for model in self if model.life.is_loading]
         assert sum(life.is_after_crash for life in loading) <= 1
         assert sum(not life.is_after_crash for life in loading) <= 1
+        if self.is_shutting_down:
+            assert all(model.life.wanted is not Wanted.UP for model in self)
+            assert ledger.waiting == 0
 
-    # ------------------------------------------------------------ effects
+    # ------------------------------------------------------------ inside
 
-    def _carry_out(self, model: Model, effect: Effect, before: State, now: float) -> None:
-        life = model.life
-        match effect:
-            case StartProcess():
-                self._do(
-                    Spawn(
-                        model=model.name,
-                        generation=life.generation,
-                        launch=life.launch,
-                        known_batching=model.known_batching,
-                    )
-                )
-            case TellWorker(message=message):
-                self._do(
-                    SendToWorker(model=model.name, generation=life.generation, message=message)
-                )
-            case SignalProcess(signal=signal):
-                self._do(SignalWorker(model=model.name, generation=life.generation, signal=signal))
+    def _add(self, entry: ModelSettings) -> Model:
+        """A model that was never started."""
+        life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
+        model = self.by_name[entry.name] = Model(life=life)
+        return model
+
+    def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
+        match outcome:
+            case Changed(note=note):
+                self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
-                self._serving.fail_queue(model, error)
+                self._endings.fail_queue(model, error)
             case RunningEnds(error=error):
-                self._serving.fail_running(model, error)
+                self._endings.fail_running(model, error)
             case RunningLost(text=text, verdict=verdict):
-                self._serving.lose_running(model, text, verdict)
+                self._endings.lose_running(model, text, verdict)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
             case DownWaitersEnd(error=error_or_none):
                 self._answer(model, model.down_callers, error_or_none, now)
-            case Changed(note=note):
-                self._announce(change_map(model, before, note))
-            case LeaveProcess():
-                self._do(Abandon(model=model.name, generation=life.generation))
             case Erased():
-                self._do(ForgetModel(model=model.name))
+                self._outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
                 self._deadlines.set(model.name, None)
-            case Fault():
-                self._do(LogFault(model=model.name, story=tuple(model.story)))
+            case Spawn() | SendToWorker() | SignalWorker() | Abandon():
+                self._outbox.add(outcome)
             case _:
-                raise AssertionError(effect)
+                assert_never(outcome)
 
     def _answer(
         self, model: Model, callers: list[Caller], error: RemoteError | None, now: float
     ) -> None:
         for caller in callers:
             if error is None:
-                value = {"model": model_row(model, now)}
-                self._send(caller.connection, Reply(id=caller.id, value=value))
+                self._outbox.reply(caller, {"model": model_row(model, now)})
             else:
-                self._send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
+                self._outbox.fail(caller, error)
         callers.clear()
-
-    def _send(self, connection: ConnectionId, message: Message) -> None:
-        self._do(SendToClient(connection=connection, message=message))

@@ -11,17 +11,16 @@ from mlxsup.protocol.messages import Ready as ReadyMessage
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, WorkerPhase
 
 from .events import Caller
-from .health.blame import Held, Recovery
+from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Ready
 from .requests.ledger import Request, Stage
-from .requests.queue import WaitingLine
+from .requests.queue import Queue
 
 MACHINE_SHARE = 0.9
 """A process that held more of the machine's memory was killed for it, whatever else might be."""
 
-STORY_LENGTH = 200
 RATE_WINDOW_S = 5.0
 
 SERVICE_WEIGHT = 0.2
@@ -41,15 +40,13 @@ class Model:
 
     Attributes:
         life: its worker's life.
-        line: keys of the requests that wait.
+        queue: keys of the requests that wait.
         running: requests that were dispatched to the process that lives now.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
-        recovery: what it remembers of crashes.
+        blame: what it remembers of crashes.
         lets_newcomers_in: while suspects take turns, new requests start before the next turn.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
-        known_batching: what a worker of this model found out of how rows may be batched, as a
-            launch spec has it; None before any has. The fingerprint says whether it still holds.
         heartbeat: its latest.
         watch: what its signs of life say, while its process lives.
         dying: what it said before an exit that nobody asked for.
@@ -59,19 +56,17 @@ class Model:
         service_s: how long a request runs, from what has run; None before any has.
         idle_since: when its last request ended, or when it became READY.
         told_waiting: what everybody who waits has been told of: the reason, and how the load goes.
-        story: the latest events and what they led to, oldest first.
     """
 
     life: Life
-    line: WaitingLine = field(default_factory=WaitingLine)
+    queue: Queue = field(default_factory=Queue)
     running: dict[RequestKey, Request] = field(default_factory=dict)
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
-    recovery: Recovery = field(default_factory=Recovery)
+    blame: Blame = field(default_factory=Blame)
     lets_newcomers_in: bool = True
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
     ready: ReadyMessage | None = None
-    known_batching: dict[str, str] | None = None
     heartbeat: Heartbeat | None = None
     watch: Watch | None = None
     dying: str = ""
@@ -81,7 +76,6 @@ class Model:
     service_s: float | None = None
     idle_since: float = 0.0
     told_waiting: tuple[WaitReason, str, int] | None = None
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     @property
@@ -98,22 +92,22 @@ class Model:
     @property
     def can_start(self) -> bool:
         """Whether a request that came now would be dispatched at once, unless it is a suspect."""
-        if self.life.state is not State.READY or not self.has_room or self.line:
+        if self.life.state is not State.READY or not self.has_room or self.queue:
             return False
-        return not any(self.recovery.is_due(one) for one in self.held)
+        return not any(self.blame.is_due(one) for one in self.held)
 
     @property
     def row_limit(self) -> int:
         """How many requests may run at once."""
         limit = self.life.launch.max_concurrency
-        return limit if self.recovery.rows is None else min(limit, self.recovery.rows)
+        return limit if self.blame.rows is None else min(limit, self.blame.rows)
 
     @property
     def on_turn(self) -> Request | None:
         """The suspect that runs alone because its turn is due; None if none does."""
         if len(self.held) > 1:
             return None
-        is_due = self.recovery.is_due
+        is_due = self.blame.is_due
         return next((r for r in self.running.values() if is_due(r.held)), None)
 
     @property
@@ -133,7 +127,7 @@ class Model:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or runs."""
-        return not (self.line or self.running or self.leaving)
+        return not (self.queue or self.running or self.leaving)
 
     @property
     def is_over_memory(self) -> bool:
@@ -172,7 +166,7 @@ class Model:
         """The worker has become READY."""
         self.ready = ready
         if self.life.launch.max_concurrency > 1:  # with one row there was nothing to find out
-            self.known_batching = {
+            self.life.known_batching = {
                 "fingerprint": ready.fingerprint,
                 "batching": ready.batching.value,
                 "reason": ready.batching_reason,
@@ -229,7 +223,7 @@ class Model:
         if state in SERVES:
             assert len(self.running) + len(self.leaving) <= limit
         if state in (State.STOPPED, State.FAILED):
-            assert not self.line, f"{self.name} lets requests wait in {state}"
+            assert not self.queue, f"{self.name} lets requests wait in {state}"
             assert not self.up_callers, f"{self.name} lets callers wait in {state}"
         if state is State.STOPPED:
             assert not self.down_callers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlxsup.protocol.states import State, WaitReason
@@ -15,25 +15,34 @@ from .requests.ledger import Ledger
 SCHEMA_VERSION = 1
 
 
+@dataclass(slots=True, kw_only=True)
+class Daemon:
+    """What the status says of the daemon itself.
+
+    Attributes:
+        facts: version, pid, endpoint and the like, as the shell found them.
+        started_at: monotonic seconds.
+        machine_bytes: memory of the machine; 0 before it was measured.
+    """
+
+    facts: Mapping[str, Any]
+    started_at: float = 0.0
+    machine_bytes: int = 0
+
+
 def status_map(
-    models: Iterable[Model],
-    ledger: Ledger,
-    *,
-    facts: Mapping[str, Any],
-    started_at: float,
-    machine_bytes: int,
-    now: float,
+    models: Iterable[Model], ledger: Ledger, daemon: Daemon, now: float
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
     rows = [model_row(model, now) for model in models]
     return {
         "schema_version": SCHEMA_VERSION,
-        **facts,
-        "uptime_s": now - started_at,
+        **daemon.facts,
+        "uptime_s": now - daemon.started_at,
         "memory": {
             "budget_bytes": None,
             "reserved_bytes": sum(row["footprint_bytes"] for row in rows),
-            "machine_bytes": machine_bytes,
+            "machine_bytes": daemon.machine_bytes,
         },
         "queue": {"waiting": ledger.waiting, "per_client": ledger.waiting_by_client},
         "models": rows,
@@ -42,7 +51,7 @@ def status_map(
 
 def model_row(model: Model, now: float) -> dict[str, Any]:
     """One model's part of the status."""
-    model.recovery.expire(now)  # nothing else may have happened since an hour was over
+    model.blame.expire(now)  # nothing else may have happened since an hour was over
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
         "name": model.name,
@@ -59,13 +68,13 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "cause": life.failure or None,
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
-        "queued": len(model.line),
+        "queued": len(model.queue),
         "running": [request.id for request in model.running.values()],
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
-        "suspects": model.recovery.suspects,
-        "on_probation": model.recovery.on_probation,
-        "quarantined": model.recovery.quarantined,
+        "suspects": model.blame.suspects,
+        "on_probation": model.blame.on_probation,
+        "quarantined": model.blame.quarantined,
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
         "footprint_bytes": life.footprint_bytes,

@@ -30,7 +30,7 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
-from .fleet import Models
+from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
 from .lifecycle.states import Abandoned
@@ -62,17 +62,17 @@ class WorkerEvents:
     """Takes every event of a process.
 
     Args:
-        models: whose processes they are.
-        serving: of the requests that they hold.
+        fleet: the models that the processes belong to.
+        serving: moves the requests that they hold.
     """
 
-    def __init__(self, models: Models, serving: Serving) -> None:
-        self._models = models
+    def __init__(self, fleet: Fleet, serving: Serving) -> None:
+        self._fleet = fleet
         self._serving = serving
 
     def take(self, event: WorkerEvent) -> None:
         """Takes one event; one of an earlier generation is nothing (F9)."""
-        model = self._models.by_name.get(event.model)
+        model = self._fleet.by_name.get(event.model)
         if model is None or event.generation != model.life.generation:
             return
         is_abandoned = isinstance(model.life.phase, Abandoned)
@@ -83,28 +83,28 @@ class WorkerEvents:
 
     def _on_spawned(self, event: Spawned, model: Model) -> None:
         model.watch = Watch.over(event.now)
-        self._models.trigger(model, HasPid(pid=event.pid), event.now)
+        self._fleet.trigger(model, HasPid(pid=event.pid), event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
         said = f"could not be spawned: {event.detail}"
         died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-        self._models.trigger(model, died, event.now)
+        self._fleet.trigger(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
         if model.watch is not None:
             model.watch.looked(is_stopped=event.is_stopped, now=event.now)
-            self._models.look_after(model, event.now)
+            self._fleet.look_after(model, event.now)
 
     def _on_unlinked(self, event: WorkerUnlinked, model: Model) -> None:
         if model.watch is not None:
             model.watch.unlinked(event.now)
-            self._models.look_after(model, event.now)
+            self._fleet.look_after(model, event.now)
 
     def _on_broke(self, event: WorkerBroke, model: Model) -> None:
         if event.is_other_version:
-            self._models.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
+            self._fleet.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
         else:
-            self._models.trigger(model, Broke(detail=event.detail), event.now)
+            self._fleet.trigger(model, Broke(detail=event.detail), event.now)
 
     def _on_exited(self, event: Exited, model: Model) -> None:
         died = Died(
@@ -119,7 +119,7 @@ class WorkerEvents:
                 is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
             ),
         )
-        self._models.bury(model, died, event.now)
+        self._fleet.bury(model, died, event.now)
 
     # ------------------------------------------------------------ what it says
 
@@ -131,12 +131,12 @@ class WorkerEvents:
     def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
         if message.step not in (model.steps, model.steps + 1):
             detail = f"counted step {message.step} after step {model.steps}"
-            self._models.trigger(model, Broke(detail=detail), event.now)
+            self._fleet.trigger(model, Broke(detail=detail), event.now)
             return
         if model.watch is not None:
             model.watch.stepped(message.step, event.now)
         if self._serving.step(model, message, event.now):
-            self._models.touch(model)
+            self._fleet.touch(model)
 
     def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
         self._serving.accepted(model, message)
@@ -145,45 +145,45 @@ class WorkerEvents:
         try:
             error = RemoteError.from_wire(message.error)
         except ValueError as wrong:
-            self._models.trigger(
+            self._fleet.trigger(
                 model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now
             )
             return
         self._serving.rejected(model, message.key, error, event.now)
-        self._models.touch(model)
+        self._fleet.touch(model)
 
     def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
         model.heartbeat = message
         if model.watch is not None:
             model.watch.beat(message, len(model.held), event.now)
-            self._models.look_after(model, event.now)
+            self._fleet.look_after(model, event.now)
 
     def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
         model.dying = message.message
 
     def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
         if message.version != VERSION:
-            self._models.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
+            self._fleet.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
         elif model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="said HELLO after READY"), event.now)
+            self._fleet.trigger(model, Broke(detail="said HELLO after READY"), event.now)
         else:
-            self._models.trigger(model, Greeted(), event.now)
+            self._fleet.trigger(model, Greeted(), event.now)
 
     def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
         if model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="reported a load after READY"), event.now)
+            self._fleet.trigger(model, Broke(detail="reported a load after READY"), event.now)
         else:
             progress = Progressed(phase=message.phase, progress=message.progress)
-            self._models.trigger(model, progress, event.now)
+            self._fleet.trigger(model, progress, event.now)
 
     def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
         if model.life.state in SERVES:
-            self._models.trigger(model, Broke(detail="said READY twice"), event.now)
+            self._fleet.trigger(model, Broke(detail="said READY twice"), event.now)
             return
         if model.life.state is State.LOADING:
             model.learn(message)
             model.idle_since = event.now
-        self._models.trigger(model, BecameReady(), event.now)
+        self._fleet.trigger(model, BecameReady(), event.now)
 
 
 def _last_words(lines: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ def _is_full(record: Record, book: Book, ask: Ask) -> bool:
         return False
     waiting = [one for one in others if one.is_waiting]
     share = max(1, settings.max_queue // len(record.books))
-    if len(waiting) >= settings.max_queue and len(book.line) >= share:
+    if len(waiting) >= settings.max_queue and len(book.queue) >= share:
         return True
     mine = sum(one.connection == ask.connection for one in waiting)
     return mine >= settings.max_queue_per_client
@@ -57,7 +57,7 @@ def _held(ask: Ask) -> int:
 def can_start(book: Book) -> bool:
     """Whether a request that came now would be dispatched at once."""
     life = book.life
-    if not book.serves or life is None or life.unlinked_at is not None or book.line:
+    if not book.serves or life is None or life.unlinked_at is not None or book.queue:
         return False
     if any(book.suspicion.takes_turn(number) for number, _ in life.held()):
         return False

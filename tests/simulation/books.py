@@ -143,7 +143,7 @@ class Book:
         wanted: up, down or gone.
         is_by_user: whether a person wants it down.
         life: its process until the exit is seen; one given up, too.
-        line: requests that wait, those that had been dispatched before included.
+        queue: requests that wait, those that had been dispatched before included.
         failed: why it is FAILED; empty if it is not.
         drain_until: when what runs is cut off.
         crashes: times of those that count, the latest last.
@@ -159,7 +159,7 @@ class Book:
     wanted: Wanted = Wanted.DOWN
     is_by_user: bool = True
     life: Life | None = None
-    line: list[Ask] = field(default_factory=list)
+    queue: list[Ask] = field(default_factory=list)
     failed: str = ""
     drain_until: float | None = None
     crashes: deque[float] = field(default_factory=deque)
@@ -199,7 +199,7 @@ class Book:
     @property
     def in_order(self) -> list[Ask]:
         """Those who wait: first who had been dispatched, then the others, oldest first."""
-        return sorted(self.line, key=lambda ask: (not ask.is_again, ask.number))
+        return sorted(self.queue, key=lambda ask: (not ask.is_again, ask.number))
 
     def clean(self) -> None:
         """Somebody asked for a start: no crash is held against it."""

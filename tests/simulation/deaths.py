@@ -63,7 +63,7 @@ def given_up(record: Record, book: Book) -> None:
     finding = book.suspicion.died(says, life.held(), record.now)
     _requests_end(record, book, life, finding)
     code = "load_failed" if book.wanted is Wanted.UP else wishes.cut_off(record, book)
-    for ask in list(book.line):
+    for ask in list(book.queue):
         record.must.setdefault(ask, set()).add(_worded(ask, code))
     life.is_abandoned = True
     life.given.clear()
@@ -84,7 +84,7 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     book.life, book.drain_until = None, None
     book.retry, book.retry_at, book.is_after_crash = None, None, False
     if book.wanted is not Wanted.UP:
-        for ask in book.line:
+        for ask in book.queue:
             record.must.setdefault(ask, set()).add(wishes.cut_off(record, book))
         if book.wanted is Wanted.GONE:
             del record.books[book.name]
@@ -128,7 +128,7 @@ def _crashes(record: Record, book: Book) -> None:
 def _fails(record: Record, book: Book, why: str) -> None:
     book.failed = why
     record.count(f"FAILED: {why}")
-    for ask in book.line:
+    for ask in book.queue:
         record.must.setdefault(ask, set()).add(_worded(ask, "load_failed"))
 
 
@@ -151,8 +151,8 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
             record.count("interrupted")
         ask.place, ask.is_again, ask.is_yielding = Place.LINE, True, False
         ask.placed_at = record.now
-        book.line.append(ask)
-    for ask in book.line:
+        book.queue.append(ask)
+    for ask in book.queue:
         if ask.acceptance is not None and not ask.may_resume:
             record.must[ask] = {"worker_crashed"}
         elif finding.culprit is not None and ask.prompt.number == finding.culprit:

@@ -153,7 +153,7 @@ def _compare(record: Record, value: dict[str, object]) -> None:
         book.suspicion.forget(record.now)
         quarantined = len(book.suspicion.quarantined)
         check("status: quarantined", row["quarantined"] == quarantined, row)
-        check("status: queued", row["queued"] == len(book.line), row)
+        check("status: queued", row["queued"] == len(book.queue), row)
         given = book.life.given.values() if book.life else ()
         running = [ask.id for ask in given if ask.is_open]
         check("status: running", sorted(row["running"]) == sorted(running), row)
@@ -204,7 +204,7 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
             _passes_over(book, ask)
     else:
         check("line order", ask is book.in_order[0], f"{ask} before {book.in_order[0]}")
-    book.line.remove(ask)
+    book.queue.remove(ask)
     ask.place, ask.key = Place.GIVEN, message.key
     life.given[message.key] = ask
     check("rows", len(life.given) <= book.rows, f"{len(life.given)} of {book.rows}")
@@ -227,7 +227,7 @@ def _passes_over(book: Book, turn: Ask) -> None:
 
 def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:
     """By its key, or, the first time, by its body; of several with that body, the oldest."""
-    found = [ask for ask in book.line if ask.key == message.key]
+    found = [ask for ask in book.queue if ask.key == message.key]
     if not found and message.resume is None:
         alike = [ask for ask in book.in_order if ask.prompt.body == message.body]
         found = [ask for ask in alike if ask.key is None][:1]
@@ -244,7 +244,7 @@ def _exit(record: Record, book: Book, life: Life) -> None:
     if life.cause is Cause.ASKED:
         return
     check("exit of the faulty", life.cause is None, f"{book.name}: {life.cause}")
-    is_idle = book.wanted is Wanted.UP and not book.line and not life.given
+    is_idle = book.wanted is Wanted.UP and not book.queue and not life.given
     idle_s = book.entry.idle_unload_s
     check("unloaded while busy", is_idle, book.name)
     check("unloaded unasked", idle_s > 0, book.name)

@@ -222,7 +222,7 @@ class Record:
         ask.place, ask.placed_at = Place.LINE, self.now
         admission.set_limits(self, ask)
         book = self.books[ask.model]
-        book.line.append(ask)
+        book.queue.append(ask)
         if book.wanted is not Wanted.UP:
             wishes.up(self, book, by_user=False)
 
@@ -235,8 +235,8 @@ class Record:
     def close(self, ask: Ask) -> None:
         """A request is over; its row may still be in the batch."""
         book = self.books.get(ask.model)
-        if book is not None and ask in book.line:
-            book.line.remove(ask)
+        if book is not None and ask in book.queue:
+            book.queue.remove(ask)
             self._busy(book)
         if book is not None and book.life is not None and ask.key in book.life.given:
             book.life.tokens_at_end[ask.key] = ask.tokens

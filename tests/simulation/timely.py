@@ -111,7 +111,7 @@ def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
 def _returns(record: Record, book: Book) -> None:
     """A model that is wanted is started again, once nothing is in its way."""
     if book.wanted is not Wanted.UP or book.failed or record.is_shutting_down:
-        check("lets requests wait for nothing", not book.line, book.name)
+        check("lets requests wait for nothing", not book.queue, book.name)
         return
     if book.retry is not None and record.now <= book.retry[1] + SLACK_S:
         return
@@ -124,12 +124,12 @@ def _works(record: Record, book: Book, life: Life) -> None:
     """Whoever waits runs if there is room; who has nothing to do is unloaded."""
     if not book.serves or life.unlinked_at is not None:
         return
-    if book.line and book.suspicion.turns_are_taken:
-        check("turn missed", bool(life.given), book.line[0])
-    elif book.line:
-        check("room left", len(life.given) >= book.rows, book.line[0])
+    if book.queue and book.suspicion.turns_are_taken:
+        check("turn missed", bool(life.given), book.queue[0])
+    elif book.queue:
+        check("room left", len(life.given) >= book.rows, book.queue[0])
     idle_s = book.entry.idle_unload_s
-    if idle_s and not book.line and not life.given:
+    if idle_s and not book.queue and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)
 
 

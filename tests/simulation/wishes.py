@@ -61,7 +61,7 @@ def down(record: Record, book: Book, drain_s: float, *, by_user: bool) -> None:
     book.wanted, book.is_by_user = Wanted.DOWN, by_user
     book.is_restarting = False
     code = cut_off(record, book)
-    for ask in book.line:
+    for ask in book.queue:
         record.must.setdefault(ask, set()).add(code)
     life = book.life
     if life is None:
@@ -146,7 +146,7 @@ def waits_again(record: Record, book: Book, ask: Ask) -> None:
         record.must.setdefault(ask, set()).add(cut_off(record, book))
         return
     ask.place, ask.is_again, ask.queue_until = Place.LINE, True, None
-    book.line.append(ask)
+    book.queue.append(ask)
 
 
 def cut_off(record: Record, book: Book) -> str:
@@ -179,7 +179,7 @@ def reloaded(record: Record, event: Reloaded) -> None:
 
 def _removed(record: Record, book: Book) -> None:
     book.wanted = Wanted.GONE
-    for ask in book.line:
+    for ask in book.queue:
         record.must.setdefault(ask, set()).add("unknown_model")
     life = book.life
     if life is None:

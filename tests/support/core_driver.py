@@ -250,7 +250,7 @@ class Driver:
             requests=requests or 0,
             preparing=preparing,
         )
-        watch = self.core._models.by_name[ModelName(model)].watch
+        watch = self.core.fleet.by_name[ModelName(model)].watch
         if requests is not None and watch is not None:
             message = replace(message, sent=watch.heard, received=watch.told)
         return self.worker(message, model)

@@ -24,10 +24,10 @@ from mlxsup.supervisor.core.health.blame import (
     MAX_SUSPECTS,
     PROBATION_S,
     PROBATION_TOKENS,
+    Blame,
     Digest,
     Evidence,
     Held,
-    Recovery,
     digest_of,
 )
 from mlxsup.supervisor.core.settings import RestartSettings
@@ -177,7 +177,7 @@ def test_a_row_that_a_worker_ends_unasked_proves_nobody_innocent() -> None:
 
 def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
     driver = engine_of(2)
-    model = driver.core._models.by_name["m"]
+    model = driver.core.fleet.by_name["m"]
 
     def quarantine(id: str) -> None:
         driver.serve(id)
@@ -390,24 +390,24 @@ def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
 
 
 def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:
-    recovery, place = Recovery(), 100
+    blame, place = Blame(), 100
     suspect, other = Digest(b"suspect"), Digest(b"other")
-    recovery.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
-    recovery.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
-    due = [n for n in range(120) if recovery.is_due(Held(digest=suspect, tokens=n))]
+    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    due = [n for n in range(120) if blame.is_due(Held(digest=suspect, tokens=n))]
     assert due == list(range(place - APPROACH_TOKENS, 120))
 
 
 def test_tokens_before_a_turn_is_due_do_not_shorten_it() -> None:
-    recovery, place = Recovery(), 200
+    blame, place = Blame(), 200
     suspect, other = Digest(b"suspect"), Digest(b"other")
-    recovery.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
-    recovery.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
-    assert not recovery.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
+    blame.judge(Evidence.ACCUSES, [Held(digest=suspect, tokens=place), Held(digest=other)], 0.0)
+    blame.judge(Evidence.ACCUSES, [Held(digest=other)], 1.0)
+    assert not blame.gained(Held(digest=suspect, tokens=1), 2.0), "far from the place"
     past = place + PROBATION_TOKENS
-    assert not recovery.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
-    assert not recovery.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
-    assert recovery.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0), "the first token there"
+    assert not blame.gained(Held(digest=suspect, tokens=past), 3.0 + 0.9 * PROBATION_S)
+    assert blame.gained(Held(digest=suspect, tokens=past), 3.0 + 1.1 * PROBATION_S)
 
 
 def test_who_is_quarantined_is_not_told_of_an_interruption() -> None:
@@ -426,29 +426,29 @@ def test_who_is_quarantined_is_not_told_of_an_interruption() -> None:
 
 
 def test_who_was_accused_again_is_forgotten_last() -> None:
-    recovery, old = Recovery(), Held(digest=Digest(b"old"))
-    recovery.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"older"))], 0.0)
-    recovery.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"other"))], 1.0)
+    blame, old = Blame(), Held(digest=Digest(b"old"))
+    blame.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"older"))], 0.0)
+    blame.judge(Evidence.ACCUSES, [old, Held(digest=Digest(b"other"))], 1.0)
     many = [Held(digest=Digest(b"%d" % n)) for n in range(MAX_SUSPECTS - 2)]
-    recovery.judge(Evidence.ACCUSES, many, 2.0)
-    assert recovery.suspects == MAX_SUSPECTS
-    assert recovery.is_suspect(old.digest)
-    assert not recovery.is_suspect(Digest(b"older"))
+    blame.judge(Evidence.ACCUSES, many, 2.0)
+    assert blame.suspects == MAX_SUSPECTS
+    assert blame.is_suspect(old.digest)
+    assert not blame.is_suspect(Digest(b"older"))
 
 
 def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (MAX_SUSPECTS, MAX_QUARANTINED) == (4096, 4096)
     monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_SUSPECTS", 60)
     monkeypatch.setattr("mlxsup.supervisor.core.health.blame.MAX_QUARANTINED", 50)
-    recovery = Recovery()
+    blame = Blame()
     many = [Digest(str(n).encode()) for n in range(70)]
-    recovery.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
-    assert recovery.suspects == 60
+    blame.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
+    assert blame.suspects == 60
     for number, digest in enumerate(many):
-        recovery.completed(Digest(b"fine"))
+        blame.completed(Digest(b"fine"))
         for _ in range(3):
-            recovery.judge(Evidence.ACCUSES, [Held(digest=digest)], float(number) / 1000)
-    assert recovery.quarantined == 50
+            blame.judge(Evidence.ACCUSES, [Held(digest=digest)], float(number) / 1000)
+    assert blame.quarantined == 50
 
 
 def test_a_dispatch_after_an_accusing_crash_resumes() -> None:

@@ -161,7 +161,7 @@ def test_a_process_that_cannot_be_ended_and_its_end_at_last_are_announced(how: s
 
 def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
     driver = in_state(State.LOADING)
-    model = driver.core._models.by_name["m"]
+    model = driver.core.fleet.by_name["m"]
     assert waiting_news(model) == (WaitReason.LOAD, "import", 0)
     for hundredth in range(1, 100):
         driver.progress(hundredth / 100)
@@ -176,7 +176,7 @@ def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
     ],
 )  # fmt: skip
 def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
-    model = in_state(state).core._models.by_name["m"]
+    model = in_state(state).core.fleet.by_name["m"]
     assert wait_reason(model) == reason
     if state is State.READY:
         model.leaving[RequestKey(9)] = next(iter(model.running.values())).held

@@ -66,7 +66,7 @@ class World:
         actions = self._do(event)
         for action in actions:
             self._obey(action)
-        for model in self.driver.core._models:
+        for model in self.driver.core.fleet:
             if self.ends_at is not None and isinstance(model.life.phase, Draining):
                 assert model.life.phase.ends_at <= self.ends_at, "a drain outlasts the stop"
         return actions

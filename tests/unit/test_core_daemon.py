@@ -104,7 +104,7 @@ def test_only_what_the_client_that_goes_had_asked_for_is_forgotten() -> None:
         driver.ask("more", connection=connection)
     unload = driver.unload()
     driver.leave(BOB)
-    assert driver.core._subscriptions == {ALICE: "s"}
+    assert driver.core.outbox.subscriptions == {ALICE: "s"}
     assert driver.row()["running"] == ["r1", "more"]
     driver.token(1, 2, finish=FinishReason.STOP)
     driver.exit(code=0)
@@ -134,7 +134,7 @@ def test_a_cancel_of_something_else_leaves_a_subscription_alone() -> None:
     driver.say(Subscribe(id=RequestId("s")))
     driver.cancel("r1")
     driver.cancel("s2")
-    assert driver.core._subscriptions == {ALICE: "s"}
+    assert driver.core.outbox.subscriptions == {ALICE: "s"}
 
 
 # ---------------------------------------------------------------- reloads

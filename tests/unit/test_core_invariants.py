@@ -12,7 +12,6 @@ from mlxsup.supervisor.core.events import Caller, ConnectionId
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
-from mlxsup.supervisor.core.lifecycle.triggers import Effect
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from support.core_driver import ALICE, LAUNCH, Driver, entry, in_state
@@ -22,11 +21,11 @@ CALLER = Caller(connection=ALICE, id=RequestId("c"))
 
 
 def model_of(driver: Driver, name: str = "m") -> Model:
-    return driver.core._models.by_name[ModelName(name)]
+    return driver.core.fleet.by_name[ModelName(name)]
 
 
 def ledger_of(driver: Driver) -> Ledger:
-    return driver.core._serving.ledger
+    return driver.core.ledger
 
 
 def smuggled(driver: Driver, key: int = 99) -> Request:
@@ -67,7 +66,7 @@ def waits_at_the_end(driver: Driver) -> None:
     driver.ask("r2")
     driver.ask("waits")
     model_of(driver).life.wanted = Wanted.DOWN
-    driver.core._is_shutting_down = True
+    driver.core.fleet.is_shutting_down = True
 
 
 def add(name: str, change: int = 1) -> Callable[[Driver], None]:
@@ -94,7 +93,7 @@ def waits_in(phase: type[Failed] | type[Stopped]) -> Callable[[Driver], None]:
 
 
 def waits_beside_room(driver: Driver) -> None:
-    model_of(driver).line.join(smuggled(driver).key)
+    model_of(driver).queue.join(smuggled(driver).key)
 
 
 def set_life(name: str, value: object) -> Callable[[Driver], None]:
@@ -212,7 +211,7 @@ def test_no_rule_leads_past_an_edge_of_the_table() -> None:
     life = life_in(State.STOPPED)
     with pytest.raises(AssertionError, match="STOPPED → READY"):
         life.enter(Ready(since=0.0))
-    assert (life.state, life.take_effects()) == (State.STOPPED, [])
+    assert (life.state, life.take_outcomes()) == (State.STOPPED, [])
 
 
 def test_an_exit_leads_to_a_state_without_a_process_and_only_from_one_with() -> None:
@@ -222,9 +221,3 @@ def test_an_exit_leads_to_a_state_without_a_process_and_only_from_one_with() -> 
     assert ready.pid == 77
     with pytest.raises(AssertionError):
         life_in(State.FAILED).enter_after_exit(Backoff(since=0.0, retry_at=1.0), "")
-
-
-def test_an_effect_that_nobody_carries_out_is_noticed() -> None:
-    driver = Driver()
-    with pytest.raises(AssertionError):
-        driver.core._models._carry_out(model_of(driver), Effect(), State.STOPPED, driver.now)

@@ -8,7 +8,7 @@ from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.messages import Acceptance, Timings, Usage
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
-from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, WaitingLine
+from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from support.core_driver import ALICE, BOB
 
 ACCEPTANCE = Acceptance(
@@ -112,7 +112,7 @@ def keys(*numbers: int) -> list[RequestKey]:
 
 
 def test_who_was_dispatched_before_comes_first_and_the_oldest_of_them_first_of_all() -> None:
-    line = WaitingLine()
+    line = Queue()
     for key in keys(5, 6, 7):
         line.join(key)
     line.rejoin(keys(4, 2))
@@ -127,7 +127,7 @@ def test_who_was_dispatched_before_comes_first_and_the_oldest_of_them_first_of_a
 
 def test_places_are_news_near_the_front_at_the_end_and_at_the_marks() -> None:
     assert (NEAR, FARTHEST_TOLD) == (8, 1024)
-    line = WaitingLine()
+    line = Queue()
     for key in range(1, 41):
         line.join(RequestKey(key))
     assert line.take_news() == {key: key for key in range(1, 41)}, "all have come"

@@ -124,7 +124,7 @@ def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_the
     driver.unlinked()
     driver.pass_time(9.0)
     driver.exit(code=75)
-    assert driver.core._models.by_name["m"].row_limit == 1
+    assert driver.core.fleet.by_name["m"].row_limit == 1
 
     driver = in_state(State.LOADING)
     driver.unlinked()
@@ -205,7 +205,7 @@ def test_one_of_several_that_was_lost_is_noticed_while_the_others_run_P23(
 
 def test_what_crosses_a_beat_on_its_way_is_not_lost_P7() -> None:
     driver = in_state(State.READY)
-    watch = driver.core._models.by_name[ModelName("m")].watch
+    watch = driver.core.fleet.by_name[ModelName("m")].watch
     assert watch is not None
     heard, told = watch.heard, watch.told
     driver.ask("r2")  # a beat that counted before the worker took this one

@@ -164,7 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(client=clients)
     def leave(self, client: bytes) -> None:
-        open_ids = {r.id for r in self.driver.core._serving.ledger.of_connection(client)}
+        open_ids = {r.id for r in self.driver.core.ledger.of_connection(client)}
         self.refused_or_open -= {(client, id) for id in open_ids}
         if client == ALICE:  # who says all commands
             self.commands = {id: count for id, count in self.commands.items() if count}
@@ -241,7 +241,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @property
     def drain_s(self) -> float:
-        return self.driver.core._settings.drain_timeout_s
+        return self.driver.core.fleet.settings.drain_timeout_s
 
     # ------------------------------------------------------------ workers
 
@@ -354,7 +354,7 @@ class CoreMachine(RuleBasedStateMachine):
     def a_stop_bounds_every_drain(self) -> None:
         if not hasattr(self, "driver"):
             return
-        for model in self.driver.core._models:
+        for model in self.driver.core.fleet:
             if isinstance(model.life.phase, Draining):
                 assert model.life.phase.ends_at <= self.ends_at + 1e-6, model.name
 
@@ -406,9 +406,8 @@ class PoisonedEngine:
 
     def run(self) -> None:
         """Steps until nothing is open."""
-        serving = self.driver.core._serving
-        while serving.ledger:
-            running = list(self.driver.core._models.by_name["m"].running.values())
+        while self.driver.core.ledger:
+            running = list(self.driver.core.fleet.by_name["m"].running.values())
             assert running, "everything waits and nothing runs"
             due = [r for r in running if self.strikes.get(r.id) == r.tokens_sent]
             if due:
@@ -451,4 +450,4 @@ def test_a_poison_costs_three_crashes_and_every_innocent_completes_P10_F10(
         else:
             assert isinstance(end, Done)
             assert end.usage.completion_tokens == end.seq == engine.lengths[id]
-    assert engine.driver.core._serving.ledger.held_bytes == 0
+    assert engine.driver.core.ledger.held_bytes == 0

@@ -41,9 +41,9 @@ def places(driver: Driver) -> dict[str, int]:
 
 
 def true_places(driver: Driver) -> dict[str, int]:
-    model = driver.core._models.by_name["m"]
-    ledger = driver.core._serving.ledger
-    return {ledger.get(key).id: place for place, key in enumerate(model.line, 1)}
+    model = driver.core.fleet.by_name["m"]
+    ledger = driver.core.ledger
+    return {ledger.get(key).id: place for place, key in enumerate(model.queue, 1)}
 
 
 def test_a_departure_tells_few_however_many_wait() -> None:
@@ -129,7 +129,7 @@ def test_when_the_last_listener_has_ended_nobody_s_place_is_looked_for() -> None
     for key in range(1, 4):
         driver.token(key, finish=FinishReason.STOP)
     driver.core.check_invariants()
-    assert not driver.core._serving.ledger.has_listeners
+    assert not driver.core.ledger.has_listeners
 
 
 def test_the_work_of_a_departure_does_not_grow_with_the_line() -> None:

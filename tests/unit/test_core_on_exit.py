@@ -41,7 +41,7 @@ def test_what_an_exit_is_and_where_it_leads(end: tuple[State, int | None, str]) 
     state, code, signal = end
     after, reason, evidence = EXITS[end]
     driver = in_state(state)
-    life = driver.core._models.by_name["m"].life
+    life = driver.core.fleet.by_name["m"].life
     died = Died(exit_code=code, signal_name=signal, said="")
     assert weigh(life, died, is_over_memory=False) is Evidence(evidence)
     driver.exit(code=code, signal=signal, last_lines=("why",), at=5.0)
@@ -52,7 +52,7 @@ def test_what_an_exit_is_and_where_it_leads(end: tuple[State, int | None, str]) 
 
 
 def test_a_kill_is_out_of_memory_only_of_a_process_that_held_too_much() -> None:
-    life = in_state(State.READY).core._models.by_name["m"].life
+    life = in_state(State.READY).core.fleet.by_name["m"].life
     for signal, evidence in {"SIGKILL": Evidence.OUT_OF_MEMORY, "SIGTERM": Evidence.NONE}.items():
         died = Died(exit_code=None, signal_name=signal, said="")
         assert weigh(life, died, is_over_memory=True) is evidence

@@ -271,11 +271,11 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
         driver.token(first + 1, finish=FinishReason.STOP)
         driver.token(first + 2, finish=FinishReason.STOP)
     core = driver.core
-    assert len(core._serving.ledger) == 0
-    assert core._serving.ledger.held_bytes == 0
-    assert not core._serving.ledger._by_connection
-    model = core._models.by_name["m"]
-    assert (len(model.line), model.running, model.leaving) == (0, {}, {})
+    assert len(core.ledger) == 0
+    assert core.ledger.held_bytes == 0
+    assert not core.ledger._by_connection
+    model = core.fleet.by_name["m"]
+    assert (len(model.queue), model.running, model.leaving) == (0, {}, {})
     assert all(len(ends) == 1 for ends in driver.terminals.values())
 
 
@@ -294,11 +294,11 @@ def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None
     driver.say(Subscribe(id="t"))
     (ended,) = driver.sent(Failed)
     assert (ended.id, ended.error["code"]) == ("s", ErrorCode.SUPERSEDED)
-    assert driver.core._subscriptions == {ALICE: "t"}
+    assert driver.core.outbox.subscriptions == {ALICE: "t"}
     driver.say(Subscribe(id="t"))
     assert driver.sent(Failed) == []
     driver.leave()
-    assert driver.core._subscriptions == {}
+    assert driver.core.outbox.subscriptions == {}
 
 
 def test_a_subscription_ends_with_its_cancel() -> None:

@@ -206,7 +206,7 @@ def test_the_total_limit_goes_on_over_a_crash() -> None:
 
 def test_delivered_tokens_count_among_the_bytes_that_are_bounded() -> None:
     driver = streaming()
-    ledger = driver.core._serving.ledger
+    ledger = driver.core.ledger
     parameters = len(repr({}))
     assert ledger.held_bytes == 12 + parameters + 8, "prompt, parameters and answer"
     driver.exit()
@@ -255,7 +255,7 @@ def test_a_client_that_leaves_takes_its_interrupted_streams_along_D12() -> None:
     driver.leave(ALICE)
     driver.come_up()
     assert driver.told(Dispatch) == []
-    assert len(driver.core._serving.ledger) == 0
+    assert len(driver.core.ledger) == 0
 
 
 def test_tokens_of_the_dead_worker_are_not_taken_for_the_new_ones_F9() -> None:

@@ -44,7 +44,7 @@ def test_an_entry_that_names_only_a_path_has_these_settings() -> None:
 
 def test_the_limits_that_no_entry_sets() -> None:
     assert (life.KILL_LIMIT_S, life.KILL_LIMIT_S_PER_GB, life.DUMP_GRACE_S) == (10.0, 0.5, 0.5)
-    assert (model.MACHINE_SHARE, model.STORY_LENGTH, model.RATE_WINDOW_S) == (0.9, 200, 5.0)
+    assert (model.MACHINE_SHARE, life.STORY_LENGTH, model.RATE_WINDOW_S) == (0.9, 200, 5.0)
     assert (model.SERVICE_WEIGHT, model.UNKNOWN_FREE_S, model.SHORTEST_FREE_S) == (0.2, 1.0, 0.1)
     assert (blame.MAX_SUSPECTS, blame.MAX_QUARANTINED, blame.MAX_PLACES) == (
         4096, 4096, 8,

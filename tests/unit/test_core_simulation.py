@@ -15,7 +15,7 @@ from simulation.world import World
 
 TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "supervisor" / "core"
-WITHOUT_DECISIONS = {"__init__", "actions", "events", "settings", "triggers"}
+WITHOUT_DECISIONS = {"__init__", "actions", "effects", "events", "settings", "triggers"}
 """Values only."""
 
 REPLAYED_SEEDS = 24

@@ -349,5 +349,5 @@ def test_only_an_unload_that_a_person_asked_for_keeps_requests_out() -> None:
         State.READY: False, State.DRAINING: True, State.STOPPING: True, State.STOPPED: False,
         State.FAILED: True, State.BACKOFF: False,
     }.items():  # fmt: skip
-        life = in_state(state).core._models.by_name["m"].life
+        life = in_state(state).core.fleet.by_name["m"].life
         assert (refuse_for_state(life) is not None) is is_refused, state

@@ -16,10 +16,10 @@ from mlxsup.supervisor.core.health.blame import (
     MAX_PLACES,
     PROBATION_S,
     PROBATION_TOKENS,
+    Blame,
     Digest,
     Evidence,
     Held,
-    Recovery,
 )
 from support.core_driver import Driver
 from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
@@ -61,7 +61,7 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
             if driver.errors():
                 break
             open_ = True
-        model = driver.core._models.by_name["m"]
+        model = driver.core.fleet.by_name["m"]
         running = list(model.running.values())
         for request in running:
             if request.acceptance is None:
@@ -287,7 +287,7 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
 
 
 def test_the_places_of_a_suspect_are_bounded() -> None:
-    recovery, digest = Recovery(), Digest(b"d")
+    recovery, digest = Blame(), Digest(b"d")
     rows = [Held(digest=digest, tokens=100 * n) for n in range(MAX_PLACES + 5)]
     for _ in range(2):
         recovery.judge(Evidence.ACCUSES, rows, 0.0)
@@ -296,7 +296,7 @@ def test_the_places_of_a_suspect_are_bounded() -> None:
 
 
 def test_who_has_come_past_its_crashes_is_on_probation_no_more_for_those_of_others() -> None:
-    recovery = Recovery()
+    recovery = Blame()
     one, two, three = (Held(digest=Digest(name)) for name in (b"1", b"2", b"3"))
     for _ in range(2):
         recovery.judge(Evidence.ACCUSES, [one, two], 0.0)
@@ -528,7 +528,7 @@ def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service(
     assert driver.row()["queued"] == 1
     assert prove(driver, 6) == [5]
     finish(driver, 5)
-    assert driver.core._models.by_name["m"].service_s is None, "it ran in two pieces"
+    assert driver.core.fleet.by_name["m"].service_s is None, "it ran in two pieces"
 
 
 def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:

@@ -201,10 +201,10 @@ def test_a_bug_of_ours_without_a_process_is_logged_and_ends_nothing(state: State
         driver.exit(code=65 if state is State.FAILED else None)
         driver.spawned()
         driver.exit()
-    model = driver.core._models.by_name["m"]
-    driver.core._actions = []
-    driver.core._models.trigger(model, BecameReady(), driver.now)
-    [fault] = [a for a in driver.core._actions if isinstance(a, LogFault)]
+    model = driver.core.fleet.by_name["m"]
+    driver.core.outbox.take()
+    driver.core.fleet.trigger(model, BecameReady(), driver.now)
+    [fault] = [a for a in driver.core.outbox.take() if isinstance(a, LogFault)]
     assert fault.story[-2:] == (
         f"1000.000 {state} BecameReady() !",
         f"1000.000 {state} BecameReady() → {state}",
@@ -217,8 +217,8 @@ def test_a_bug_of_ours_while_a_process_ends_makes_the_model_fail_at_its_exit() -
     driver.load()
     driver.come_up()
     driver.restart(now=True)
-    model = driver.core._models.by_name["m"]
-    driver.core._models.trigger(model, _Unheard(), driver.now)
+    model = driver.core.fleet.by_name["m"]
+    driver.core.fleet.trigger(model, _Unheard(), driver.now)
     driver.exit(code=0)
     assert driver.state() is State.FAILED
     last = driver.row()["last_exit"]
@@ -297,7 +297,7 @@ def test_a_model_that_is_removed_is_forgotten_once_nothing_of_it_lives(state: St
     assert [a.change["note"] for a in driver.of(Announce) if a.change["model"] == "m"] == [
         "removed"
     ]
-    assert "m" not in driver.core._models.by_name
+    assert "m" not in driver.core.fleet.by_name
 
 
 def test_a_reload_names_every_model_that_it_does_not_know_any_more() -> None:

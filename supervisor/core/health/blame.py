@@ -118,7 +118,7 @@ class _Suspect:
 
 
 @dataclass(slots=True, kw_only=True)
-class Recovery:
+class Blame:
     """What one model remembers of its crashes.
 
     Attributes:

@@ -33,8 +33,8 @@ class Turns:
     @classmethod
     def of(cls, model: Model, ledger: Ledger) -> Turns:
         """As they stand; only worth asking while somebody is on probation."""
-        is_due = model.recovery.is_due
-        waiting = [request for key in model.line if (request := ledger.get(key)) is not None]
+        is_due = model.blame.is_due
+        waiting = [request for key in model.queue if (request := ledger.get(key)) is not None]
         return cls(
             waiting=waiting,
             due=[request for request in waiting if is_due(request.held)],
@@ -50,10 +50,10 @@ class Turns:
 
 def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that may start now, next to what runs already; None if none may."""
-    if not model.line:
+    if not model.queue:
         return None
-    if not model.recovery.is_anyone_on_probation:
-        return ledger.get(model.line.first())
+    if not model.blame.is_anyone_on_probation:
+        return ledger.get(model.queue.first())
     turns = Turns.of(model, ledger)
     if turns.is_taken:
         return None
@@ -72,7 +72,7 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
     Returns:
         The running requests whose rows are to leave the batch, so that somebody has its turn.
     """
-    if not model.recovery.is_anyone_on_probation:
+    if not model.blame.is_anyone_on_probation:
         return []
     turns = Turns.of(model, ledger)
     model.lets_newcomers_in = turns.is_taken
@@ -81,7 +81,7 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
     is_alone = len(model.held) == 1
 
     def is_to_leave(request: Request) -> bool:
-        if model.recovery.is_due(request.held):
+        if model.blame.is_due(request.held):
             return not is_alone
         return not turns.is_held_up and request.tokens_sent > 0
 
@@ -90,9 +90,9 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
 
 
 def _may_leave(model: Model, request: Request) -> bool:
-    return request.may_resume or model.recovery.is_suspect(request.digest)
+    return request.may_resume or model.blame.is_suspect(request.digest)
 
 
 def _is_newcomer(model: Model, request: Request) -> bool:
     is_new = request.acceptance is None and request.may_resume
-    return is_new and not model.recovery.is_suspect(request.digest)
+    return is_new and not model.blame.is_suspect(request.digest)

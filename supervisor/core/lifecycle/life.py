@@ -1,22 +1,25 @@
 """One model's worker over all its generations: what is true of it, and how that may change.
 
-Only the rules of the transition table (`lifecycle.py`) change a life.
+Only the rules of the transition table (`table.py`) change a life.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
 
-from ..actions import WorkerSignal
+from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
 from ..settings import LaunchSettings, ModelSettings
+from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
 from .restart_policy import RestartPolicy
 from .states import (
     AFTER_EXIT,
@@ -31,9 +34,9 @@ from .states import (
     Stopping,
     StopStage,
 )
-from .triggers import Changed, DownWaitersEnd, Effect, SignalProcess, TellWorker, UpWaitersEnd
 
 NEVER_SPAWNED = Generation(0)
+STORY_LENGTH = 200
 
 KILL_LIMIT_S = 10.0
 KILL_LIMIT_S_PER_GB = 0.5
@@ -74,6 +77,9 @@ class Life:
         last_exit: how the last process ended.
         removal: what requests are answered once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
+        known_batching: what a worker of this model found out of how rows may be batched, as a
+            launch spec has it; None before any has. The fingerprint says whether it still holds.
+        story: the latest events and what they led to, oldest first.
     """
 
     settings: ModelSettings
@@ -91,7 +97,9 @@ class Life:
     last_exit: LastExit | None = None
     removal: RemoteError | None = None
     footprint_bytes: int = 0
-    _effects: list[Effect] = field(default_factory=list)
+    known_batching: dict[str, str] | None = None
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    _outcomes: list[Outcome] = field(default_factory=list)
 
     @classmethod
     def new(cls, settings: ModelSettings, *, exit_grace_s: float, random: random.Random) -> Life:
@@ -144,10 +152,10 @@ class Life:
         """Why it is FAILED; empty elsewhere."""
         return self.phase.cause if isinstance(self.phase, Failed) else ""
 
-    def take_effects(self) -> list[Effect]:
+    def take_outcomes(self) -> list[Outcome]:
         """What the last transition brought about; empties the list."""
-        effects, self._effects = self._effects, []
-        return effects
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     # ------------------------------------------------------------ used by the rules
 
@@ -155,7 +163,7 @@ class Life:
         """Changes the state along the table's edges."""
         assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
         self.phase = phase
-        self._effects.append(Changed(note=note))
+        self.do(Changed(note=note))
 
     def enter_after_exit(self, phase: Phase, note: str) -> None:
         """Changes the state once the process is gone."""
@@ -165,11 +173,29 @@ class Life:
         self.pid = None
         self.launched = None
         self.has_been_ready = False
-        self._effects.append(Changed(note=note))
+        self.do(Changed(note=note))
 
-    def do(self, *effects: Effect) -> None:
-        """Adds effects."""
-        self._effects.extend(effects)
+    def do(self, *outcomes: Outcome) -> None:
+        """Adds to what this transition brings about."""
+        self._outcomes.extend(outcomes)
+
+    def spawn(self) -> None:
+        """Starts a process of the present generation."""
+        spawn = Spawn(
+            model=self.name,
+            generation=self.generation,
+            launch=self.launch,
+            known_batching=self.known_batching,
+        )
+        self.do(spawn)
+
+    def abandon(self) -> None:
+        """Says nothing more to the process: it cannot be ended."""
+        self.do(Abandon(model=self.name, generation=self.generation))
+
+    def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
+        """Lets what runs finish, for as long as that; then the process is ended."""
+        self.enter(Draining(since=now, ends_at=now + drain_s, ready_since=ready.since), note)
 
     def want(self, wanted: Wanted, why: Why) -> None:
         """Records what is wanted; opposite commands supersede those that wait (`superseded`)."""
@@ -225,10 +251,16 @@ class Life:
             return
         match stage:
             case StopStage.ASK:
-                self.do(TellWorker(message=Exit()))
+                message = Exit()
+                self.do(SendToWorker(model=self.name, generation=self.generation, message=message))
             case StopStage.DUMP:
-                self.do(SignalProcess(signal=WorkerSignal.DUMP))
+                self._signal(WorkerSignal.DUMP)
             case StopStage.TERM:
-                self.do(SignalProcess(signal=WorkerSignal.TERM))
+                self._signal(WorkerSignal.TERM)
             case StopStage.KILL:
-                self.do(SignalProcess(signal=WorkerSignal.KILL))
+                self._signal(WorkerSignal.KILL)
+            case _:
+                assert_never(stage)
+
+    def _signal(self, signal: WorkerSignal) -> None:
+        self.do(SignalWorker(model=self.name, generation=self.generation, signal=signal))

@@ -7,16 +7,23 @@ from dataclasses import replace
 from mlxsup.protocol.states import State, Wanted, Why
 
 from ..errors import cut_off, load_failed, model_failed
+from .effects import Changed, DownWaitersEnd, Erased, QueueEnds, UpWaitersEnd
 from .life import Life
-from .states import Draining, Loading, Pending, Ready, StopCause, Stopped, Stopping, StopStage
+from .states import (
+    Abandoned,
+    Draining,
+    Loading,
+    Pending,
+    Phase,
+    Ready,
+    StopCause,
+    Stopped,
+    Stopping,
+    StopStage,
+)
 from .triggers import (
-    Changed,
-    DownWaitersEnd,
-    Erased,
-    QueueEnds,
     Reconfigured,
     Removed,
-    UpWaitersEnd,
     WantDown,
     WantRestart,
     WantUp,
@@ -25,133 +32,125 @@ from .triggers import (
 # ---------------------------------------------------------------- what is wanted
 
 
-def up_from_rest(life: Life, trigger: WantUp, now: float) -> None:
+def up_from_rest(life: Life, phase: Phase, trigger: WantUp, now: float) -> None:
     life.want(Wanted.UP, trigger.why)
     if trigger.why is not Why.REQUEST:
         life.restarts.clean()
     life.enter(Pending(since=now))
 
 
-def up_joins(life: Life, trigger: WantUp, now: float) -> None:
+def up_joins(life: Life, phase: Phase, trigger: WantUp, now: float) -> None:
     life.want(Wanted.UP, life.why if life.wanted is Wanted.UP else trigger.why)
 
 
-def up_when_ready(life: Life, trigger: WantUp, now: float) -> None:
+def up_when_ready(life: Life, phase: Phase, trigger: WantUp, now: float) -> None:
     life.do(UpWaitersEnd(error=None))
 
 
-def up_ends_drain(life: Life, trigger: WantUp, now: float) -> None:
-    assert isinstance(life.phase, Draining)
+def up_ends_drain(life: Life, phase: Draining, trigger: WantUp, now: float) -> None:
     if life.wanted is Wanted.UP:
         return  # draining for a restart: it comes up afresh
     life.want(Wanted.UP, trigger.why)
     if life.is_outdated:
         return  # a reload has changed its entry: it drains on, and comes up with the new launch
-    life.enter(Ready(since=life.phase.ready_since))
+    life.enter(Ready(since=phase.ready_since))
     life.do(UpWaitersEnd(error=None))
 
 
-def down_without_process(life: Life, trigger: WantDown, now: float) -> None:
+def down_without_process(life: Life, phase: Phase, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
     life.enter(Stopped(since=now))
     life.do(DownWaitersEnd(error=None))
 
 
-def down_when_stopped(life: Life, trigger: WantDown, now: float) -> None:
+def down_when_stopped(life: Life, phase: Phase, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(DownWaitersEnd(error=None))
 
 
-def down_while_loading(life: Life, trigger: WantDown, now: float) -> None:
+def down_while_loading(life: Life, phase: Phase, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
     life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
-def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:
-    assert isinstance(life.phase, Ready)
+def down_when_ready(life: Life, phase: Ready, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
-    life.enter(
-        Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
-        str(trigger.why),
-    )
+    life.drain(phase, trigger.drain_s, now, str(trigger.why))
 
 
-def down_while_draining(life: Life, trigger: WantDown, now: float) -> None:
-    assert isinstance(life.phase, Draining)
+def down_while_draining(life: Life, phase: Draining, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
-    ends_at = min(life.phase.ends_at, now + trigger.drain_s)
-    life.phase = replace(life.phase, ends_at=ends_at)
+    ends_at = min(phase.ends_at, now + trigger.drain_s)
+    life.phase = replace(phase, ends_at=ends_at)
 
 
-def down_while_stopping(life: Life, trigger: WantDown, now: float) -> None:
+def down_while_stopping(life: Life, phase: Phase, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(QueueEnds(error=cut_off(life.name, trigger.why)))
 
 
-def restart_from_rest(life: Life, trigger: WantRestart, now: float) -> None:
+def restart_from_rest(life: Life, phase: Phase, trigger: WantRestart, now: float) -> None:
     life.want(Wanted.UP, Why.RESTART)
     life.restarts.clean()
     life.enter(Pending(since=now))
 
 
-def restart_joins(life: Life, trigger: WantRestart, now: float) -> None:
+def restart_joins(life: Life, phase: Phase, trigger: WantRestart, now: float) -> None:
     life.want(Wanted.UP, Why.RESTART)
 
 
-def restart_while_loading(life: Life, trigger: WantRestart, now: float) -> None:
-    assert isinstance(life.phase, Loading)
-    is_joined = life.phase.is_restart or not trigger.is_immediate
+def restart_while_loading(life: Life, phase: Loading, trigger: WantRestart, now: float) -> None:
+    is_joined = phase.is_restart or not trigger.is_immediate
     life.want(Wanted.UP, Why.RESTART)
     if not is_joined:
         life.stop(StopCause.ASKED, now, stage=StopStage.TERM, is_restart=True)
 
 
-def restart_when_ready(life: Life, trigger: WantRestart, now: float) -> None:
-    assert isinstance(life.phase, Ready)
+def restart_when_ready(life: Life, phase: Ready, trigger: WantRestart, now: float) -> None:
     life.want(Wanted.UP, Why.RESTART)
     if trigger.is_immediate:
         life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
     else:
-        life.enter(
-            Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
-            "restart",
-        )
+        life.drain(phase, trigger.drain_s, now, "restart")
 
 
-def restart_while_draining(life: Life, trigger: WantRestart, now: float) -> None:
+def restart_while_draining(life: Life, phase: Phase, trigger: WantRestart, now: float) -> None:
     life.want(Wanted.UP, Why.RESTART)
     if trigger.is_immediate:
         life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
 
 
-def restart_while_stopping(life: Life, trigger: WantRestart, now: float) -> None:
-    assert isinstance(life.phase, Stopping)
+def restart_while_stopping(life: Life, phase: Stopping, trigger: WantRestart, now: float) -> None:
     life.want(Wanted.UP, Why.RESTART)
-    life.phase = replace(life.phase, is_restart=True)
+    life.phase = replace(phase, is_restart=True)
 
 
 # ---------------------------------------------------------------- a process that cannot be ended
 
 
-def up_beside_abandoned(life: Life, trigger: WantUp | WantRestart, now: float) -> None:
+def up_beside_abandoned(
+    life: Life, phase: Phase, trigger: WantUp | WantRestart, now: float
+) -> None:
     """Refused: never two processes of one model."""
     life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
 
 
-def down_beside_abandoned(life: Life, trigger: WantDown, now: float) -> None:
+def down_beside_abandoned(life: Life, phase: Abandoned, trigger: WantDown, now: float) -> None:
     life.want(Wanted.DOWN, trigger.why)
     life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
 
 
-def removed_beside_abandoned(life: Life, trigger: Removed, now: float) -> None:
+def removed_beside_abandoned(life: Life, phase: Abandoned, trigger: Removed, now: float) -> None:
     _remove(life, trigger)
 
 
-def reconfigured_beside_abandoned(life: Life, trigger: Reconfigured, now: float) -> None:
+def reconfigured_beside_abandoned(
+    life: Life, phase: Phase, trigger: Reconfigured, now: float
+) -> None:
     if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
         life.want(Wanted.UP, Why.RELOAD)
 
@@ -165,7 +164,7 @@ def _remove(life: Life, trigger: Removed) -> None:
     life.do(QueueEnds(error=trigger.error))
 
 
-def removed_without_process(life: Life, trigger: Removed, now: float) -> None:
+def removed_without_process(life: Life, phase: Phase, trigger: Removed, now: float) -> None:
     life.want(Wanted.GONE, Why.RELOAD)
     life.do(
         QueueEnds(error=trigger.error),
@@ -175,20 +174,17 @@ def removed_without_process(life: Life, trigger: Removed, now: float) -> None:
     )
 
 
-def removed_while_loading(life: Life, trigger: Removed, now: float) -> None:
+def removed_while_loading(life: Life, phase: Phase, trigger: Removed, now: float) -> None:
     _remove(life, trigger)
     life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
-def removed_when_ready(life: Life, trigger: Removed, now: float) -> None:
-    assert isinstance(life.phase, Ready)
+def removed_when_ready(life: Life, phase: Ready, trigger: Removed, now: float) -> None:
     _remove(life, trigger)
-    life.enter(
-        Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since), "removed"
-    )
+    life.drain(phase, trigger.drain_s, now, "removed")
 
 
-def removed_while_ending(life: Life, trigger: Removed, now: float) -> None:
+def removed_while_ending(life: Life, phase: Phase, trigger: Removed, now: float) -> None:
     _remove(life, trigger)
 
 
@@ -203,29 +199,27 @@ def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
     return is_other_launch or life.wanted is Wanted.GONE
 
 
-def reconfigured_at_rest(life: Life, trigger: Reconfigured, now: float) -> None:
+def reconfigured_at_rest(life: Life, phase: Phase, trigger: Reconfigured, now: float) -> None:
     if _apply_entry(life, trigger) and life.state in (State.BACKOFF, State.FAILED):
         life.want(Wanted.UP, Why.RELOAD)
         life.enter(Pending(since=now))
 
 
-def reconfigured_when_ready(life: Life, trigger: Reconfigured, now: float) -> None:
-    assert isinstance(life.phase, Ready)
+def reconfigured_when_ready(life: Life, phase: Ready, trigger: Reconfigured, now: float) -> None:
     if _apply_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
-        life.enter(
-            Draining(since=now, ends_at=now + trigger.drain_s, ready_since=life.phase.since),
-            "reload",
-        )
+        life.drain(phase, trigger.drain_s, now, "reload")
 
 
-def reconfigured_while_loading(life: Life, trigger: Reconfigured, now: float) -> None:
+def reconfigured_while_loading(life: Life, phase: Phase, trigger: Reconfigured, now: float) -> None:
     if _apply_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
         life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
-def reconfigured_while_draining(life: Life, trigger: Reconfigured, now: float) -> None:
+def reconfigured_while_draining(
+    life: Life, phase: Phase, trigger: Reconfigured, now: float
+) -> None:
     # Idle or evicted, it goes on down: a request would otherwise take it back to the old launch.
     if _apply_entry(life, trigger) and not (
         life.wanted is Wanted.DOWN and life.why in (Why.USER, Why.SHUTDOWN)
@@ -236,8 +230,9 @@ def reconfigured_while_draining(life: Life, trigger: Reconfigured, now: float) -
             life.want(Wanted.UP, Why.RELOAD)
 
 
-def reconfigured_while_stopping(life: Life, trigger: Reconfigured, now: float) -> None:
-    assert isinstance(life.phase, Stopping)
+def reconfigured_while_stopping(
+    life: Life, phase: Stopping, trigger: Reconfigured, now: float
+) -> None:
     if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
         life.want(Wanted.UP, Why.RELOAD)
-        life.phase = replace(life.phase, is_restart=True)
+        life.phase = replace(phase, is_restart=True)

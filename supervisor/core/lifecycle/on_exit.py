@@ -11,6 +11,7 @@ from mlxsup.protocol.states import ExitReason, Wanted
 from ..errors import cut_off, load_failed, model_failed
 from ..health.blame import Evidence
 from ..health.death_cause import Cause
+from .effects import DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
 from .life import LastExit, Life
 from .restart_policy import GiveUp
 from .states import (
@@ -19,21 +20,13 @@ from .states import (
     Draining,
     Failed,
     Pending,
+    Phase,
     Ready,
     StopCause,
     Stopped,
     Stopping,
 )
-from .triggers import (
-    Died,
-    DownWaitersEnd,
-    Erased,
-    GivenUp,
-    LeaveProcess,
-    QueueEnds,
-    RunningLost,
-    UpWaitersEnd,
-)
+from .triggers import Died, GivenUp
 
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
@@ -49,9 +42,8 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IG
 # ---------------------------------------------------------------- what follows an exit
 
 
-def died(life: Life, trigger: Died, now: float) -> None:
+def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
     """The one place that decides what follows the end of a process."""
-    phase = life.phase
     stopping = _ending(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
@@ -93,7 +85,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
         _after_crash(life, text, now)
 
 
-def given_up(life: Life, trigger: GivenUp, now: float) -> None:
+def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
     """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
     cause = trigger.text
     failed = load_failed(life.name, cause, is_retryable=False)
@@ -108,11 +100,11 @@ def given_up(life: Life, trigger: GivenUp, now: float) -> None:
     life.do(
         UpWaitersEnd(error=failed),
         DownWaitersEnd(error=model_failed(life.name, cause)),
-        LeaveProcess(),
     )
+    life.abandon()
 
 
-def ended_at_last(life: Life, trigger: Died, now: float) -> None:
+def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
     """The exit of a process that had been given up: the model is as free as any other."""
     life.last_exit = LastExit(
         reason=ExitReason.ASKED,

@@ -8,38 +8,33 @@ from mlxsup.protocol.ids import Generation
 from mlxsup.protocol.states import LoadPhase, Wanted, Why
 
 from ..errors import cut_off
+from .effects import Changed, RunningEnds, UpWaitersEnd
 from .life import Life
-from .states import Loading, Pending, Ready, StopCause, Stopping, StopStage
+from .states import Loading, Pending, Phase, Ready, StopCause, Stopping, StopStage
 from .triggers import (
     BecameReady,
     Broke,
-    Changed,
     Drained,
     Due,
-    Fault,
     Greeted,
     GreetedByOtherVersion,
     HasPid,
     HitBug,
     Hurry,
     Progressed,
-    RunningEnds,
     Stalled,
-    StartProcess,
     Suspended,
     Trigger,
     Turn,
-    UpWaitersEnd,
 )
 
 # ---------------------------------------------------------------- the process comes up
 
 
-def spawn(life: Life, trigger: Turn, now: float) -> None:
-    assert isinstance(life.phase, Pending)
+def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
     life.generation = Generation(life.generation + 1)
     life.launched = life.settings.launch
-    life.is_after_crash = life.phase.is_after_crash
+    life.is_after_crash = phase.is_after_crash
     if life.is_after_crash:
         life.crash_restarts += 1
     life.has_been_ready = False
@@ -50,44 +45,40 @@ def spawn(life: Life, trigger: Turn, now: float) -> None:
             is_restart=life.why is Why.RESTART,
         )
     )
-    life.do(StartProcess())
+    life.spawn()
 
 
-def pid_while_loading(life: Life, trigger: HasPid, now: float) -> None:
+def pid_while_loading(life: Life, phase: Phase, trigger: HasPid, now: float) -> None:
     life.pid = trigger.pid
 
 
-def pid_while_stopping(life: Life, trigger: HasPid, now: float) -> None:
-    assert isinstance(life.phase, Stopping)
+def pid_while_stopping(life: Life, phase: Stopping, trigger: HasPid, now: float) -> None:
     life.pid = trigger.pid
-    life.tell_to_end(life.phase.stage)
+    life.tell_to_end(phase.stage)
 
 
-def greeted(life: Life, trigger: Greeted, now: float) -> None:
-    progressed(life, Progressed(phase=LoadPhase.IMPORT, progress=0.0), now)
+def greeted(life: Life, phase: Loading, trigger: Greeted, now: float) -> None:
+    progressed(life, phase, Progressed(phase=LoadPhase.IMPORT, progress=0.0), now)
 
 
-def other_version(life: Life, trigger: GreetedByOtherVersion, now: float) -> None:
+def other_version(life: Life, phase: Phase, trigger: GreetedByOtherVersion, now: float) -> None:
     detail = f"mlxsup was upgraded to {trigger.version}: restart the daemon"
     life.stop(StopCause.VERSION, now, stage=StopStage.TERM, detail=detail)
 
 
-def progressed(life: Life, trigger: Progressed, now: float) -> None:
-    assert isinstance(life.phase, Loading)
-    has_advanced = (
-        trigger.progress > life.phase.progress or trigger.phase is not life.phase.load_phase
-    )
+def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> None:
+    has_advanced = trigger.progress > phase.progress or trigger.phase is not phase.load_phase
     if has_advanced:  # only progress renews the limit; a repeated report is none
-        life.phase = replace(
-            life.phase,
+        life.phase = phase = replace(
+            phase,
             load_phase=trigger.phase,
-            progress=max(life.phase.progress, trigger.progress),
+            progress=max(phase.progress, trigger.progress),
             stalls_at=now + life.settings.load_stall_timeout_s,
         )
-        life.do(Changed(note=f"{trigger.phase} {life.phase.progress:.0%}"))
+        life.do(Changed(note=f"{trigger.phase} {phase.progress:.0%}"))
 
 
-def ready(life: Life, trigger: BecameReady, now: float) -> None:
+def ready(life: Life, phase: Phase, trigger: BecameReady, now: float) -> None:
     life.has_been_ready = True
     if life.why is Why.RESTART:
         life.why = Why.USER  # fulfilled: a later crash is a crash
@@ -98,69 +89,67 @@ def ready(life: Life, trigger: BecameReady, now: float) -> None:
 # ---------------------------------------------------------------- the process goes
 
 
-def drained(life: Life, trigger: Drained, now: float) -> None:
+def drained(life: Life, phase: Phase, trigger: Drained, now: float) -> None:
     life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=life.wanted is Wanted.UP)
 
 
-def drain_limit(life: Life, trigger: Due | Hurry, now: float) -> None:
+def drain_limit(life: Life, phase: Phase, trigger: Due | Hurry, now: float) -> None:
     if life.wanted is not Wanted.UP:  # a restart's are treated at the exit as after a crash
         life.do(RunningEnds(error=cut_off(life.name, life.why)))
     life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=life.wanted is Wanted.UP)
 
 
-def load_stalled(life: Life, trigger: Due, now: float) -> None:
-    assert isinstance(life.phase, Loading)
+def load_stalled(life: Life, phase: Loading, trigger: Due, now: float) -> None:
     limit_s = life.settings.load_stall_timeout_s
     detail = f"the load made no progress for {limit_s:g} s"
     # Before HELLO the signal that prints stacks would only end the process.
-    stage = StopStage.KILL if life.phase.load_phase is LoadPhase.SPAWN else StopStage.DUMP
+    stage = StopStage.KILL if phase.load_phase is LoadPhase.SPAWN else StopStage.DUMP
     life.stop(StopCause.STALL, now, stage=stage, detail=detail)
 
 
-def stalled(life: Life, trigger: Stalled, now: float) -> None:
+def stalled(life: Life, phase: Phase, trigger: Stalled, now: float) -> None:
     life.stop(StopCause.STALL, now, stage=StopStage.DUMP, detail=trigger.detail)
 
 
-def suspended(life: Life, trigger: Suspended, now: float) -> None:
+def suspended(life: Life, phase: Phase, trigger: Suspended, now: float) -> None:
     detail = "its process was stopped from outside (SIGSTOP)"
     life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
 
 
-def escalate(life: Life, trigger: Due | Hurry, now: float) -> None:
-    assert isinstance(life.phase, Stopping)
-    match life.phase.stage:
+def escalate(life: Life, phase: Stopping, trigger: Due | Hurry, now: float) -> None:
+    match phase.stage:
         case StopStage.ASK:
             stage = StopStage.TERM
         case StopStage.DUMP | StopStage.TERM | StopStage.KILL:
             stage = StopStage.KILL
-    if stage is not life.phase.stage or isinstance(trigger, Due):
+    if stage is not phase.stage or isinstance(trigger, Due):
         # Due again after SIGKILL: there is no pid yet that could be given up.
-        life.phase = replace(life.phase, stage=stage, escalates_at=now + life.limit_s(stage))
+        life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
     life.tell_to_end(stage)
 
 
-def retry(life: Life, trigger: Due, now: float) -> None:
+def idle(life: Life, phase: Ready, trigger: Due, now: float) -> None:
+    """Nothing has run for `idle_unload_s`; see `Model.state_deadline`."""
+    life.want(Wanted.DOWN, Why.IDLE)
+    life.drain(phase, 0.0, now, str(Why.IDLE))
+
+
+def retry(life: Life, phase: Phase, trigger: Due, now: float) -> None:
     life.enter(Pending(since=now, is_after_crash=True))
 
 
-def broke(life: Life, trigger: Broke, now: float) -> None:
+def broke(life: Life, phase: Phase, trigger: Broke, now: float) -> None:
     life.stop(StopCause.BROKEN, now, stage=StopStage.KILL, detail=trigger.detail)
 
 
-def bug_with_process(life: Life, trigger: HitBug, now: float) -> None:
-    life.do(Fault())
+def bug_with_process(life: Life, phase: Phase, trigger: HitBug, now: float) -> None:
     life.stop(StopCause.INTERNAL, now, stage=StopStage.KILL, detail=trigger.detail)
 
 
-def bug_while_stopping(life: Life, trigger: HitBug, now: float) -> None:
-    assert isinstance(life.phase, Stopping)
-    life.do(Fault())
-    life.phase = replace(life.phase, cause=StopCause.INTERNAL, detail=trigger.detail)
+def bug_while_stopping(life: Life, phase: Stopping, trigger: HitBug, now: float) -> None:
+    life.phase = replace(phase, cause=StopCause.INTERNAL, detail=trigger.detail)
 
 
-def bug_without_process(life: Life, trigger: HitBug, now: float) -> None:
-    life.do(Fault())
-
-
-def nothing(life: Life, trigger: Trigger, now: float) -> None:
-    """A deadline of an earlier state, or a message that crossed a command on its way."""
+def nothing(life: Life, phase: Phase, trigger: Trigger, now: float) -> None:
+    """A deadline of an earlier state, a message that crossed a command on its way, or a bug that
+    has no process to end."""

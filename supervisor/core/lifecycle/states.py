@@ -30,8 +30,12 @@ class StopStage(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Where a worker's life stands, since when (monotonic seconds)."""
+class _Phase:
+    """One state of a worker.
+
+    Attributes:
+        since: when it was entered, monotonic seconds.
+    """
 
     STATE: ClassVar[State]
     since: float
@@ -43,14 +47,14 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped(Phase):
+class Stopped(_Phase):
     """No process, none wanted."""
 
     STATE: ClassVar[State] = State.STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending(Phase):
+class Pending(_Phase):
     """Wanted, and waiting to be spawned.
 
     Attributes:
@@ -64,7 +68,7 @@ class Pending(Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading(Phase):
+class Loading(_Phase):
     """Spawned, not READY yet.
 
     Attributes:
@@ -87,14 +91,14 @@ class Loading(Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready(Phase):
+class Ready(_Phase):
     """Serving."""
 
     STATE: ClassVar[State] = State.READY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draining(Phase):
+class Draining(_Phase):
     """Finishing what runs.
 
     Attributes:
@@ -113,7 +117,7 @@ class Draining(Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping(Phase):
+class Stopping(_Phase):
     """Told to exit, or being killed, until the exit is seen.
 
     Attributes:
@@ -145,7 +149,7 @@ class Stopping(Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff(Phase):
+class Backoff(_Phase):
     """Crashed; the next start is at `retry_at`."""
 
     STATE: ClassVar[State] = State.BACKOFF
@@ -158,7 +162,7 @@ class Backoff(Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(Phase):
+class Failed(_Phase):
     """Cannot heal by itself, or crashed too often.
 
     Attributes:
@@ -177,9 +181,12 @@ class Abandoned(Failed):
     """
 
 
+Phase = Stopped | Pending | Loading | Ready | Draining | Stopping | Backoff | Failed | Abandoned
+"""One state of a worker, with the time it was entered and what belongs to that state."""
+
 LEAVES_TO: dict[State, frozenset[State]] = {
     State.STOPPED: frozenset({State.PENDING}),
-    State.PENDING: frozenset({State.LOADING, State.STOPPED, State.BACKOFF, State.FAILED}),
+    State.PENDING: frozenset({State.LOADING, State.STOPPED}),
     State.LOADING: frozenset({State.READY, State.STOPPING}),
     State.READY: frozenset({State.DRAINING, State.STOPPING}),
     State.DRAINING: frozenset({State.READY, State.STOPPING}),

@@ -6,20 +6,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from mlxsup.protocol.states import HAS_PROCESS, State
+from typing import Any, TypeVar
 
 from . import on_command, on_exit, on_process
+from .effects import Outcome
 from .life import Life
-from .states import Abandoned
+from .states import (
+    Abandoned,
+    Backoff,
+    Draining,
+    Failed,
+    Loading,
+    Pending,
+    Phase,
+    Ready,
+    Stopped,
+    Stopping,
+)
 from .triggers import (
     BecameReady,
     Broke,
     Died,
     Drained,
     Due,
-    Effect,
     GivenUp,
     Greeted,
     GreetedByOtherVersion,
@@ -38,106 +47,128 @@ from .triggers import (
     WantUp,
 )
 
-Rule = Callable[[Life, Any, float], None]
+P = TypeVar("P")
+T = TypeVar("T")
+Rule = Callable[[Life, P, T, float], None]
+"""Changes a life that is in phase P because of trigger T, at a time."""
 
 
 class ImpossibleTransitionError(Exception):
     """The table has no rule for this trigger in this state: a bug."""
 
 
-_REST = (State.STOPPED, State.BACKOFF, State.FAILED)
-_WITHOUT_PROCESS = (State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED)
-_AFTER_READY = (State.READY, State.DRAINING)
+_REST: tuple[type[Stopped | Backoff | Failed], ...] = (Stopped, Backoff, Failed)
+_WITHOUT_PROCESS: tuple[type[Stopped | Pending | Backoff | Failed], ...] = (
+    Stopped,
+    Pending,
+    Backoff,
+    Failed,
+)
+_AFTER_READY: tuple[type[Ready | Draining], ...] = (Ready, Draining)
+_WITH_PROCESS: tuple[type[Loading | Ready | Draining | Stopping], ...] = (
+    Loading,
+    Ready,
+    Draining,
+    Stopping,
+)
 
-Place = State | type[Abandoned]
 
-TABLE: dict[tuple[Place, type[Trigger]], Rule] = {
-    **{(state, WantUp): on_command.up_from_rest for state in _REST},
-    (State.PENDING, WantUp): on_command.up_joins,
-    (State.LOADING, WantUp): on_command.up_joins,
-    (State.READY, WantUp): on_command.up_when_ready,
-    (State.DRAINING, WantUp): on_command.up_ends_drain,
-    (State.STOPPING, WantUp): on_command.up_joins,
-    (State.STOPPED, WantDown): on_command.down_when_stopped,
-    (State.PENDING, WantDown): on_command.down_without_process,
-    (State.BACKOFF, WantDown): on_command.down_without_process,
-    (State.FAILED, WantDown): on_command.down_without_process,
-    (State.LOADING, WantDown): on_command.down_while_loading,
-    (State.READY, WantDown): on_command.down_when_ready,
-    (State.DRAINING, WantDown): on_command.down_while_draining,
-    (State.STOPPING, WantDown): on_command.down_while_stopping,
-    **{(state, WantRestart): on_command.restart_from_rest for state in _REST},
-    (State.PENDING, WantRestart): on_command.restart_joins,
-    (State.LOADING, WantRestart): on_command.restart_while_loading,
-    (State.READY, WantRestart): on_command.restart_when_ready,
-    (State.DRAINING, WantRestart): on_command.restart_while_draining,
-    (State.STOPPING, WantRestart): on_command.restart_while_stopping,
-    **{(state, Removed): on_command.removed_without_process for state in _WITHOUT_PROCESS},
-    (State.LOADING, Removed): on_command.removed_while_loading,
-    (State.READY, Removed): on_command.removed_when_ready,
-    (State.DRAINING, Removed): on_command.removed_while_ending,
-    (State.STOPPING, Removed): on_command.removed_while_ending,
-    **{(state, Reconfigured): on_command.reconfigured_at_rest for state in _WITHOUT_PROCESS},
-    (State.LOADING, Reconfigured): on_command.reconfigured_while_loading,
-    (State.READY, Reconfigured): on_command.reconfigured_when_ready,
-    (State.DRAINING, Reconfigured): on_command.reconfigured_while_draining,
-    (State.STOPPING, Reconfigured): on_command.reconfigured_while_stopping,
-    (State.PENDING, Turn): on_process.spawn,
-    (State.LOADING, HasPid): on_process.pid_while_loading,
-    (State.STOPPING, HasPid): on_process.pid_while_stopping,
-    (State.LOADING, Greeted): on_process.greeted,
-    (State.STOPPING, Greeted): on_process.nothing,
-    (State.LOADING, GreetedByOtherVersion): on_process.other_version,
-    **{(state, GreetedByOtherVersion): on_process.other_version for state in _AFTER_READY},
-    (State.STOPPING, GreetedByOtherVersion): on_process.nothing,
-    (State.LOADING, Progressed): on_process.progressed,
-    (State.STOPPING, Progressed): on_process.nothing,
-    (State.LOADING, BecameReady): on_process.ready,
-    (State.STOPPING, BecameReady): on_process.nothing,
-    (State.DRAINING, Drained): on_process.drained,
-    (State.LOADING, Broke): on_process.broke,
-    **{(state, Broke): on_process.broke for state in _AFTER_READY},
-    (State.STOPPING, Broke): on_process.nothing,
-    **{(state, Stalled): on_process.stalled for state in _AFTER_READY},
-    (State.LOADING, Suspended): on_process.suspended,
-    **{(state, Suspended): on_process.suspended for state in _AFTER_READY},
-    (State.LOADING, HitBug): on_process.bug_with_process,
-    **{(state, HitBug): on_process.bug_with_process for state in _AFTER_READY},
-    (State.STOPPING, HitBug): on_process.bug_while_stopping,
-    **{(state, HitBug): on_process.bug_without_process for state in _WITHOUT_PROCESS},
-    (State.LOADING, Due): on_process.load_stalled,
-    (State.DRAINING, Due): on_process.drain_limit,
-    (State.STOPPING, Due): on_process.escalate,
-    (State.BACKOFF, Due): on_process.retry,
-    **{(state, Hurry): on_process.nothing for state in _WITHOUT_PROCESS},
-    (State.DRAINING, Hurry): on_process.drain_limit,
-    (State.STOPPING, Hurry): on_process.escalate,
-    **{(state, Died): on_exit.died for state in HAS_PROCESS},
-    (State.STOPPING, GivenUp): on_exit.given_up,
-    (Abandoned, WantUp): on_command.up_beside_abandoned,
-    (Abandoned, WantDown): on_command.down_beside_abandoned,
-    (Abandoned, WantRestart): on_command.up_beside_abandoned,
-    (Abandoned, Removed): on_command.removed_beside_abandoned,
-    (Abandoned, Reconfigured): on_command.reconfigured_beside_abandoned,
-    (Abandoned, HitBug): on_process.bug_without_process,
-    (Abandoned, Hurry): on_process.nothing,
-    (Abandoned, Died): on_exit.ended_at_last,
+def _rule(
+    phases: type[P] | tuple[type[P], ...], trigger: type[T], rule: Rule[P, T]
+) -> dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]]:
+    """A row for each phase; the rule takes what stands in its row, which mypy checks."""
+    one_or_more: tuple[Any, ...] = phases if isinstance(phases, tuple) else (phases,)
+    column: Any = trigger
+    return {(phase, column): rule for phase in one_or_more}
+
+
+TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
+    **_rule(_REST, WantUp, on_command.up_from_rest),
+    **_rule(Pending, WantUp, on_command.up_joins),
+    **_rule(Loading, WantUp, on_command.up_joins),
+    **_rule(Ready, WantUp, on_command.up_when_ready),
+    **_rule(Draining, WantUp, on_command.up_ends_drain),
+    **_rule(Stopping, WantUp, on_command.up_joins),
+    **_rule(Stopped, WantDown, on_command.down_when_stopped),
+    **_rule(Pending, WantDown, on_command.down_without_process),
+    **_rule(Backoff, WantDown, on_command.down_without_process),
+    **_rule(Failed, WantDown, on_command.down_without_process),
+    **_rule(Loading, WantDown, on_command.down_while_loading),
+    **_rule(Ready, WantDown, on_command.down_when_ready),
+    **_rule(Draining, WantDown, on_command.down_while_draining),
+    **_rule(Stopping, WantDown, on_command.down_while_stopping),
+    **_rule(_REST, WantRestart, on_command.restart_from_rest),
+    **_rule(Pending, WantRestart, on_command.restart_joins),
+    **_rule(Loading, WantRestart, on_command.restart_while_loading),
+    **_rule(Ready, WantRestart, on_command.restart_when_ready),
+    **_rule(Draining, WantRestart, on_command.restart_while_draining),
+    **_rule(Stopping, WantRestart, on_command.restart_while_stopping),
+    **_rule(_WITHOUT_PROCESS, Removed, on_command.removed_without_process),
+    **_rule(Loading, Removed, on_command.removed_while_loading),
+    **_rule(Ready, Removed, on_command.removed_when_ready),
+    **_rule(Draining, Removed, on_command.removed_while_ending),
+    **_rule(Stopping, Removed, on_command.removed_while_ending),
+    **_rule(_WITHOUT_PROCESS, Reconfigured, on_command.reconfigured_at_rest),
+    **_rule(Loading, Reconfigured, on_command.reconfigured_while_loading),
+    **_rule(Ready, Reconfigured, on_command.reconfigured_when_ready),
+    **_rule(Draining, Reconfigured, on_command.reconfigured_while_draining),
+    **_rule(Stopping, Reconfigured, on_command.reconfigured_while_stopping),
+    **_rule(Pending, Turn, on_process.spawn),
+    **_rule(Loading, HasPid, on_process.pid_while_loading),
+    **_rule(Stopping, HasPid, on_process.pid_while_stopping),
+    **_rule(Loading, Greeted, on_process.greeted),
+    **_rule(Stopping, Greeted, on_process.nothing),
+    **_rule(Loading, GreetedByOtherVersion, on_process.other_version),
+    **_rule(_AFTER_READY, GreetedByOtherVersion, on_process.other_version),
+    **_rule(Stopping, GreetedByOtherVersion, on_process.nothing),
+    **_rule(Loading, Progressed, on_process.progressed),
+    **_rule(Stopping, Progressed, on_process.nothing),
+    **_rule(Loading, BecameReady, on_process.ready),
+    **_rule(Stopping, BecameReady, on_process.nothing),
+    **_rule(Draining, Drained, on_process.drained),
+    **_rule(Loading, Broke, on_process.broke),
+    **_rule(_AFTER_READY, Broke, on_process.broke),
+    **_rule(Stopping, Broke, on_process.nothing),
+    **_rule(_AFTER_READY, Stalled, on_process.stalled),
+    **_rule(Loading, Suspended, on_process.suspended),
+    **_rule(_AFTER_READY, Suspended, on_process.suspended),
+    **_rule(Loading, HitBug, on_process.bug_with_process),
+    **_rule(_AFTER_READY, HitBug, on_process.bug_with_process),
+    **_rule(Stopping, HitBug, on_process.bug_while_stopping),
+    **_rule(_WITHOUT_PROCESS, HitBug, on_process.nothing),
+    **_rule(Loading, Due, on_process.load_stalled),
+    **_rule(Ready, Due, on_process.idle),
+    **_rule(Draining, Due, on_process.drain_limit),
+    **_rule(Stopping, Due, on_process.escalate),
+    **_rule(Backoff, Due, on_process.retry),
+    **_rule(_WITHOUT_PROCESS, Hurry, on_process.nothing),
+    **_rule(Draining, Hurry, on_process.drain_limit),
+    **_rule(Stopping, Hurry, on_process.escalate),
+    **_rule(_WITH_PROCESS, Died, on_exit.died),
+    **_rule(Stopping, GivenUp, on_exit.given_up),
+    **_rule(Abandoned, WantUp, on_command.up_beside_abandoned),
+    **_rule(Abandoned, WantDown, on_command.down_beside_abandoned),
+    **_rule(Abandoned, WantRestart, on_command.up_beside_abandoned),
+    **_rule(Abandoned, Removed, on_command.removed_beside_abandoned),
+    **_rule(Abandoned, Reconfigured, on_command.reconfigured_beside_abandoned),
+    **_rule(Abandoned, HitBug, on_process.nothing),
+    **_rule(Abandoned, Hurry, on_process.nothing),
+    **_rule(Abandoned, Died, on_exit.ended_at_last),
 }
-"""Every pair of state and trigger that can meet; HELLO and READY after READY are `Broke`. FAILED
-with a process that could not be ended has its own rows."""
+"""Every pair of phase and trigger that can meet; HELLO and READY after READY are `Broke`."""
 
 
-def apply(life: Life, trigger: Trigger, now: float) -> list[Effect]:
+def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
     """Changes a life as the table says and returns what follows from it.
 
     Raises:
         ImpossibleTransitionError: the table has no rule; nothing was changed.
     """
-    place: Place = Abandoned if isinstance(life.phase, Abandoned) else life.state
-    rule = TABLE.get((place, type(trigger)))
+    phase = life.phase
+    rule = TABLE.get((type(phase), type(trigger)))
     if rule is None:
         raise ImpossibleTransitionError(
             f"{life.name}: no rule for {type(trigger).__name__} in {life.state}"
         )
-    rule(life, trigger, now)
-    return life.take_effects()
+    rule(life, phase, trigger, now)
+    return life.take_outcomes()

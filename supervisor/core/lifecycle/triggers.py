@@ -1,33 +1,26 @@
-"""What can happen to one worker's life, and what its life answers with."""
+"""What can happen to one worker's life: the columns of the transition table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.messages import Message
 from mlxsup.protocol.states import LoadPhase, Why
 
-from ..actions import WorkerSignal
 from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
 from ..settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
-    """Something that the transition table has a column for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantUp(Trigger):
+class WantUp:
     """A load command, a preload, or a request for a model that is down."""
 
     why: Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantDown(Trigger):
+class WantDown:
     """An unload command, idleness, or the shutdown.
 
     Attributes:
@@ -40,7 +33,7 @@ class WantDown(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantRestart(Trigger):
+class WantRestart:
     """A restart command.
 
     Attributes:
@@ -53,7 +46,7 @@ class WantRestart(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removed(Trigger):
+class Removed:
     """The configuration does not name the model any more.
 
     Attributes:
@@ -66,7 +59,7 @@ class Removed(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconfigured(Trigger):
+class Reconfigured:
     """The configuration was read again and names the model.
 
     Attributes:
@@ -79,31 +72,31 @@ class Reconfigured(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn(Trigger):
+class Turn:
     """It is this model's turn to load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HasPid(Trigger):
+class HasPid:
     """The process runs."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeted(Trigger):
+class Greeted:
     """HELLO, from a worker of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GreetedByOtherVersion(Trigger):
+class GreetedByOtherVersion:
     """HELLO, from a worker of another version."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed(Trigger):
+class Progressed:
     """The load goes on."""
 
     phase: LoadPhase
@@ -111,53 +104,53 @@ class Progressed(Trigger):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BecameReady(Trigger):
+class BecameReady:
     """READY, announced after the warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained(Trigger):
+class Drained:
     """Nothing runs in the engine any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broke(Trigger):
+class Broke:
     """The worker sent what it must not send."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stalled(Trigger):
+class Stalled:
     """A step does not end, or the process runs and gives no sign of life (F5, F6)."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspended(Trigger):
+class Suspended:
     """The process was stopped from outside (F7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HitBug(Trigger):
+class HitBug:
     """The table has no rule for what happened: this life ends as FAILED(internal)."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due(Trigger):
+class Due:
     """The state's own deadline has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hurry(Trigger):
+class Hurry:
     """A shutdown is asked for again: whatever runs is cut off, whatever stops is told harder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Died(Trigger):
+class Died:
     """The exit was seen, or the spawn failed.
 
     Attributes:
@@ -210,86 +203,26 @@ class GivenUp(Died):
         return f"process {self.pid} cannot be ended"
 
 
-# ---------------------------------------------------------------- what a life answers with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """Something the core shall do because of a transition."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartProcess(Effect):
-    """Spawn this generation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TellWorker(Effect):
-    """Send a message to the worker."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalProcess(Effect):
-    """Signal the worker's process group."""
-
-    signal: WorkerSignal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueEnds(Effect):
-    """Every request that waits for this model is answered."""
-
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEnds(Effect):
-    """Every request that runs is answered, though the process still lives."""
-
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningLost(Effect):
-    """The process is gone with what ran in it: answer it, or let it wait again."""
-
-    text: str
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpWaitersEnd(Effect):
-    """Callers of load and restart are answered: well, or with an error."""
-
-    error: RemoteError | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownWaitersEnd(Effect):
-    """Callers of unload are answered: well, or with an error."""
-
-    error: RemoteError | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed(Effect):
-    """The state changed: tell those who watch."""
-
-    note: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erased(Effect):
-    """The model was removed and its process is gone: forget it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveProcess(Effect):
-    """The process cannot be ended: nothing is said to it any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault(Effect):
-    """The table had no rule: log the story."""
+Trigger = (
+    WantUp
+    | WantDown
+    | WantRestart
+    | Removed
+    | Reconfigured
+    | Turn
+    | HasPid
+    | Greeted
+    | GreetedByOtherVersion
+    | Progressed
+    | BecameReady
+    | Drained
+    | Broke
+    | Stalled
+    | Suspended
+    | HitBug
+    | Due
+    | Hurry
+    | Died
+    | GivenUp
+)
+"""Something that the transition table has a column for."""

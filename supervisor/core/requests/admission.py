@@ -8,7 +8,7 @@ from mlxsup.protocol.states import State, Wanted, Why
 
 from ..errors import cut_off, model_failed, overloaded, quarantined
 from ..events import ConnectionId
-from ..health.blame import Digest, Recovery
+from ..health.blame import Blame, Digest
 from ..lifecycle.life import Life
 from ..model import Model
 from ..settings import CoreSettings
@@ -26,10 +26,10 @@ def refuse_for_state(life: Life) -> RemoteError | None:
 
 
 def refuse_for_quarantine(
-    name: ModelName, recovery: Recovery, digest: Digest, now: float
+    name: ModelName, blame: Blame, digest: Digest, now: float
 ) -> RemoteError | None:
     """Why this very request may not run again yet, if so (F10)."""
-    lifted_in_s = recovery.quarantined_for_s(digest, now)
+    lifted_in_s = blame.quarantined_for_s(digest, now)
     return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
 
 
@@ -81,9 +81,11 @@ def _refuse_for_place(
     """Beyond `max_queue` in all, each model still has an equal share of it, so that the queue of a
     model that loads, or is slow, does not shut the others. At most twice as many wait."""
     share = max(1, settings.max_queue // models)
-    if ledger.waiting < settings.max_queue or len(model.line) < share:
+    if ledger.waiting < settings.max_queue or len(model.queue) < share:
         return None
-    sentence = f"{ledger.waiting} requests are waiting, {len(model.line)} of them for it, the limit"
+    sentence = (
+        f"{ledger.waiting} requests are waiting, {len(model.queue)} of them for it, the limit"
+    )
     return "max_queue", sentence
 
 

@@ -108,6 +108,16 @@ class Request:
         """What the request keeps in memory, as far as it is not bounded by its kind."""
         return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
 
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest of its times that still counts; None for none."""
+        times = [self.deadline]
+        if self.stage is Stage.QUEUED:
+            times.append(self.queue_deadline)
+        if self.first_token_at is None:
+            times.append(self.first_token_deadline)
+        return min((t for t in times if t is not None), default=None)
+
     def usage(self) -> Usage:
         """Tokens counted so far."""
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0

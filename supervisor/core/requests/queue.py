@@ -21,7 +21,7 @@ _MARKS = tuple(2**n for n in range(4, 11))
 assert (_MARKS[0], _MARKS[-1]) == (2 * NEAR, FARTHEST_TOLD)
 
 
-class WaitingLine:
+class Queue:
     """The requests of one model that wait to be dispatched."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class WaitingLine:
             self._left += 1
 
     def first(self) -> RequestKey:
-        """The request that is dispatched next; the line must not be empty."""
+        """The request that is dispatched next; the queue must not be empty."""
         return next(iter(self))
 
     def places(self) -> dict[RequestKey, int]:

@@ -1,9 +1,9 @@
 """What is known to be wrong with model types in mlx-lm itself, and what a worker does about it.
 
 No MLX here. A fault is named by file and line of mlx-lm, and
-`tests/unit/test_engine_known_faults.py` fails when a release moves or fixes that line, so that no entry outlives
-its fault. Faults that show only when rows share a pass are not here: the probe at the end of a
-load finds those.
+`tests/unit/test_engine_known_faults.py` fails when a release moves or fixes that line, so that no
+entry outlives its fault. Faults that show only when rows share a pass are not here: the probe at
+the end of a load finds those.
 """
 
 from __future__ import annotations

@@ -1,0 +1,219 @@
+"""What clients ask for becomes triggers of models, or an answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.messages import (
+    Cancel,
+    Generate,
+    Load,
+    Message,
+    Ping,
+    Reload,
+    Restart,
+    StatusQuery,
+    Stop,
+    Subscribe,
+    Unload,
+)
+from mlxsup.protocol.states import State, Wanted, Why
+
+from .actions import ReadConfiguration
+from .endings import Endings
+from .errors import shutting_down, slow_consumer, superseded_subscription
+from .events import Caller, ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from .fleet import Fleet
+from .lifecycle.triggers import WantDown, WantRestart, WantUp
+from .model import Model
+from .outbox import Outbox
+from .requests.ledger import Request
+from .serving import Serving
+from .status import Daemon, status_map
+
+
+class ClientEvents:
+    """Takes every event of a client.
+
+    Args:
+        fleet: the models that they ask for.
+        serving: lets their requests wait.
+        endings: ends their requests.
+        outbox: takes what they are sent.
+        daemon: what the status says of the daemon itself.
+    """
+
+    def __init__(
+        self, fleet: Fleet, serving: Serving, endings: Endings, outbox: Outbox, daemon: Daemon
+    ) -> None:
+        self._fleet = fleet
+        self._serving = serving
+        self._endings = endings
+        self._outbox = outbox
+        self._daemon = daemon
+
+    def said(self, event: ClientSaid) -> None:
+        """A message; what cannot be done is answered with an error, and nothing has changed."""
+        message: Any = event.message  # each of CLIENT_MESSAGES has an id
+        caller = Caller(connection=event.connection, id=message.id)
+        try:
+            _HANDLERS[type(message)](self, caller, message, event.now)
+        except RemoteError as error:
+            self._outbox.fail(caller, error)
+
+    def gone(self, event: ClientGone) -> None:
+        """A connection is closed: its requests are cancelled, its commands forgotten."""
+        for request in self._serving.ledger.of_connection(event.connection):
+            self._endings.drop(self._touched(request), request)
+        self._forget_callers(event.connection)
+
+    def too_slow(self, event: ClientTooSlow) -> None:
+        """A client has not read what it was sent: whatever it has open fails."""
+        error = slow_consumer()
+        for request in self._serving.ledger.of_connection(event.connection):
+            self._endings.fail(self._touched(request), request, error)
+        for caller in self._forget_callers(event.connection):
+            self._outbox.fail(caller, error)
+
+    # ------------------------------------------------------------ requests
+
+    def _on_generate(self, caller: Caller, message: Generate, now: float) -> None:
+        for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):
+            value = getattr(message, name)
+            if value is not None and value < 0:
+                raise RemoteError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{name} takes seconds from 0, not {value:g}",
+                    detail={"parameter": name},
+                )
+        model = self._model(message.model)
+        refusal = self._serving.admit(
+            model,
+            message,
+            caller.connection,
+            settings=self._fleet.settings,
+            models=len(self._fleet.by_name),
+            now=now,
+        )
+        if refusal is not None:
+            raise refusal
+        self._fleet.touch(model)
+        if model.life.wanted is not Wanted.UP:
+            self._fleet.trigger(model, WantUp(why=Why.REQUEST), now)
+
+    def _on_cancel(self, caller: Caller, message: Cancel, now: float) -> None:
+        if self._outbox.subscriptions.get(caller.connection) == message.id:
+            del self._outbox.subscriptions[caller.connection]
+        request = self._serving.ledger.find(caller.connection, message.id)
+        if request is not None:  # else its end is already on the way
+            self._endings.cancel(self._touched(request), request, now)
+
+    # ------------------------------------------------------------ commands
+
+    def _on_load(self, caller: Caller, message: Load, now: float) -> None:
+        model = self._model(message.model)
+        model.up_callers.append(caller)
+        if model.life.state is State.FAILED:
+            model.blame.lift()
+        self._fleet.trigger(model, WantUp(why=Why.USER), now)
+
+    def _on_unload(self, caller: Caller, message: Unload, now: float) -> None:
+        model = self._model(message.model)
+        model.down_callers.append(caller)
+        drain_s = self._fleet.settings.drain_timeout_s
+        self._fleet.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), now)
+
+    def _on_restart(self, caller: Caller, message: Restart, now: float) -> None:
+        model = self._model(message.model)
+        model.up_callers.append(caller)
+        model.blame.lift()
+        drain_s = self._fleet.settings.drain_timeout_s
+        self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
+
+    def _on_reload(self, caller: Caller, message: Reload, now: float) -> None:
+        if self._fleet.is_shutting_down:
+            raise shutting_down()
+        self._outbox.add(ReadConfiguration(caller=caller))
+
+    def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
+        if message.timeout_s is not None and message.timeout_s < 0:
+            raise RemoteError(
+                ErrorCode.INVALID_REQUEST,
+                "timeout_s takes seconds from 0",
+                detail={"parameter": "timeout_s"},
+            )
+        limit_s = message.timeout_s
+        if limit_s is None:
+            limit_s = self._fleet.settings.drain_timeout_s
+        value = {
+            "pids": [m.life.pid for m in self._fleet if m.life.pid is not None],
+            "supervisor_pid": self._daemon.facts.get("pid"),
+            "drain_timeout_s": 0.0 if message.now else limit_s,
+            "end_limit_s": self._fleet.end_limit_s(),
+        }
+        self._outbox.reply(caller, value)
+        self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
+
+    # ------------------------------------------------------------ questions
+
+    def _on_ping(self, caller: Caller, message: Ping, now: float) -> None:
+        self._outbox.reply(caller, {})
+
+    def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
+        value = status_map(self._fleet, self._serving.ledger, self._daemon, now)
+        if message.debug:
+            value["stories"] = {model.name: tuple(model.life.story) for model in self._fleet}
+        self._outbox.reply(caller, value)
+
+    def _on_subscribe(self, caller: Caller, message: Subscribe, now: float) -> None:
+        subscriptions = self._outbox.subscriptions
+        earlier = subscriptions.get(caller.connection)
+        if earlier is not None and earlier != message.id:
+            earlier_caller = Caller(connection=caller.connection, id=earlier)
+            self._outbox.fail(earlier_caller, superseded_subscription())
+        subscriptions[caller.connection] = message.id
+
+    # ------------------------------------------------------------ inside
+
+    def _model(self, name: ModelName) -> Model:
+        """A model that can still be asked for something.
+
+        Raises:
+            RemoteError: `shutting_down`, `unknown_model`.
+        """
+        if self._fleet.is_shutting_down:
+            raise shutting_down()
+        return self._fleet.find(name)
+
+    def _touched(self, request: Request) -> Model:
+        """The model of a request that something is done about."""
+        model = self._fleet.by_name[request.model]
+        self._fleet.touch(model)
+        return model
+
+    def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
+        """Ends the subscription and the waiting commands of a connection; returns those."""
+        self._outbox.subscriptions.pop(connection, None)
+        forgotten = []
+        for model in self._fleet:
+            for callers in (model.up_callers, model.down_callers):
+                forgotten += [c for c in callers if c.connection == connection]
+                callers[:] = [c for c in callers if c.connection != connection]
+        return forgotten
+
+
+_HANDLERS: dict[type[Message], Callable[[ClientEvents, Caller, Any, float], None]] = {
+    Generate: ClientEvents._on_generate,
+    Cancel: ClientEvents._on_cancel,
+    Ping: ClientEvents._on_ping,
+    StatusQuery: ClientEvents._on_status,
+    Load: ClientEvents._on_load,
+    Unload: ClientEvents._on_unload,
+    Restart: ClientEvents._on_restart,
+    Stop: ClientEvents._on_stop,
+    Subscribe: ClientEvents._on_subscribe,
+    Reload: ClientEvents._on_reload,
+}

@@ -1,0 +1,193 @@
+"""How requests end: cancelled, dropped, failed, finished, lost with their process.
+
+Each gets exactly one terminal message (P1), and `end` is the only place that sends it.
+"""
+
+from __future__ import annotations
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.messages import CancelRow, Done, Failed, Message
+from mlxsup.protocol.states import FinishReason, NoticeKind, State
+
+from .deadlines import Deadlines
+from .errors import (
+    deadline_exceeded,
+    for_interrupted,
+    insufficient_memory,
+    quarantined,
+    queue_timeout,
+    worker_crashed,
+)
+from .health.blame import QUARANTINE_S, Evidence, Verdict
+from .model import Model
+from .outbox import Outbox
+from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
+
+
+class Endings:
+    """Ends requests, and takes those that go on back into the queue.
+
+    Args:
+        ledger: the open requests.
+        deadlines: where their times are kept.
+        outbox: takes what their clients and workers are sent.
+    """
+
+    def __init__(self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox) -> None:
+        self._ledger = ledger
+        self._deadlines = deadlines
+        self._outbox = outbox
+
+    # ------------------------------------------------------------ one request
+
+    def cancel(self, model: Model, request: Request, now: float) -> None:
+        """The client wants no more: answered at once, whatever the worker does (D4, D13)."""
+        self._withdraw(model, request)
+        self.end(request, finish=FinishReason.CANCELLED, now=now)
+
+    def drop(self, model: Model, request: Request) -> None:
+        """The client is gone: nobody is answered (D12)."""
+        self._withdraw(model, request)
+        self._forget(request)
+
+    def fail(self, model: Model, request: Request, error: RemoteError) -> None:
+        """The request ends with an error, wherever it stands."""
+        self._withdraw(model, request)
+        self.end(request, error=error)
+
+    def due(self, model: Model, request: Request, now: float) -> None:
+        """A time of this request may have come (D15)."""
+        if request.deadline is not None and now >= request.deadline:
+            error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
+        elif (
+            request.first_token_at is None
+            and request.first_token_deadline is not None
+            and now >= request.first_token_deadline
+        ):
+            error = deadline_exceeded(model.name, "the first token", 0)
+        elif (
+            request.stage is Stage.QUEUED
+            and request.queue_deadline is not None
+            and now >= request.queue_deadline
+        ):
+            error = queue_timeout(model.name, now - request.arrived_at)
+        else:
+            self._deadlines.set(request.key, request.next_deadline)
+            return
+        self.fail(model, request, error)
+
+    def end(
+        self,
+        request: Request,
+        *,
+        finish: FinishReason | None = None,
+        error: RemoteError | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """Sends the terminal message of a request that is neither queued nor running any longer."""
+        self._forget(request)
+        if error is not None:
+            message: Message = Failed(id=request.id, error=error.to_wire())
+        else:
+            assert finish is not None
+            message = Done(
+                id=request.id,
+                seq=request.seq,
+                finish_reason=finish,
+                usage=request.usage(),
+                timings=request.timings(now),
+                seed=request.acceptance.seed if request.acceptance else None,
+                warnings=request.warnings,
+                resumed=request.resumed,
+            )
+        self._outbox.send(request.connection, message)
+
+    # ------------------------------------------------------------ all requests of a model
+
+    def fail_queue(self, model: Model, error: RemoteError) -> None:
+        """Everything that waits for this model is answered."""
+        for request in self._queued(model):
+            if request.acceptance is not None:
+                self.fail(model, request, for_interrupted(error, model.name, request.tokens_sent))
+            else:
+                self.fail(model, request, error)
+
+    def fail_running(self, model: Model, error: RemoteError) -> None:
+        """Everything that runs is answered while the process still lives."""
+        for request in list(model.running.values()):
+            self.fail(model, request, error)
+
+    def lose_running(self, model: Model, text: str, verdict: Verdict) -> None:
+        """The process is gone with its rows: they wait again, before all others, to be resumed.
+
+        What the worker had not accepted yet is dispatched again as new. A row ends instead if it
+        killed the engine, opted out of being resumed, or meets death after death without a token.
+        """
+        again: list[RequestKey] = []
+        for request in list(model.running.values()):
+            del model.running[request.key]
+            error = _loss(model, request, text, verdict)
+            if error is not None:
+                self.end(request, error=error)
+            else:
+                self._interrupt(request, text)
+                again.append(request.key)
+        for request in self._queued(model):
+            if request.acceptance is not None and not request.may_resume:
+                self.fail(model, request, worker_crashed(model.name, text, request.tokens_sent))
+        model.queue.rejoin(again)
+        if verdict.culprit is not None:
+            for request in self._queued(model):
+                if request.digest == verdict.culprit:
+                    error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
+                    self.fail(model, request, error)
+
+    # ------------------------------------------------------------ inside
+
+    def _queued(self, model: Model) -> list[Request]:
+        requests = [self._ledger.get(key) for key in model.queue]
+        return [request for request in requests if request is not None]
+
+    def _interrupt(self, request: Request, text: str) -> None:
+        self._ledger.move(request, Stage.QUEUED)
+        request.dispatched_at = None
+        request.told.clear()
+        if request.acceptance is None:
+            request.started_at = None
+        else:
+            request.is_interrupted = True
+            request.queue_deadline = None  # a limit for the start, and it was started
+            detail = {"cause": text, "tokens_sent": request.tokens_sent}
+            self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
+        self._deadlines.set(request.key, request.next_deadline)
+
+    def _withdraw(self, model: Model, request: Request) -> None:
+        """Takes a request out of the queue or the batch; a row holds its place until it left."""
+        if request.stage is Stage.QUEUED:
+            model.queue.leave(request.key)
+            return
+        del model.running[request.key]
+        model.leaving[request.key] = request.held
+        if model.life.state in (State.READY, State.DRAINING):
+            self._outbox.tell(model.life, CancelRow(key=request.key))
+
+    def _forget(self, request: Request) -> None:
+        self._ledger.remove(request)
+        self._deadlines.set(request.key, None)
+
+
+def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:
+    """Why a request does not outlive its worker; None if it does."""
+    name, sent = model.name, request.tokens_sent
+    if verdict.culprit == request.digest:
+        return quarantined(name, sent, QUARANTINE_S)
+    if verdict.is_too_large:
+        return insufficient_memory(name, text, sent)
+    if request.acceptance is not None and not request.may_resume:
+        return worker_crashed(name, text, sent)
+    if verdict.evidence is Evidence.NONE:
+        request.deaths += 1
+        if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
+            return worker_crashed(name, text, sent)
+    return None

@@ -1,0 +1,72 @@
+"""The actions that one event leads to, in order: the only list that decisions are put into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.messages import Event as EventMessage
+from mlxsup.protocol.messages import Failed, Message, Notice, Reply
+from mlxsup.protocol.states import NoticeKind
+
+from .actions import Action, Announce, SendToClient, SendToWorker
+from .events import Caller, ConnectionId
+from .lifecycle.life import Life
+from .requests.ledger import Request
+
+
+class Outbox:
+    """Collects actions until the event has been handled.
+
+    Attributes:
+        subscriptions: who is sent every change of a model, and under which id.
+    """
+
+    def __init__(self) -> None:
+        # Bounded by the connections that the shell lets in, one entry each.
+        self.subscriptions: dict[ConnectionId, RequestId] = {}
+        self._actions: list[Action] = []
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self._actions)
+
+    def add(self, action: Action) -> None:
+        """Adds an action behind all others."""
+        self._actions.append(action)
+
+    def take(self) -> list[Action]:
+        """The actions of this event; the next one starts with none."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def send(self, connection: ConnectionId, message: Message) -> None:
+        """Sends a message to a client."""
+        self._actions.append(SendToClient(connection=connection, message=message))
+
+    def reply(self, caller: Caller, value: dict[str, Any]) -> None:
+        """Answers a command that came true."""
+        self.send(caller.connection, Reply(id=caller.id, value=value))
+
+    def fail(self, caller: Caller, error: RemoteError) -> None:
+        """Answers a command that did not."""
+        self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
+
+    def tell(self, life: Life, message: Message) -> None:
+        """Sends a message to the process of a model."""
+        self._actions.append(
+            SendToWorker(model=life.name, generation=life.generation, message=message)
+        )
+
+    def notify(self, request: Request, kind: NoticeKind, detail: dict[str, Any]) -> None:
+        """Sends a notice to a client that wants them, unless it was sent the same one before."""
+        if request.wants_notices and request.told.get(kind) != detail:
+            request.told[kind] = detail
+            self.send(request.connection, Notice(id=request.id, kind=kind, detail=detail))
+
+    def announce(self, change: dict[str, Any]) -> None:
+        """Sends a change of a model to everybody who watches."""
+        self._actions.append(Announce(change=change))
+        for connection, id in self.subscriptions.items():
+            self.send(connection, EventMessage(id=id, value=change))
