@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.messages import Resume
+from mlxsup.protocol.worker_messages import Resume
 from support.worker_harness import Stream, WorkerHarness
 
 from .report import print_table

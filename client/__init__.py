@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Logprobs, Timings, TokenLogprob, Usage
+from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from .client import Client

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Load,
-    Message,
     Ping,
     Reload,
     Restart,
@@ -19,6 +17,8 @@ from mlxsup.protocol.messages import (
     Subscribe,
     Unload,
 )
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Message
 
 from .api import ClientBase
 from .connection import Connection

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from mlxsup.protocol.body import RequestBody, invalid
+from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import Generate, Message
+from mlxsup.protocol.message import Message
 
 from .errors import RequestError
 from .streams import OnNotice

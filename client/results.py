@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxsup.protocol.messages import Logprobs, Timings, Usage
+from mlxsup.protocol.client_messages import Timings, Usage
+from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
-from mlxsup.protocol.codec import DecodeError, Decoder, encode
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, unpack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
     Cancel,
@@ -21,12 +18,15 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
-    Logprobs,
-    Message,
+    MessageToClient,
     Reply,
     Usage,
 )
-from mlxsup.protocol.messages import Notice as NoticeMessage
+from mlxsup.protocol.client_messages import Notice as NoticeMessage
+from mlxsup.protocol.codec import DecodeError, Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId, unpack_tokens
+from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
 
 from .errors import ConnectionLost, RequestError, internal
@@ -176,7 +176,7 @@ class Session:
         except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
             return self._give_up(message, error)
 
-    def _give_up(self, message: Message, error: Exception) -> Outcome:
+    def _give_up(self, message: MessageToClient, error: Exception) -> Outcome:
         """Ends what a message was for with an error, because the message could not be handled."""
         outcome = Outcome()
         ids = (
@@ -191,7 +191,7 @@ class Session:
                 self._break_off(request_id, opened, internal(text), outcome)
         return outcome
 
-    def _handle(self, message: Message) -> Outcome:
+    def _handle(self, message: MessageToClient) -> Outcome:
         match message:
             case Deltas():
                 outcome = Outcome()
@@ -224,8 +224,9 @@ class Session:
                     return Outcome()
                 return self._deliver(opened, message.value)
             case Alive():
-                pass
-        return Outcome()
+                return Outcome()
+            case _:
+                assert_never(message)
 
     def _take_delta(self, delta: ClientDelta, outcome: Outcome) -> None:
         opened = self._open.get(delta.id)

@@ -12,13 +12,13 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
 from .body import RequestBody
 from .errors import ErrorCode, RemoteError
-from .messages import Message
+from .message import Message
 from .version import PROTOCOL_VERSION
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -48,7 +48,10 @@ class DecodeError(Exception):
         self.id = id
 
 
-class Decoder:
+M = TypeVar("M", bound=Message)
+
+
+class Decoder(Generic[M]):
     """Decodes one direction of one link.
 
     Args:
@@ -57,7 +60,7 @@ class Decoder:
             64 KiB and to small containers.
     """
 
-    def __init__(self, classes: Iterable[type[Message]], *, is_strict: bool) -> None:
+    def __init__(self, classes: Iterable[type[M]], *, is_strict: bool) -> None:
         self._classes = {cls.TYPE: cls for cls in classes}
         self._is_strict = is_strict
         self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
@@ -66,7 +69,7 @@ class Decoder:
         if is_strict:
             self._limits |= {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
 
-    def decode(self, frames: Sequence[bytes]) -> Message:
+    def decode(self, frames: Sequence[bytes]) -> M:
         """One message out of the frames of one multipart message.
 
         Raises:
@@ -109,7 +112,7 @@ class Decoder:
         return header
 
     @staticmethod
-    def _build(cls: type[Message], header: dict[str, Any], body: bytes | None) -> Message:
+    def _build(cls: type[M], header: dict[str, Any], body: bytes | None) -> M:
         has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
         if has_body != (body is not None) or "body" in header:
             wanted = "two frames, header and body" if has_body else "one frame"
@@ -118,7 +121,7 @@ class Decoder:
             if len(body) > MAX_BODY_BYTES:
                 raise _invalid(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
             header["body"] = body
-        return typing.cast(Message, _schema(typing.cast(Any, cls))(header, ""))
+        return typing.cast(M, _schema(typing.cast(Any, cls))(header, ""))
 
 
 def encode(message: Message) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxsup.protocol.messages import Logprobs, TokenLogprob
+from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel
 
 from .engine import RowLogprobs, TextCodec

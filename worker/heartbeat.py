@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import zmq
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
 
 from .engine import EngineBytes
 

@@ -13,7 +13,7 @@ from collections import deque
 
 import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
-from mlxsup.protocol.messages import SUPERVISOR_TO_WORKER, Message
+from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, MessageToWorker, WorkerMessage
 
 HIGH_WATER_MARK = 32
 """Messages each way; a step is one message, so this is also how far a worker runs ahead."""
@@ -57,7 +57,7 @@ class Link:
         except OSError:
             pass  # full: a wake is already on its way; closed: nobody waits any more
 
-    def receive(self) -> Message | None:
+    def receive(self) -> MessageToWorker | None:
         """The next message of the supervisor, or None where none is there yet.
 
         Raises:
@@ -73,7 +73,7 @@ class Link:
         except DecodeError as error:
             raise LinkBrokenError(f"the supervisor sent no message: {error.message}") from None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Sends now or, where there is no room, later; in order."""
         self.send_frames(encode(message))
 

@@ -10,24 +10,25 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.worker_messages import (
     Accepted,
     CancelRow,
     Dispatch,
     Exit,
-    Message,
+    MessageToWorker,
     PrefillProgress,
     Rejected,
     Resume,
     RowDelta,
     Step,
+    WorkerMessage,
 )
-from mlxsup.protocol.states import FinishReason, WorkerPhase
 
 from .answer import AnswerText
 from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
@@ -54,10 +55,10 @@ class MessageLink(Protocol):
     sent: int
     received: int
 
-    def receive(self) -> Message | None:
+    def receive(self) -> MessageToWorker | None:
         """The next message, or None."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Sends now or later, in order."""
 
     def flush(self) -> bool:
@@ -193,6 +194,8 @@ class StepLoop:
                     self._cancel(key)
                 case Exit():
                     self._is_exit_asked = True
+                case _:
+                    assert_never(message)
         if leaving:
             self._engine.remove(*leaving)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import FrameType
 
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
-from mlxsup.protocol.messages import Dying, Exit, Hello, LoadProgress, Ready
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Ready
 
 from .engine import (
     BadLaunchError,

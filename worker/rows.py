@@ -10,9 +10,9 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Resume, RowDelta
 from mlxsup.protocol.parameters import SAMPLING, sampling_defaults
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import Acceptance, Resume, RowDelta
 
 from .answer import AnswerText
 from .engine import EngineFacts, Prompt, Row, RowToken, TextCodec

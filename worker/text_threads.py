@@ -19,7 +19,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
-from mlxsup.protocol.messages import Resume
+from mlxsup.protocol.worker_messages import Resume
 
 from .engine import Prompt, TextCodec
 from .logs import line

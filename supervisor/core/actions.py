@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from mlxsup.protocol.client_messages import MessageToClient
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import Message
+from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import Caller, ConnectionId
 from .settings import LaunchSettings
@@ -54,19 +55,19 @@ class LookAtWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendToWorker:
-    """Send a message of `SUPERVISOR_TO_WORKER`."""
+    """Send a message to a worker."""
 
     model: ModelName
     generation: Generation
-    message: Message
+    message: MessageToWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendToClient:
-    """Send a message of `SUPERVISOR_TO_CLIENT`; dropped where the connection is gone."""
+    """Send a message to a client; dropped if the connection is gone."""
 
     connection: ConnectionId
-    message: Message
+    message: MessageToClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

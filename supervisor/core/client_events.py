@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import assert_never
 
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
+    ClientMessage,
     Generate,
     Load,
-    Message,
     Ping,
     Reload,
     Restart,
@@ -20,6 +17,8 @@ from mlxsup.protocol.messages import (
     Subscribe,
     Unload,
 )
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State, Wanted, Why
 
 from .actions import ReadConfiguration
@@ -57,10 +56,9 @@ class ClientEvents:
 
     def said(self, event: ClientSaid) -> None:
         """A message; what cannot be done is answered with an error, and nothing has changed."""
-        message: Any = event.message  # each of CLIENT_MESSAGES has an id
-        caller = Caller(connection=event.connection, id=message.id)
+        caller = Caller(connection=event.connection, id=event.message.id)
         try:
-            _HANDLERS[type(message)](self, caller, message, event.now)
+            self._obey(caller, event.message, event.now)
         except RemoteError as error:
             self._outbox.fail(caller, error)
 
@@ -77,6 +75,31 @@ class ClientEvents:
             self._endings.fail(self._touched(request), request, error)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
+
+    def _obey(self, caller: Caller, message: ClientMessage, now: float) -> None:
+        match message:
+            case Generate():
+                self._on_generate(caller, message, now)
+            case Cancel():
+                self._on_cancel(caller, message, now)
+            case Load():
+                self._on_load(caller, message, now)
+            case Unload():
+                self._on_unload(caller, message, now)
+            case Restart():
+                self._on_restart(caller, message, now)
+            case Reload():
+                self._on_reload(caller)
+            case Stop():
+                self._on_stop(caller, message, now)
+            case Ping():
+                self._outbox.reply(caller, {})
+            case StatusQuery():
+                self._on_status(caller, message, now)
+            case Subscribe():
+                self._on_subscribe(caller)
+            case _:
+                assert_never(message)
 
     # ------------------------------------------------------------ requests
 
@@ -133,7 +156,7 @@ class ClientEvents:
         drain_s = self._fleet.settings.drain_timeout_s
         self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
 
-    def _on_reload(self, caller: Caller, message: Reload, now: float) -> None:
+    def _on_reload(self, caller: Caller) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         self._outbox.add(ReadConfiguration(caller=caller))
@@ -159,22 +182,19 @@ class ClientEvents:
 
     # ------------------------------------------------------------ questions
 
-    def _on_ping(self, caller: Caller, message: Ping, now: float) -> None:
-        self._outbox.reply(caller, {})
-
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = status_map(self._fleet, self._serving.ledger, self._daemon, now)
         if message.debug:
             value["stories"] = {model.name: tuple(model.life.story) for model in self._fleet}
         self._outbox.reply(caller, value)
 
-    def _on_subscribe(self, caller: Caller, message: Subscribe, now: float) -> None:
+    def _on_subscribe(self, caller: Caller) -> None:
         subscriptions = self._outbox.subscriptions
         earlier = subscriptions.get(caller.connection)
-        if earlier is not None and earlier != message.id:
+        if earlier is not None and earlier != caller.id:
             earlier_caller = Caller(connection=caller.connection, id=earlier)
             self._outbox.fail(earlier_caller, superseded_subscription())
-        subscriptions[caller.connection] = message.id
+        subscriptions[caller.connection] = caller.id
 
     # ------------------------------------------------------------ inside
 
@@ -203,17 +223,3 @@ class ClientEvents:
                 forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
-
-
-_HANDLERS: dict[type[Message], Callable[[ClientEvents, Caller, Any, float], None]] = {
-    Generate: ClientEvents._on_generate,
-    Cancel: ClientEvents._on_cancel,
-    Ping: ClientEvents._on_ping,
-    StatusQuery: ClientEvents._on_status,
-    Load: ClientEvents._on_load,
-    Unload: ClientEvents._on_unload,
-    Restart: ClientEvents._on_restart,
-    Stop: ClientEvents._on_stop,
-    Subscribe: ClientEvents._on_subscribe,
-    Reload: ClientEvents._on_reload,
-}

@@ -5,10 +5,11 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
+from mlxsup.protocol.client_messages import Done, Failed, MessageToClient
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.messages import CancelRow, Done, Failed, Message
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
+from mlxsup.protocol.worker_messages import CancelRow
 
 from .deadlines import Deadlines
 from .errors import (
@@ -88,7 +89,7 @@ class Endings:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
         self._forget(request)
         if error is not None:
-            message: Message = Failed(id=request.id, error=error.to_wire())
+            message: MessageToClient = Failed(id=request.id, error=error.to_wire())
         else:
             assert finish is not None
             message = Done(

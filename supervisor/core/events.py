@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
+from mlxsup.protocol.client_messages import ClientMessage
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.messages import Message
+from mlxsup.protocol.worker_messages import WorkerMessage
 
 from .settings import CoreSettings, ModelSettings
 
@@ -46,10 +47,10 @@ class Tick(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSaid(_Event):
-    """A client sent a message of `CLIENT_MESSAGES`."""
+    """A client sent a message."""
 
     connection: ConnectionId
-    message: Message
+    message: ClientMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,11 @@ class SpawnFailed(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSaid(_Event):
-    """A worker sent a message of `WORKER_TO_SUPERVISOR` (a HELLO only with the right token)."""
+    """A worker sent a message (a HELLO only with the right token)."""
 
     model: ModelName
     generation: Generation
-    message: Message
+    message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.messages import Heartbeat
-from mlxsup.protocol.messages import Ready as ReadyMessage
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .events import Caller
 from .health.blame import Blame, Held

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mlxsup.protocol.client_messages import Event as EventMessage
+from mlxsup.protocol.client_messages import Failed, MessageToClient, Notice, Reply
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import Event as EventMessage
-from mlxsup.protocol.messages import Failed, Message, Notice, Reply
 from mlxsup.protocol.states import NoticeKind
+from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .actions import Action, Announce, SendToClient, SendToWorker
 from .events import Caller, ConnectionId
@@ -41,7 +42,7 @@ class Outbox:
         actions, self._actions = self._actions, []
         return actions
 
-    def send(self, connection: ConnectionId, message: Message) -> None:
+    def send(self, connection: ConnectionId, message: MessageToClient) -> None:
         """Sends a message to a client."""
         self._actions.append(SendToClient(connection=connection, message=message))
 
@@ -53,7 +54,7 @@ class Outbox:
         """Answers a command that did not."""
         self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
-    def tell(self, life: Life, message: Message) -> None:
+    def tell(self, life: Life, message: MessageToWorker) -> None:
         """Sends a message to the process of a model."""
         self._actions.append(
             SendToWorker(model=life.name, generation=life.generation, message=message)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.messages import (
-    Accepted,
-    CancelRow,
-    ClientDelta,
-    Deltas,
-    Dispatch,
-    Generate,
-    Resume,
-    RowDelta,
-    Step,
-)
 from mlxsup.protocol.states import FinishReason, NoticeKind, State, Wanted
+from mlxsup.protocol.worker_messages import Accepted, CancelRow, Dispatch, Resume, RowDelta, Step
 
 from .deadlines import Deadlines
 from .endings import Endings

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     Accepted,
     Dying,
     Heartbeat,
     Hello,
     LoadProgress,
-    Message,
     Ready,
     Rejected,
     Step,
 )
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
-from mlxsup.protocol.version import VERSION
 
 from .events import (
     Exited,
@@ -77,7 +76,26 @@ class WorkerEvents:
             return
         is_abandoned = isinstance(model.life.phase, Abandoned)
         if model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited)):
-            _HANDLERS[type(event)](self, event, model)
+            self._heard(event, model)
+
+    def _heard(self, event: WorkerEvent, model: Model) -> None:
+        match event:
+            case WorkerSaid():
+                self._on_said(event, model)
+            case Spawned():
+                self._on_spawned(event, model)
+            case SpawnFailed():
+                self._on_spawn_failed(event, model)
+            case WorkerSeen():
+                self._on_seen(event, model)
+            case WorkerBroke():
+                self._on_broke(event, model)
+            case WorkerUnlinked():
+                self._on_unlinked(event, model)
+            case Exited():
+                self._on_exited(event, model)
+            case _:
+                assert_never(event)
 
     # ------------------------------------------------------------ about its process
 
@@ -126,64 +144,74 @@ class WorkerEvents:
     def _on_said(self, event: WorkerSaid, model: Model) -> None:
         if model.watch is not None and not isinstance(event.message, Heartbeat):
             model.watch.said(event.now)
-        _MESSAGE_HANDLERS[type(event.message)](self, event, model, event.message)
+        match event.message:
+            case Step() as step:
+                self._on_step(model, step, event.now)
+            case Heartbeat() as beat:
+                self._on_heartbeat(model, beat, event.now)
+            case Accepted() as accepted:
+                self._serving.accepted(model, accepted)
+            case Rejected() as rejected:
+                self._on_rejected(model, rejected, event.now)
+            case Hello() as hello:
+                self._on_hello(model, hello, event.now)
+            case LoadProgress() as progress:
+                self._on_load_progress(model, progress, event.now)
+            case Ready() as ready:
+                self._on_ready(model, ready, event.now)
+            case Dying() as dying:
+                model.dying = dying.message
+            case _:
+                assert_never(event.message)
 
-    def _on_step(self, event: WorkerSaid, model: Model, message: Step) -> None:
+    def _on_step(self, model: Model, message: Step, now: float) -> None:
         if message.step not in (model.steps, model.steps + 1):
             detail = f"counted step {message.step} after step {model.steps}"
-            self._fleet.trigger(model, Broke(detail=detail), event.now)
+            self._fleet.trigger(model, Broke(detail=detail), now)
             return
         if model.watch is not None:
-            model.watch.stepped(message.step, event.now)
-        if self._serving.step(model, message, event.now):
+            model.watch.stepped(message.step, now)
+        if self._serving.step(model, message, now):
             self._fleet.touch(model)
 
-    def _on_accepted(self, event: WorkerSaid, model: Model, message: Accepted) -> None:
-        self._serving.accepted(model, message)
-
-    def _on_rejected(self, event: WorkerSaid, model: Model, message: Rejected) -> None:
+    def _on_rejected(self, model: Model, message: Rejected, now: float) -> None:
         try:
             error = RemoteError.from_wire(message.error)
         except ValueError as wrong:
-            self._fleet.trigger(
-                model, Broke(detail=f"rejected a request wrongly: {wrong}"), event.now
-            )
+            self._fleet.trigger(model, Broke(detail=f"rejected a request wrongly: {wrong}"), now)
             return
-        self._serving.rejected(model, message.key, error, event.now)
+        self._serving.rejected(model, message.key, error, now)
         self._fleet.touch(model)
 
-    def _on_heartbeat(self, event: WorkerSaid, model: Model, message: Heartbeat) -> None:
+    def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
         model.heartbeat = message
         if model.watch is not None:
-            model.watch.beat(message, len(model.held), event.now)
-            self._fleet.look_after(model, event.now)
+            model.watch.beat(message, len(model.held), now)
+            self._fleet.look_after(model, now)
 
-    def _on_dying(self, event: WorkerSaid, model: Model, message: Dying) -> None:
-        model.dying = message.message
-
-    def _on_hello(self, event: WorkerSaid, model: Model, message: Hello) -> None:
+    def _on_hello(self, model: Model, message: Hello, now: float) -> None:
         if message.version != VERSION:
-            self._fleet.trigger(model, GreetedByOtherVersion(version=message.version), event.now)
+            self._fleet.trigger(model, GreetedByOtherVersion(version=message.version), now)
         elif model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="said HELLO after READY"), event.now)
+            self._fleet.trigger(model, Broke(detail="said HELLO after READY"), now)
         else:
-            self._fleet.trigger(model, Greeted(), event.now)
+            self._fleet.trigger(model, Greeted(), now)
 
-    def _on_load_progress(self, event: WorkerSaid, model: Model, message: LoadProgress) -> None:
+    def _on_load_progress(self, model: Model, message: LoadProgress, now: float) -> None:
         if model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="reported a load after READY"), event.now)
+            self._fleet.trigger(model, Broke(detail="reported a load after READY"), now)
         else:
             progress = Progressed(phase=message.phase, progress=message.progress)
-            self._fleet.trigger(model, progress, event.now)
+            self._fleet.trigger(model, progress, now)
 
-    def _on_ready(self, event: WorkerSaid, model: Model, message: Ready) -> None:
+    def _on_ready(self, model: Model, message: Ready, now: float) -> None:
         if model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="said READY twice"), event.now)
+            self._fleet.trigger(model, Broke(detail="said READY twice"), now)
             return
         if model.life.state is State.LOADING:
             model.learn(message)
-            model.idle_since = event.now
-        self._fleet.trigger(model, BecameReady(), event.now)
+            model.idle_since = now
+        self._fleet.trigger(model, BecameReady(), now)
 
 
 def _last_words(lines: Sequence[str]) -> str:
@@ -196,25 +224,3 @@ def _last_words(lines: Sequence[str]) -> str:
         if line.strip() and not ROUTINE.match(line):
             return line.strip()[:MAX_LAST_WORDS]
     return ""
-
-
-_HANDLERS: dict[type[WorkerEvent], Callable[[WorkerEvents, Any, Model], None]] = {
-    Spawned: WorkerEvents._on_spawned,
-    SpawnFailed: WorkerEvents._on_spawn_failed,
-    WorkerSaid: WorkerEvents._on_said,
-    WorkerSeen: WorkerEvents._on_seen,
-    WorkerBroke: WorkerEvents._on_broke,
-    WorkerUnlinked: WorkerEvents._on_unlinked,
-    Exited: WorkerEvents._on_exited,
-}
-
-_MESSAGE_HANDLERS: dict[type[Message], Callable[[WorkerEvents, WorkerSaid, Model, Any], None]] = {
-    Step: WorkerEvents._on_step,
-    Accepted: WorkerEvents._on_accepted,
-    Rejected: WorkerEvents._on_rejected,
-    Heartbeat: WorkerEvents._on_heartbeat,
-    Dying: WorkerEvents._on_dying,
-    Hello: WorkerEvents._on_hello,
-    LoadProgress: WorkerEvents._on_load_progress,
-    Ready: WorkerEvents._on_ready,
-}

@@ -7,21 +7,21 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import zmq
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
+    ClientMessage,
     Deltas,
     Event,
     Failed,
-    Message,
+    MessageToClient,
 )
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId
 
 from ..core.errors import duplicate_id, slow_consumer
 from ..core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
@@ -123,7 +123,7 @@ class Clients:
         """From now on that many connections are let in; those that are in stay."""
         self._doors.max_connections = max_connections
 
-    def send(self, connection_id: ConnectionId, message: Message) -> None:
+    def send(self, connection_id: ConnectionId, message: MessageToClient) -> None:
         """Sends, or keeps what there is no room for; drops it if the connection is gone."""
         connection = self._connections.get(connection_id)
         if connection is None:
@@ -175,7 +175,7 @@ class Clients:
         id = ConnectionId(frames[0])
         connection = self._connections.get(id)
         try:
-            message: Any = self._decoder.decode(frames[1:])  # each kind has an id
+            message = self._decoder.decode(frames[1:])
         except DecodeError as error:
             self._refuse(connection, id, error.id, RemoteError(error.code, error.message))
             return
@@ -194,7 +194,11 @@ class Clients:
         self._forget_if_idle(connection)
 
     def _refusal(
-        self, connection: Connection | None, id: ConnectionId, request_id: str, message: Message
+        self,
+        connection: Connection | None,
+        id: ConnectionId,
+        request_id: str,
+        message: ClientMessage,
     ) -> RemoteError | None:
         """Why a message is not handed on; None if it is."""
         if len(id) != ROUTING_ID_BYTES or id[0]:
@@ -243,7 +247,7 @@ class Clients:
 
     # ------------------------------------------------------------ out
 
-    def _send(self, connection: Connection, message: Message) -> None:
+    def _send(self, connection: Connection, message: MessageToClient) -> None:
         if connection.outbox:
             connection.outbox.add(message)
         else:

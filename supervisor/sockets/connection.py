@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.protocol.messages import Cancel, Done, Failed, Message, Reply, Subscribe
+from mlxsup.protocol.client_messages import Cancel, Done, Failed, Reply, Subscribe
+from mlxsup.protocol.message import Message
 
 from ..core.events import ConnectionId
 from .outbox import Outbox, Tally

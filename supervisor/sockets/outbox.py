@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from mlxsup.protocol.client_messages import ClientDelta, Deltas, Done, Failed, Reply
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.messages import ClientDelta, Deltas, Done, Failed, Message, Reply
+from mlxsup.protocol.message import Message
 
 from ..core.errors import slow_consumer
 

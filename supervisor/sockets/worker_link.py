@@ -13,7 +13,13 @@ import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import WORKER_TO_SUPERVISOR, Heartbeat, Hello, Message
+from mlxsup.protocol.worker_messages import (
+    WORKER_TO_SUPERVISOR,
+    Heartbeat,
+    Hello,
+    MessageToWorker,
+    WorkerMessage,
+)
 
 from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from ..runtime_folder import BEAT_SUFFIX
@@ -132,7 +138,7 @@ class WorkerLink:
         """What the worker connects to."""
         return f"ipc://{self._path}"
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageToWorker) -> None:
         """Sends, or keeps what there is no room for, in order; to a broken worker nothing."""
         if self._is_broken:
             return
@@ -212,7 +218,7 @@ class WorkerLink:
                 self._break(f"sent no message: {error.message}", is_other_version=is_other)
             return
         if self._peer is None:
-            if not self._has_token(message):
+            if not isinstance(message, Hello) or not self._has_token(message):
                 return
             problem = self._check_greeting(message)
             if problem:
@@ -231,22 +237,19 @@ class WorkerLink:
         except DecodeError:
             pass  # a stranger's: beats carry no token, and those of the worker itself still come
 
-    def _has_token(self, message: Message) -> bool:
+    def _has_token(self, hello: Hello) -> bool:
         """Whether this is the HELLO of the process that was given the token."""
-        return isinstance(message, Hello) and hmac.compare_digest(
-            message.token.encode(), self._token.encode()
-        )
+        return hmac.compare_digest(hello.token.encode(), self._token.encode())
 
-    def _check_greeting(self, message: Message) -> str:
-        """What is wrong with a HELLO that carries the token; empty where nothing is."""
-        assert isinstance(message, Hello)
+    def _check_greeting(self, message: Hello) -> str:
+        """What is wrong with a HELLO that carries the token; empty if nothing is."""
         if (message.model, message.generation) != (self._model, self._generation):
             return f"said HELLO as {message.model} generation {message.generation}"
         if self.pid is not None and message.pid != self.pid:
             return f"said HELLO with pid {message.pid} and not {self.pid}"
         return ""
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: WorkerMessage) -> None:
         self._post(
             WorkerSaid(
                 now=self._now(), model=self._model, generation=self._generation, message=message

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zmq
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import Message
+from mlxsup.protocol.worker_messages import MessageToWorker
 
 from ..core.actions import Spawn, WorkerSignal
 from ..core.events import Event, Exited, Spawned, SpawnFailed
@@ -93,7 +93,7 @@ class WorkerUnit:
         process = self._process
         return process.pid if process is not None and not process.exited.done() else None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageToWorker) -> None:
         """Sends a message; dropped before the sockets are there and after they are gone."""
         if self._link is not None:
             self._link.send(message)

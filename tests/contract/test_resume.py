@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch, Resume
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch, Resume
 from support.loop_driver import LoopDriver, check_every_resume
 
 LENGTH = 32

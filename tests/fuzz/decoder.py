@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import msgpack
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES
 from mlxsup.protocol.codec import MAX_HEADER_BYTES, DecodeError, Decoder
-from mlxsup.protocol.messages import CLIENT_MESSAGES
 
 from .frames import INVALID, changed_bytes, hostile
 

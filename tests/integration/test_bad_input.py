@@ -20,8 +20,8 @@ import msgpack
 import pytest
 from mlxsup.client import Client, RequestError
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 from support.bad_commands import COMMANDS, BadCommand

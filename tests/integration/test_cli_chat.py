@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlxsup.protocol.messages import Generate, Message, StatusQuery
+from mlxsup.protocol.client_messages import Generate, StatusQuery
+from mlxsup.protocol.message import Message
 from support.cli import ESCAPE, Terminal, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually

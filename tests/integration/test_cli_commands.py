@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
     Load,
-    Message,
     Restart,
     StatusQuery,
     Stop,
     Unload,
 )
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
 from support import warm
 from support.eventually import eventually

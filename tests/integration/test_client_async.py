@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.client.tool_calls import NO_CALL
-from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
     ClientDelta,
     Deltas,
     Event,
     Generate,
-    Message,
     Ping,
     Restart,
     Subscribe,
 )
+from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.message import Message
 from support.eventually_async import eventually_async
 from support.scripted_supervisor import (
     OpenStreams,

@@ -18,18 +18,18 @@ from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection, Re
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
-from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
     Event,
     Generate,
-    Message,
     Ping,
     Reply,
     Subscribe,
 )
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Message
 from support.eventually import eventually
 from support.scripted_supervisor import Peer, ScriptedSupervisor
 

@@ -14,21 +14,21 @@ import pytest
 import zmq
 from mlxsup.client import Client, ConnectionLost, RequestError
 from mlxsup.client.tool_calls import NO_CALL
-from mlxsup.protocol.codec import encode
-from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
     ClientDelta,
     Deltas,
     Event,
     Generate,
-    Message,
     Ping,
     Restart,
     StatusQuery,
     Stop,
     Subscribe,
 )
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel
 from support.eventually import eventually
 from support.scripted_supervisor import (

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
-from mlxsup.protocol.messages import Generate
 from support.daemon import Daemon, fake, row
 from support.raw_client import RawClient
 from support.reference import greedy_answers

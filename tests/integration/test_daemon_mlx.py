@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
-from mlxsup.protocol.messages import Generate
 from support.daemon import Daemon, row, wait_for_state
 from support.demo_model import demo_model_folder
 from support.eventually import eventually

@@ -129,7 +129,7 @@ SABOTAGE = {
     "a piece that is never sent": (
         """
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.protocol.messages import Deltas
+from mlxsup.protocol.client_messages import Deltas
 send, seen = Clients.send, []
 def planted(self, connection, message):
     seen.append(1) if isinstance(message, Deltas) else None
@@ -142,7 +142,7 @@ Clients.send = planted
     "every end twice": (
         """
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.protocol.messages import Done
+from mlxsup.protocol.client_messages import Done
 send = Clients.send
 def planted(self, connection, message):
     for _ in range(1 + isinstance(message, Done)):
@@ -167,7 +167,7 @@ FATAL = {
                                                     " len(frames[1]) > 5000 else 0"),
     "any HELLO counts": """
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
-from mlxsup.protocol.messages import Hello
+from mlxsup.protocol.worker_messages import Hello
 WorkerLink._has_token = lambda self, message: isinstance(message, Hello)
 """,
 }  # fmt: skip

@@ -16,11 +16,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from mlxsup.protocol import codec, messages
+from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import MAX_STOP_LENGTH, MAX_STOP_STRINGS, RequestBody
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -130,7 +131,7 @@ def test_signs_of_life_then_a_cancel_then_the_id_again_D7(daemon: Daemon) -> Non
         say(raw, "cancel", id="x")
         done = raw.hear()
         assert (done["type"], done["id"], done["finish_reason"]) == ("done", "x", "cancelled")
-        assert set(done) <= {"type", *codec_fields(messages.Done)}
+        assert set(done) <= {"type", *codec_fields(client_messages.Done)}
         say(raw, "generate", {"prompt": "hi", "max_tokens": 2}, id="x", model="m")
         pieces = []
         while (message := raw.hear_any())["type"] != "done":
@@ -194,12 +195,12 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
 )
 
 NESTED = (
-    messages.ClientDelta,
-    messages.Usage,
-    messages.Timings,
-    messages.Acceptance,
-    messages.RowDelta,
-    messages.PrefillProgress,
+    client_messages.ClientDelta,
+    client_messages.Usage,
+    client_messages.Timings,
+    worker_messages.Acceptance,
+    worker_messages.RowDelta,
+    worker_messages.PrefillProgress,
 )
 
 PLAIN = {str: "text", bytes: "bytes", int: "integer", float: "number", bool: "boolean"}
@@ -243,15 +244,15 @@ def expected_rows(cls: type[Any], *, with_body: bool) -> list[list[str]]:
 
 
 MESSAGES = (
-    *messages.CLIENT_MESSAGES,
-    *messages.SUPERVISOR_TO_CLIENT,
-    *messages.SUPERVISOR_TO_WORKER,
-    *messages.WORKER_TO_SUPERVISOR,
+    *client_messages.CLIENT_MESSAGES,
+    *client_messages.SUPERVISOR_TO_CLIENT,
+    *worker_messages.SUPERVISOR_TO_WORKER,
+    *worker_messages.WORKER_TO_SUPERVISOR,
 )
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.TYPE)
-def test_every_message_has_its_fields_types_and_defaults(cls: type[messages.Message]) -> None:
+def test_every_message_has_its_fields_types_and_defaults(cls: type[Message]) -> None:
     rows = rows_of(section(TEXT, f"`{cls.TYPE}`"))
     # The body is the second frame, which the text around the table says.
     assert [row[:3] for row in rows] == expected_rows(cls, with_body=False)
@@ -271,10 +272,10 @@ def test_the_body_has_its_parameters() -> None:
 
 def test_every_message_stands_under_its_direction_and_no_other_does() -> None:
     chapters = (
-        ("## From client to daemon", "###", messages.CLIENT_MESSAGES),
-        ("## From daemon to client", "###", messages.SUPERVISOR_TO_CLIENT),
-        ("### From supervisor to worker", "####", messages.SUPERVISOR_TO_WORKER),
-        ("### From worker to supervisor", "####", messages.WORKER_TO_SUPERVISOR),
+        ("## From client to daemon", "###", client_messages.CLIENT_MESSAGES),
+        ("## From daemon to client", "###", client_messages.SUPERVISOR_TO_CLIENT),
+        ("### From supervisor to worker", "####", worker_messages.SUPERVISOR_TO_WORKER),
+        ("### From worker to supervisor", "####", worker_messages.WORKER_TO_SUPERVISOR),
     )
     for title, level, classes in chapters:
         chapter = section(TEXT, title.lstrip("# "))

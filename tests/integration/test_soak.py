@@ -103,7 +103,7 @@ DaemonLog.__init__ = opened
     "an answer that is not the right one": (
         """
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.protocol.messages import Deltas
+from mlxsup.protocol.client_messages import Deltas
 send, seen = Clients.send, []
 def planted(self, connection, message):
     if isinstance(message, Deltas):

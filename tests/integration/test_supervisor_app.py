@@ -13,25 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+from mlxsup.protocol.client_messages import Alive, Deltas, Done, Ping, Reply, StatusQuery, Unload
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.messages import (
-    Alive,
-    CancelRow,
-    Deltas,
-    Dispatch,
-    Done,
-    Dying,
-    Exit,
-    Ping,
-    Ready,
-    Reply,
-    RowDelta,
-    StatusQuery,
-    Unload,
-)
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.workers import incarnation as incarnation_module

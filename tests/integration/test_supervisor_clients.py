@@ -20,9 +20,7 @@ from typing import Any
 import msgpack
 import pytest
 import zmq
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
     Cancel,
@@ -32,12 +30,14 @@ from mlxsup.protocol.messages import (
     Failed,
     Generate,
     Load,
-    Message,
     Ping,
     Reply,
     Subscribe,
 )
-from mlxsup.protocol.messages import Event as EventMessage
+from mlxsup.protocol.client_messages import Event as EventMessage
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId, Event
 from mlxsup.supervisor.runtime_folder import raise_open_file_limit

@@ -109,7 +109,7 @@ def test_a_worker_that_speaks_nonsense_is_killed(client_of: Any) -> None:
     code = """
 import json, os, sys, time, zmq
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.messages import Hello
+from mlxsup.protocol.worker_messages import Hello
 from mlxsup.protocol.version import VERSION
 spec = json.loads(sys.stdin.readline())
 socket = zmq.Context().socket(zmq.DEALER)
@@ -129,7 +129,7 @@ time.sleep(600)
 def test_a_bug_in_the_core_ends_the_daemon_in_order_and_leaves_no_process() -> None:
     setup = """
 from mlxsup.supervisor.core.core import Core
-from mlxsup.protocol.messages import Ping
+from mlxsup.protocol.client_messages import Ping
 handle = Core.handle
 def broken(self, event):
     if isinstance(getattr(event, "message", None), Ping):

@@ -13,18 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+from mlxsup.protocol.client_messages import Deltas, Failed, Load, Ping, Reload, Reply, Stop, Unload
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import (
-    Deltas,
-    Exit,
-    Failed,
-    Load,
-    Ping,
-    Reload,
-    Reply,
-    Stop,
-    Unload,
-)
+from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor import daemon as daemon_module
 from mlxsup.supervisor import runtime_folder as runtime_module
 from mlxsup.supervisor import signals as signals_module

@@ -15,7 +15,7 @@ import pytest
 import zmq
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import Hello
+from mlxsup.protocol.worker_messages import Hello
 from mlxsup.supervisor.core.actions import Spawn
 from mlxsup.supervisor.core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from mlxsup.supervisor.core.settings import LaunchSettings

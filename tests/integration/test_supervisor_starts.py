@@ -12,12 +12,8 @@ from typing import Any
 
 import pytest
 import zmq
+from mlxsup.protocol.client_messages import Deltas, Ping, Reply
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
-from mlxsup.protocol.messages import (
-    Deltas,
-    Ping,
-    Reply,
-)
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor import runtime_folder as runtime_module
 from mlxsup.supervisor.config.load import load_config

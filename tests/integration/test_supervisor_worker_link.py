@@ -17,17 +17,17 @@ import pytest
 import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     CancelRow,
     Dispatch,
     Heartbeat,
     Hello,
     LoadProgress,
-    Message,
     Step,
 )
-from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES, WorkerLink
 from support.eventually_async import eventually_async

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import worker_argv
-from mlxsup.protocol.messages import Dying, Exit, Hello, Ready, Step
 from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.worker_messages import Dying, Exit, Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from support.eventually import eventually
 from support.worker_harness import WorkerHarness

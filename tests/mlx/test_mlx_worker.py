@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.messages import Dying, LoadProgress, Step
 from mlxsup.protocol.states import FinishReason, LoadPhase
+from mlxsup.protocol.worker_messages import Dying, LoadProgress, Step
 from support.tiny_model import make_tiny_model
 from support.worker_harness import WorkerHarness
 

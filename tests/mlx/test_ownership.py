@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlxsup.protocol.messages import Resume
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import Resume
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.thread_guard import OwnedEngine

@@ -21,9 +21,9 @@ import msgpack
 import zmq
 from fuzz.frames import hostile_frames
 from mlxsup.client import AsyncClient, RequestError
+from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import Generate
 
 STREAMS = 8
 HOLDERS = 100

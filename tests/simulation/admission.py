@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.messages import Generate
+from mlxsup.protocol.client_messages import Generate
 
 from .asks import Ask
 from .books import Book, Wanted

@@ -7,8 +7,9 @@ is lost or changed on the way shows in the answer.
 from __future__ import annotations
 
 from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.messages import Acceptance, Logprobs, TokenLogprob
+from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.worker_messages import Acceptance
 
 from .plan import Prompt
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.messages import Acceptance, Done, Failed
+from mlxsup.protocol.worker_messages import Acceptance
 
 from .plan import Prompt
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxsup.protocol.client_messages import ClientDelta, Deltas, Done, Event, Failed, Notice, Reply
 from mlxsup.protocol.ids import unpack_tokens
-from mlxsup.protocol.messages import (
-    ClientDelta,
-    Deltas,
-    Done,
-    Event,
-    Failed,
-    Message,
-    Notice,
-    Reply,
-)
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 from . import answers

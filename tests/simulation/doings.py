@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import (
-    CancelRow,
+from mlxsup.protocol.client_messages import (
     ClientDelta,
     Deltas,
-    Dispatch,
     Done,
     Event,
-    Exit,
     Failed,
     Load,
-    Message,
     Notice,
     Reply,
     Restart,
     StatusQuery,
     Unload,
 )
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import NoticeKind
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,

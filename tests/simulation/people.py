@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
     Load,
-    Message,
     Ping,
     Reload,
     Restart,
@@ -20,6 +18,8 @@ from mlxsup.protocol.messages import (
     Subscribe,
     Unload,
 )
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import (
     Caller,
     ClientGone,

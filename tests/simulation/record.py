@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mlxsup.protocol.client_messages import Cancel, Generate, Stop
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     Accepted,
-    Cancel,
     Dying,
-    Generate,
     Heartbeat,
     Hello,
     LoadProgress,
@@ -22,10 +23,7 @@ from mlxsup.protocol.messages import (
     Rejected,
     RowDelta,
     Step,
-    Stop,
 )
-from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import Action, Spawn
 from mlxsup.supervisor.core.events import (
     ClientGone,

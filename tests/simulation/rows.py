@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
     Dispatch,
-    Message,
     PrefillProgress,
     Rejected,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import FinishReason
 
 from . import answers
 from .plan import Prompt

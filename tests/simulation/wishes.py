@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.messages import Load, Message, Restart, Unload
+from mlxsup.protocol.client_messages import Load, Restart, Unload
+from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ModelSettings
 

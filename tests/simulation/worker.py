@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
     Dying,
@@ -13,11 +16,8 @@ from mlxsup.protocol.messages import (
     Heartbeat,
     Hello,
     LoadProgress,
-    Message,
     Ready,
 )
-from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
-from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import (
     Exited,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import msgpack
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate, Message
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import PROTOCOL_VERSION
 
 MODEL = "m"

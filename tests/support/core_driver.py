@@ -7,30 +7,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.messages import (
-    Acceptance,
-    Accepted,
+from mlxsup.protocol.client_messages import (
     Cancel,
-    Dispatch,
     Done,
     Failed,
     Generate,
-    Heartbeat,
-    Hello,
     Load,
-    LoadProgress,
-    Message,
-    Ready,
     Reply,
     Restart,
-    RowDelta,
-    Step,
     Stop,
     Unload,
 )
+from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
+    Acceptance,
+    Accepted,
+    Dispatch,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Ready,
+    RowDelta,
+    Step,
+)
 from mlxsup.supervisor.core.actions import (
     Action,
     SendToClient,

@@ -11,20 +11,20 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     WORKER_TO_SUPERVISOR,
     Acceptance,
     Accepted,
     CancelRow,
     Dispatch,
-    Message,
     Rejected,
     Resume,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import StepLoop

@@ -21,26 +21,24 @@ from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
+from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, Generate
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import (
-    SUPERVISOR_TO_CLIENT,
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     Acceptance,
     Accepted,
-    Alive,
     Dispatch,
-    Generate,
     Heartbeat,
     Hello,
-    Message,
     Ready,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import FinishReason, WorkerPhase
-from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.config.load import load_config
 from mlxsup.supervisor.daemon import run_daemon
 

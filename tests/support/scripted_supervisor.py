@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
@@ -20,11 +18,13 @@ from mlxsup.protocol.messages import (
     Done,
     Failed,
     Generate,
-    Message,
     Ping,
     Reply,
     Usage,
 )
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
 
 TICK_MS = 100

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxsup.protocol.messages import CancelRow
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 from support.core_driver import LAUNCH, Driver, entry

@@ -21,7 +21,9 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec, worker_argv
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import (
     WORKER_TO_SUPERVISOR,
     Acceptance,
     Accepted,
@@ -30,13 +32,11 @@ from mlxsup.protocol.messages import (
     Exit,
     Heartbeat,
     Hello,
-    Message,
     Ready,
     Rejected,
     Resume,
     Step,
 )
-from mlxsup.protocol.states import FinishReason
 
 from .eventually import TIMEOUT_S
 

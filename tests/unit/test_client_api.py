@@ -12,9 +12,9 @@ import pytest
 from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import RequestError
 from mlxsup.client.parameters import encode_generate
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate
 
 LIMITS: dict[str, Any] = {
     "timeout_s": None,

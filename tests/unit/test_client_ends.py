@@ -13,10 +13,7 @@ from mlxsup.client.session import (
     Outcome,
     Session,
 )
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
@@ -25,14 +22,15 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
-    Logprobs,
-    Message,
     Reply,
     Timings,
-    TokenLogprob,
     Usage,
 )
-from mlxsup.protocol.messages import Notice as NoticeMessage
+from mlxsup.protocol.client_messages import Notice as NoticeMessage
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")

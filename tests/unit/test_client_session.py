@@ -19,10 +19,7 @@ from mlxsup.client.session import (
     Session,
 )
 from mlxsup.client.tool_calls import NO_ARGUMENTS, NO_CALL
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
@@ -31,9 +28,12 @@ from mlxsup.protocol.messages import (
     Done,
     Event,
     Failed,
-    Message,
     Reply,
 )
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
 
 A, B = RequestId("a"), RequestId("b")

@@ -14,10 +14,11 @@ from mlxsup.client.errors import ConnectionLost, RequestError, internal
 from mlxsup.client.parameters import check_limit, check_model, encode_generate
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.streams import StreamBase, value_of
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate, Message
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason, NoticeKind
 
 ID = RequestId("r")

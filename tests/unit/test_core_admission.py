@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from mlxsup.protocol.client_messages import Failed
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.messages import Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS

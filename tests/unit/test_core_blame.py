@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from mlxsup.protocol.client_messages import Event, Notice, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import (
-    CancelRow,
-    Dispatch,
-    Event,
-    Heartbeat,
-    Notice,
-    Reply,
-    StatusQuery,
-    Subscribe,
-)
 from mlxsup.protocol.states import FinishReason, NoticeKind, State, WorkerPhase
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Heartbeat
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from mlxsup.protocol.client_messages import Done
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.messages import CancelRow, Dispatch, Done, Rejected
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Rejected
 from support.core_driver import ALICE, BOB, Driver, in_state
 
 ROWS = 2

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.ids import RequestId, RequestKey
-from mlxsup.protocol.messages import (
-    Event,
-    Ping,
-    Reply,
-    StatusQuery,
-    Subscribe,
-)
 from mlxsup.protocol.states import FinishReason, State, WaitReason
 from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Reloaded

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from mlxsup.protocol.messages import CancelRow, Dispatch, Done, Exit, Failed, Reload, Reply
+from mlxsup.protocol.client_messages import Done, Failed, Reload, Reply
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
     Action,
     Finish,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.client_messages import Event, Failed, Reload, Reply, Stop, Subscribe
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import Event, Failed, Reload, Reply, Stop, Subscribe
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WakeAt
 from mlxsup.supervisor.core.events import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Timings, Usage
+from mlxsup.protocol.worker_messages import Acceptance
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue

@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.messages import (
-    WORKER_TO_SUPERVISOR,
-    Acceptance,
-    Accepted,
-    Dying,
-    Heartbeat,
-    Hello,
-    LoadProgress,
-    Message,
-    PrefillProgress,
-    Ready,
-    Rejected,
-    RowDelta,
-    Step,
-)
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import (
     HAS_PROCESS,
     FinishReason,
@@ -27,6 +13,20 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
+    WORKER_TO_SUPERVISOR,
+    Acceptance,
+    Accepted,
+    Dying,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    PrefillProgress,
+    Ready,
+    Rejected,
+    RowDelta,
+    Step,
+)
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from mlxsup.supervisor.core.health.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
 from support.beats import LIMIT_S, beats, seen_running, serving

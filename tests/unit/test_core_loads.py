@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.messages import Dying, Ready
 from mlxsup.protocol.states import Batching, State
+from mlxsup.protocol.worker_messages import Dying, Ready
 from mlxsup.supervisor.core.actions import Announce, Spawn
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings

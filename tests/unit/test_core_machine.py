@@ -15,26 +15,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from mlxsup.protocol.client_messages import Done, Failed, Load, Reload, Reply, Restart, Stop, Unload
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.messages import (
-    CancelRow,
-    Dispatch,
-    Done,
-    Exit,
-    Failed,
-    Load,
-    Message,
-    Rejected,
-    Reload,
-    Reply,
-    Restart,
-    RowDelta,
-    Step,
-    Stop,
-    Unload,
-)
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from mlxsup.protocol.messages import Notice
+from mlxsup.protocol.client_messages import Notice
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR
 from mlxsup.supervisor.core.settings import CoreSettings

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlxsup.protocol.messages import Dying
 from mlxsup.protocol.states import State
+from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import SpawnFailed
 from mlxsup.supervisor.core.health.blame import Evidence

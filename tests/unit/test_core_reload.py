@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Dispatch, Exit
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import Finish, LookAtWorker, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.client_messages import Deltas, Done, Event, Failed, Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.messages import (
-    CancelRow,
-    Deltas,
-    Dispatch,
-    Done,
-    Event,
-    Failed,
-    Notice,
-    PrefillProgress,
-    Rejected,
-    Step,
-    Subscribe,
-)
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, PrefillProgress, Rejected, Step
 from mlxsup.supervisor.core.events import ClientTooSlow
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, BOB, Driver, entry, in_state

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.client_messages import Deltas, Done, Notice
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Accepted, Deltas, Dispatch, Done, Notice, Rejected
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Rejected
 from mlxsup.supervisor.core.actions import SignalWorker
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, Driver, entry, in_state

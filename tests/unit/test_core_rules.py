@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from mlxsup.protocol.client_messages import Failed, Reload, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import (
-    CancelRow,
-    Dispatch,
-    Exit,
-    Failed,
-    Reload,
-    Reply,
-    RowDelta,
-    Step,
-)
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, RowDelta, Step
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S

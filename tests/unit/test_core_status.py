@@ -6,14 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlxsup.protocol.messages import (
-    Batching,
-    Heartbeat,
-    LoadProgress,
-    Ready,
-)
-from mlxsup.protocol.states import LoadPhase, State, WorkerPhase
+from mlxsup.protocol.states import Batching, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core.events import Sampled
 from support.core_driver import BOB, LAUNCH, Driver, entry, in_state
 

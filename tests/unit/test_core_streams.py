@@ -5,28 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.messages import (
-    Acceptance,
-    Accepted,
-    CancelRow,
+from mlxsup.protocol.client_messages import (
     ClientDelta,
     Deltas,
-    Dispatch,
     Done,
     Failed,
     Generate,
     Notice,
+    Timings,
+    Usage,
+)
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.states import Channel, FinishReason, State
+from mlxsup.protocol.worker_messages import (
+    Acceptance,
+    Accepted,
+    CancelRow,
+    Dispatch,
     PrefillProgress,
     Rejected,
     Resume,
     RowDelta,
     Step,
-    Timings,
-    Usage,
 )
-from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.requests.admission import refuse_for_state
 from mlxsup.supervisor.core.settings import CoreSettings

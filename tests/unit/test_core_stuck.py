@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Failed, Reply
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.actions import Abandon, Finish, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded

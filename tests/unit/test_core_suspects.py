@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import (
-    CancelRow,
-    Deltas,
-    Dispatch,
-)
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, State
+from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor.core.actions import LogFault, WorkerSignal
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.supervisor.core.health.watchdog import (
     PREDICTIONS,
     RECHECK_S,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.messages import Step
 from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from support.beats import LIMIT_S, beats, serving
 from support.core_driver import Driver, entry, in_state

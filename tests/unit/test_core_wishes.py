@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.messages import Dispatch, Exit, Failed, Reply
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import Announce, ForgetModel, LogFault, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle.triggers import BecameReady

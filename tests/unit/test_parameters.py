@@ -14,10 +14,10 @@ from mlxsup.client.api import ClientBase
 from mlxsup.client.parameters import GenerateParameters
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RequestBody
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, RequestKey
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter, sampling_defaults
 from mlxsup.worker.engine import EngineFacts, Prompt, Row
 from mlxsup.worker.engines.fake.text import FakeTextCodec

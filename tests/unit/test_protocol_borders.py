@@ -12,6 +12,17 @@ import msgpack
 import pytest
 from mlxsup.protocol import states
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import (
+    CLIENT_MESSAGES,
+    SUPERVISOR_TO_CLIENT,
+    Done,
+    Generate,
+    Ping,
+    Restart,
+    StatusQuery,
+    Stop,
+    Usage,
+)
 from mlxsup.protocol.codec import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -38,22 +49,13 @@ from mlxsup.protocol.launch import (
     check_socket_path,
     worker_argv,
 )
-from mlxsup.protocol.messages import (
-    CLIENT_MESSAGES,
-    SUPERVISOR_TO_CLIENT,
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     WORKER_TO_SUPERVISOR,
     Dispatch,
-    Done,
-    Generate,
-    Ping,
-    Restart,
-    StatusQuery,
     Step,
-    Stop,
-    Usage,
 )
-from mlxsup.protocol.version import VERSION
 
 STRICT = Decoder(CLIENT_MESSAGES, is_strict=True)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Alive, Generate, Ping
 from mlxsup.protocol.codec import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -18,7 +19,6 @@ from mlxsup.protocol.codec import (
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
-from mlxsup.protocol.messages import CLIENT_MESSAGES, Alive, Generate, Ping
 
 CLIENTS = Decoder(CLIENT_MESSAGES, is_strict=True)
 

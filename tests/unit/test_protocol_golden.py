@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 
 import pytest
-from mlxsup.protocol import messages
+from mlxsup.protocol import client_messages, worker_messages
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.messages import Message
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -33,28 +33,28 @@ ERROR = RemoteError(ErrorCode.UNKNOWN_MODEL, "no such model", detail={"known": [
 
 LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
     "client to supervisor": (
-        messages.CLIENT_MESSAGES,
+        client_messages.CLIENT_MESSAGES,
         [
-            messages.Generate(
+            client_messages.Generate(
                 id=ID, model=MODEL, client="me", queue_timeout_s=1.5, timeout_s=60.0, body=b"\x80"
             ),
-            messages.Cancel(id=ID),
-            messages.Ping(id=ID),
-            messages.StatusQuery(id=ID),
-            messages.Load(id=ID, model=MODEL),
-            messages.Unload(id=ID, model=MODEL),
-            messages.Restart(id=ID, model=MODEL, now=True),
-            messages.Stop(id=ID, now=True, timeout_s=2.0),
-            messages.Subscribe(id=ID),
-            messages.Reload(id=ID),
+            client_messages.Cancel(id=ID),
+            client_messages.Ping(id=ID),
+            client_messages.StatusQuery(id=ID),
+            client_messages.Load(id=ID, model=MODEL),
+            client_messages.Unload(id=ID, model=MODEL),
+            client_messages.Restart(id=ID, model=MODEL, now=True),
+            client_messages.Stop(id=ID, now=True, timeout_s=2.0),
+            client_messages.Subscribe(id=ID),
+            client_messages.Reload(id=ID),
         ],
     ),
     "supervisor to client": (
-        messages.SUPERVISOR_TO_CLIENT,
+        client_messages.SUPERVISOR_TO_CLIENT,
         [
-            messages.Deltas(
+            client_messages.Deltas(
                 deltas=[
-                    messages.ClientDelta(
+                    client_messages.ClientDelta(
                         id=ID,
                         seq=3,
                         text="héé",
@@ -63,30 +63,30 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                     )
                 ]
             ),
-            messages.Notice(
+            client_messages.Notice(
                 id=ID, kind=NoticeKind.QUEUED, detail={"position": 3, "reason": "rows"}
             ),
-            messages.Done(
+            client_messages.Done(
                 id=ID,
                 seq=4,
                 finish_reason=FinishReason.STOP,
-                usage=messages.Usage(prompt_tokens=3, completion_tokens=4),
-                timings=messages.Timings(queued_s=0.25, total_s=2.0),
+                usage=client_messages.Usage(prompt_tokens=3, completion_tokens=4),
+                timings=client_messages.Timings(queued_s=0.25, total_s=2.0),
                 seed=11,
             ),
-            messages.Failed(id=ID, error=ERROR),
-            messages.Reply(id=ID, value={"model": {"name": "smollm2"}}),
-            messages.Event(id=ID, value={"model": "smollm2", "to": "READY"}),
-            messages.Alive(),
+            client_messages.Failed(id=ID, error=ERROR),
+            client_messages.Reply(id=ID, value={"model": {"name": "smollm2"}}),
+            client_messages.Event(id=ID, value={"model": "smollm2", "to": "READY"}),
+            client_messages.Alive(),
         ],
     ),
     "supervisor to worker": (
-        messages.SUPERVISOR_TO_WORKER,
+        worker_messages.SUPERVISOR_TO_WORKER,
         [
-            messages.Dispatch(
+            worker_messages.Dispatch(
                 key=KEY,
-                resume=messages.Resume(
-                    acceptance=messages.Acceptance(
+                resume=worker_messages.Resume(
+                    acceptance=worker_messages.Acceptance(
                         prompt_tokens=pack_tokens([1, 2]),
                         opening="<think>",
                         parameters={"max_tokens": 9},
@@ -96,18 +96,18 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                     delivered=pack_tokens([3]),
                 ),
             ),
-            messages.CancelRow(key=KEY),
-            messages.Exit(),
+            worker_messages.CancelRow(key=KEY),
+            worker_messages.Exit(),
         ],
     ),
     "worker to supervisor": (
-        messages.WORKER_TO_SUPERVISOR,
+        worker_messages.WORKER_TO_SUPERVISOR,
         [
-            messages.Hello(
+            worker_messages.Hello(
                 model=MODEL, generation=Generation(2), token="t", pid=99, version="0.1.0"
             ),
-            messages.LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5),
-            messages.Ready(
+            worker_messages.LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5),
+            worker_messages.Ready(
                 context_length=8192,
                 fingerprint="ab",
                 backend="cpu",
@@ -117,9 +117,9 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 batching_reason="rows of different length change each other",
                 warnings=["its context length is not declared"],
             ),
-            messages.Accepted(
+            worker_messages.Accepted(
                 key=KEY,
-                acceptance=messages.Acceptance(
+                acceptance=worker_messages.Acceptance(
                     prompt_tokens=pack_tokens([1, 2]),
                     opening="",
                     parameters={"temperature": 0.5},
@@ -128,18 +128,20 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 ),
                 tokenize_s=0.25,
             ),
-            messages.Rejected(key=KEY, error=ERROR),
-            messages.Step(
+            worker_messages.Rejected(key=KEY, error=ERROR),
+            worker_messages.Step(
                 step=9,
                 rows=[
-                    messages.RowDelta(
+                    worker_messages.RowDelta(
                         key=KEY, text="x", tokens=pack_tokens([5]), finish=FinishReason.LENGTH
                     )
                 ],
-                prefill=[messages.PrefillProgress(key=RequestKey(8), done=16, total=600)],
+                prefill=[worker_messages.PrefillProgress(key=RequestKey(8), done=16, total=600)],
             ),
-            messages.Heartbeat(step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5),
-            messages.Dying(code=70, message="step failed"),
+            worker_messages.Heartbeat(
+                step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5
+            ),
+            worker_messages.Dying(code=70, message="step failed"),
         ],
     ),
 }

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 import zmq
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
     Cancel,
     Done,
     Event,
     Failed,
-    Message,
     Ping,
     Reply,
     Subscribe,
 )
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from mlxsup.supervisor.sockets import clients as clients_module

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     Cancel,
     Deltas,
     Done,
     Event,
     Failed,
     Generate,
-    Message,
     Reply,
     Subscribe,
 )
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.sockets.connection import Connection

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     ClientDelta,
     Deltas,
     Done,
     Event,
     Failed,
-    Logprobs,
-    Message,
     Reply,
-    TokenLogprob,
 )
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.ids import RequestId, pack_tokens
+from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.sockets.outbox import (
     LOGPROBS_BYTES,

@@ -9,9 +9,10 @@ import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Logprobs, Resume, RowDelta, TokenLogprob
+from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.worker_messages import Acceptance, Resume, RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineBytes, EngineFacts, Prompt, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text

@@ -12,18 +12,18 @@ from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
     CancelRow,
     Dispatch,
     Exit,
-    Message,
     Rejected,
     Resume,
     Step,
 )
-from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import Prompt, Row, StepResult, WorkerFaultError
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text

@@ -19,18 +19,18 @@ import zmq
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
     WORKER_TO_SUPERVISOR,
     CancelRow,
     Dying,
     Exit,
     Hello,
     LoadProgress,
-    Message,
     Ready,
 )
-from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
-from mlxsup.protocol.version import VERSION
 from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import EngineBytes, WorkerFaultError
 from mlxsup.worker.loop import StuckPreprocessingError

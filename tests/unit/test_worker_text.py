@@ -8,7 +8,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.messages import Acceptance, Rejected, Resume
+from mlxsup.protocol.worker_messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt
 from mlxsup.worker.text_threads import (
     LONG_BODY_BYTES,

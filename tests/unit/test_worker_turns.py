@@ -9,20 +9,20 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.messages import (
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
     CancelRow,
     Dispatch,
     Exit,
-    Message,
     PrefillProgress,
     Rejected,
     Resume,
     RowDelta,
     Step,
 )
-from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.worker.engine import (
     EngineBytes,
     EngineFacts,

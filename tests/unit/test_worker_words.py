@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker import bootstrap, parent_watch
 from mlxsup.worker.bootstrap import LaunchError, check_spec, prepare_process, read_launch_spec

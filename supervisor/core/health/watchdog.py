@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.messages import Heartbeat
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat
 
 SILENCE_S = 3.0
 """Without a beat for so long, the process is looked at; beats come each second."""

@@ -12,8 +12,8 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.messages import Exit
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
+from mlxsup.protocol.worker_messages import Exit
 
 from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded

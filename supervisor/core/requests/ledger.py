@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
-from mlxsup.protocol.messages import Acceptance, Timings, Usage
 from mlxsup.protocol.states import NoticeKind
+from mlxsup.protocol.worker_messages import Acceptance
 
 from ..events import ConnectionId
 from ..health.blame import Digest, Held

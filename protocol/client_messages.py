@@ -1,0 +1,300 @@
+"""The messages between clients and the supervisor. Each docstring says who sends it to whom.
+
+A message travels as one frame, a msgpack map with `type` and its fields (fields that hold their
+default are left out), followed by a second frame if the message has a `body`. docs/protocol.md
+explains the conversation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args
+
+from .ids import ModelName, RequestId
+from .message import Logprobs, Message
+from .states import Channel, FinishReason, NoticeKind
+from .version import PROTOCOL_VERSION
+
+# ---------------------------------------------------------------- client → supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Message):
+    """Client → supervisor: answer this. The body frame holds a `RequestBody`.
+
+    Attributes:
+        id: the client's name for the request, unique among its open ones.
+        model: who shall answer.
+        client: on whose behalf, for fairness; the connection where absent.
+        queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
+        first_token_timeout_s: until the first token; 0 or None for no limit of its own.
+        timeout_s: until the last token; 0 or None for none.
+        notices: whether to be told what the request waits for, with `Notice`.
+        resume: whether the answer goes on after its worker has died; it ends there otherwise.
+        body: msgpack of `RequestBody.to_wire()`.
+        v: the sender's protocol version.
+    """
+
+    TYPE: ClassVar[str] = "generate"
+    id: RequestId
+    model: ModelName
+    client: str | None = None
+    queue_timeout_s: float | None = None
+    first_token_timeout_s: float | None = None
+    timeout_s: float | None = None
+    notices: bool = False
+    resume: bool = True
+    v: int = PROTOCOL_VERSION
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Message):
+    """Client → supervisor: end this request now, in whatever state it is."""
+
+    TYPE: ClassVar[str] = "cancel"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """Client → supervisor: answer with `Reply`."""
+
+    TYPE: ClassVar[str] = "ping"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusQuery(Message):
+    """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints.
+
+    Attributes:
+        debug: add `stories`, the latest events of each model and what they led to.
+    """
+
+    TYPE: ClassVar[str] = "status"
+    id: RequestId
+    debug: bool = False
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Message):
+    """Client → supervisor: have the model READY; answered when it is, or cannot be."""
+
+    TYPE: ClassVar[str] = "load"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload(Message):
+    """Client → supervisor: end the model's process; answered when it is gone."""
+
+    TYPE: ClassVar[str] = "unload"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart(Message):
+    """Client → supervisor: one new generation; answered when it is READY, or cannot be.
+
+    Attributes:
+        now: do not let running requests finish first.
+    """
+
+    TYPE: ClassVar[str] = "restart"
+    id: RequestId
+    model: ModelName
+    now: bool = False
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(Message):
+    """Client → supervisor: end everything; answered at once with the pids that will go.
+
+    Attributes:
+        now: do not let running requests finish first.
+        timeout_s: how long they may take; None for `drain_timeout_s`.
+    """
+
+    TYPE: ClassVar[str] = "stop"
+    id: RequestId
+    now: bool = False
+    timeout_s: float | None = None
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe(Message):
+    """Client → supervisor: send an `Event` for each state change from now on."""
+
+    TYPE: ClassVar[str] = "subscribe"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload(Message):
+    """Client → supervisor: read the configuration file again; answered with the names of the
+    models that were added, changed and removed, or with `invalid_request`, whose detail has
+    `problems`, and nothing has changed then."""
+
+    TYPE: ClassVar[str] = "reload"
+    id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+ClientMessage = (
+    Generate | Cancel | Ping | StatusQuery | Load | Unload | Restart | Stop | Subscribe | Reload
+)
+"""What a client may send."""
+
+CLIENT_MESSAGES: tuple[type[ClientMessage], ...] = get_args(ClientMessage)
+
+# ---------------------------------------------------------------- supervisor → client
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientDelta:
+    """One piece of one stream, inside `Deltas`; not frozen, since one is made for every token.
+
+    Attributes:
+        id: whose.
+        seq: counts the pieces of this stream from 0 without a gap.
+        text: new text; may be empty while a character or a stop string is half there.
+        tokens: new token ids, packed as `ids.pack_tokens` does.
+        channel: which part of the answer it belongs to.
+        logprobs: of each new token, where the request asked for them.
+    """
+
+    id: RequestId
+    seq: int
+    text: str = ""
+    tokens: bytes = b""
+    channel: Channel = Channel.CONTENT
+    logprobs: list[Logprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deltas(Message):
+    """Supervisor → client: what one engine step gave the streams of this connection."""
+
+    TYPE: ClassVar[str] = "deltas"
+    deltas: list[ClientDelta]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Message):
+    """Supervisor → client: what a request waits for, when that is news, where it asked to be
+    told.
+
+    Attributes:
+        id: whose.
+        kind: which.
+        detail: `queued`: position, from 1, and reason (a `WaitReason`) · `loading`: state, phase,
+            fraction · `prefilling`: done and total, in tokens · `interrupted`: cause, tokens_sent
+            · `resumed`: times.
+    """
+
+    TYPE: ClassVar[str] = "notice"
+    id: RequestId
+    kind: NoticeKind
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens counted for one request; `cached_tokens` of the prompt needed no prefill."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival."""
+
+    queued_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(Message):
+    """Supervisor → client: the stream ended well; nothing follows for this id.
+
+    Attributes:
+        id: whose.
+        seq: the number of pieces that were sent.
+        finish_reason: how it ended.
+        usage: tokens counted.
+        timings: seconds spent.
+        seed: what sampling used; None where the request ended before it was dispatched.
+        resumed: how many times the stream went on after a crash.
+        warnings: sentences for people.
+    """
+
+    TYPE: ClassVar[str] = "done"
+    id: RequestId
+    seq: int
+    finish_reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    seed: int | None = None
+    resumed: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """Supervisor → client: the request or command ended with an error; nothing follows for this id.
+
+    Attributes:
+        id: whose; empty where the message could not be read so far.
+        error: what `RemoteError.to_wire` makes.
+    """
+
+    TYPE: ClassVar[str] = "failed"
+    id: str
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply(Message):
+    """Supervisor → client: the answer to a command."""
+
+    TYPE: ClassVar[str] = "reply"
+    id: RequestId
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event(Message):
+    """Supervisor → client: a model changed its state (to those who subscribed under this id)."""
+
+    TYPE: ClassVar[str] = "event"
+    id: RequestId
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive(Message):
+    """Supervisor → client: a sign of life each second while something of this client is open."""
+
+    TYPE: ClassVar[str] = "alive"
+
+
+MessageToClient = Deltas | Notice | Done | Failed | Reply | Event | Alive
+"""What a client may be sent."""
+
+SUPERVISOR_TO_CLIENT: tuple[type[MessageToClient], ...] = get_args(MessageToClient)

@@ -1,0 +1,271 @@
+"""The messages between the supervisor and a worker. Each docstring says who sends it to whom.
+
+They travel as those of clients do (`client_messages.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args
+
+from .ids import Generation, ModelName, RequestKey
+from .message import Logprobs, Message
+from .states import Batching, Channel, FinishReason, LoadPhase, WorkerPhase
+from .version import PROTOCOL_VERSION
+
+# ---------------------------------------------------------------- supervisor → worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What a worker made of a request: enough to go on with it in another life.
+
+    Attributes:
+        prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
+        opening: the end of the prompt that opened the answer, which says what part its first token
+            belongs to; empty: content.
+        parameters: the effective ones, by name.
+        seed: what sampling uses.
+        fingerprint: of the engine that accepted it.
+    """
+
+    prompt_tokens: bytes
+    opening: str
+    parameters: dict[str, Any]
+    seed: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an answer stood when its worker died.
+
+    Attributes:
+        acceptance: what the worker that died had made of the request.
+        delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
+    """
+
+    acceptance: Acceptance
+    delivered: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch(Message):
+    """Supervisor → worker: run this request. The body frame is the client's, unread.
+
+    Attributes:
+        key: the supervisor's name for it.
+        resume: goes on with an answer; the body is then empty.
+        body: msgpack of `RequestBody.to_wire()`.
+    """
+
+    TYPE: ClassVar[str] = "dispatch"
+    key: RequestKey
+    resume: Resume | None = None
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRow(Message):
+    """Supervisor → worker: take this request out; it answers with a finished row in any case
+    but one: a key it does not know, because its end is already on the way."""
+
+    TYPE: ClassVar[str] = "cancel_row"
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit(Message):
+    """Supervisor → worker: close the engine and exit with code 0."""
+
+    TYPE: ClassVar[str] = "exit"
+
+
+MessageToWorker = Dispatch | CancelRow | Exit
+"""What a worker may be sent."""
+
+SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWorker)
+
+# ---------------------------------------------------------------- worker → supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """Worker → supervisor: the first message of an incarnation."""
+
+    TYPE: ClassVar[str] = "hello"
+    model: ModelName
+    generation: Generation
+    token: str
+    pid: int
+    version: str
+    v: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress(Message):
+    """Worker → supervisor: how far the load has come; `progress` is from 0 to 1 over all phases."""
+
+    TYPE: ClassVar[str] = "load_progress"
+    phase: LoadPhase
+    progress: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Message):
+    """Worker → supervisor: loaded, materialised, warmed up; send requests.
+
+    Attributes:
+        context_length: tokens of prompt and answer together, at most.
+        fingerprint: changes when the same request might give another answer.
+        backend: `cpu`, `cuda`, `metal` or `fake`.
+        versions: of mlx and mlx-lm.
+        active_bytes: memory the engine holds after the load.
+        batching: how many rows a pass computes without changing an answer.
+        batching_reason: why it is not `together`; empty if it is.
+        warnings: what a user should know of this model, a sentence each.
+    """
+
+    TYPE: ClassVar[str] = "ready"
+    context_length: int
+    fingerprint: str
+    backend: str
+    versions: dict[str, str] = field(default_factory=dict)
+    active_bytes: int = 0
+    batching: Batching = Batching.TOGETHER
+    batching_reason: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted(Message):
+    """Worker → supervisor: the request is valid and tokenised; it will be inserted next."""
+
+    TYPE: ClassVar[str] = "accepted"
+    key: RequestKey
+    acceptance: Acceptance
+    tokenize_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected(Message):
+    """Worker → supervisor: the request is wrong, by itself; it held no row.
+
+    Attributes:
+        key: whose.
+        error: what `RemoteError.to_wire` makes.
+    """
+
+    TYPE: ClassVar[str] = "rejected"
+    key: RequestKey
+    error: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowDelta:
+    """What one step did for one row in one channel; not frozen, since one is made for every token.
+
+    On the channel `tool_call` the text is one whole call, as a line of JSON.
+
+    Attributes:
+        key: whose.
+        text: new text.
+        tokens: new token ids, packed; absent for a row that only ended.
+        channel: which part of the answer.
+        finish: set on the row's last delta; by then the row has left the batch.
+        prefill_s: from insert to the first token; set with the first token.
+        cached_tokens: of the prompt, taken from a cache; set with the first token.
+        logprobs: of each new token, where the request asked for them.
+        warning: a sentence for people, shown with the result.
+    """
+
+    key: RequestKey
+    text: str = ""
+    tokens: bytes = b""
+    channel: Channel = Channel.CONTENT
+    logprobs: list[Logprobs] | None = None
+    warning: str | None = None
+    finish: FinishReason | None = None
+    prefill_s: float | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgress:
+    """How many of a row's prompt tokens have been processed."""
+
+    key: RequestKey
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Message):
+    """Worker → supervisor: everything one engine step gave, in one message.
+
+    Also carries rows that a cancel took out between two steps.
+
+    Attributes:
+        step: how many engine steps this worker has made.
+        rows: what each row got.
+        prefill: how far prompts have come.
+    """
+
+    TYPE: ClassVar[str] = "step"
+    step: int
+    rows: list[RowDelta] = field(default_factory=list)
+    prefill: list[PrefillProgress] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat(Message):
+    """Worker → supervisor: each second, from a thread of its own; numbers the owner published.
+
+    Attributes:
+        step: how many engine steps have ended.
+        phase: what the owner thread is doing.
+        phase_s: for how long.
+        predicted_s: how long the step under way was predicted to take; 0 when idle.
+        requests: how many it holds: being tokenised, waiting for a row, in the batch, or ended
+            without the supervisor's having been sent so.
+        preparing: how many of them are being tokenised.
+        sent, received: how many messages the owner thread had sent and taken when it counted them.
+        active_bytes: held by the engine's arrays.
+        cache_bytes: kept by the allocator for reuse.
+        peak_bytes: the most ever held.
+        prefill_chunk: tokens of each waiting prompt that a step would process now.
+    """
+
+    TYPE: ClassVar[str] = "heartbeat"
+    step: int
+    phase: WorkerPhase
+    phase_s: float
+    predicted_s: float = 0.0
+    requests: int = 0
+    preparing: int = 0
+    sent: int = 0
+    received: int = 0
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+    prefill_chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dying(Message):
+    """Worker → supervisor: the last message before an exit that nobody asked for.
+
+    Attributes:
+        code: the exit code that follows.
+        message: one sentence that names the file or the cause; no prompt or answer text.
+    """
+
+    TYPE: ClassVar[str] = "dying"
+    code: int
+    message: str
+
+
+WorkerMessage = Hello | LoadProgress | Ready | Accepted | Rejected | Step | Heartbeat | Dying
+"""What a worker may send."""
+
+WORKER_TO_SUPERVISOR: tuple[type[WorkerMessage], ...] = get_args(WorkerMessage)
