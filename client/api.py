@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from mlxsup.protocol.ids import RequestId
 
@@ -13,6 +13,43 @@ from .parameters import encode_generate
 from .streams import OnNotice
 
 StreamType = TypeVar("StreamType")
+
+
+class GenerateParameters(TypedDict, total=False):
+    """The keyword arguments of `generate`, for `complete`, which takes the same."""
+
+    prompt: str | None
+    prompt_tokens: list[int] | None
+    messages: list[dict[str, Any]] | None
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_window: int | None
+    logit_bias: dict[int, float] | dict[str, float] | None
+    stop: list[str] | None
+    stop_token_ids: list[int] | None
+    ignore_eos: bool | None
+    seed: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    response_format: dict[str, Any] | None
+    timeout_s: float | None
+    queue_timeout_s: float | None
+    first_token_timeout_s: float | None
+    client: str | None
+    resume: bool
+    on_notice: OnNotice | None
 
 
 class ClientBase(ABC, Generic[StreamType]):

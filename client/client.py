@@ -20,10 +20,10 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
-from .api import ClientBase
+from .api import ClientBase, GenerateParameters
 from .connection import Connection
 from .io_thread import IoThread
-from .parameters import GenerateParameters, check_limit, check_model, encode_command
+from .parameters import check_limit, check_model, encode_command
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import OnNotice, StreamBase, value_of

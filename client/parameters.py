@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.client_messages import Generate
@@ -12,50 +12,12 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 
 from .errors import RequestError
-from .streams import OnNotice
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
 
 MAX_LIMIT_S = 1e9
 """Longer than any daemon lives."""
-
-
-class GenerateParameters(TypedDict, total=False):
-    """The keyword arguments of `generate`, for `complete`, which takes the same."""
-
-    prompt: str | None
-    prompt_tokens: list[int] | None
-    messages: list[dict[str, Any]] | None
-    max_tokens: int | None
-    min_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    xtc_probability: float | None
-    xtc_threshold: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    penalty_window: int | None
-    logit_bias: dict[int, float] | dict[str, float] | None
-    stop: list[str] | None
-    stop_token_ids: list[int] | None
-    ignore_eos: bool | None
-    seed: int | None
-    logprobs: bool | None
-    top_logprobs: int | None
-    tools: list[dict[str, Any]] | None
-    tool_choice: str | None
-    chat_template_kwargs: dict[str, Any] | None
-    response_format: dict[str, Any] | None
-    timeout_s: float | None
-    queue_timeout_s: float | None
-    first_token_timeout_s: float | None
-    client: str | None
-    resume: bool
-    on_notice: OnNotice | None
 
 
 def encode_generate(
@@ -87,7 +49,7 @@ def encode_generate(
             first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
             notices=notices,
             resume=_check_flag("resume", resume),
-            body=encode_body(RequestBody(**body)),
+            body=encode_body(RequestBody.from_wire(body)),
         )
         return encode(message)
     except RemoteError as error:

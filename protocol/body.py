@@ -6,7 +6,8 @@ with the same code, so both name the same parameter and the same range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ErrorCode, RemoteError
@@ -16,6 +17,7 @@ from .parameters import (
     MAX_STOP_TOKEN_IDS,
     NOT_SUPPORTED,
     NUMBERS,
+    SAMPLING,
     TOOL_CHOICES,
 )
 
@@ -64,17 +66,8 @@ class RequestBody:
             may be None.
         max_tokens: tokens to generate at most; None for what still fits into the context.
         min_tokens: nothing ends the answer before it has this many tokens.
-        temperature: 0 picks the likeliest token; larger spreads further.
-        top_k: sample from so many of the likeliest tokens; 0 for all.
-        top_p: sample from the smallest set of tokens whose probabilities reach this sum.
-        min_p: leave out tokens less likely than this share of the likeliest one's probability.
-        xtc_probability: how often the likeliest of the likely tokens are left out.
-        xtc_threshold: from which probability a token counts as likely for that.
-        repetition_penalty: divides the logits of tokens that were there; 1 for none.
-        presence_penalty: taken off the logits of tokens that were there.
-        frequency_penalty: taken off the logits of tokens once for each time they were there.
-        penalty_window: how many of the last tokens, prompt included, the penalties look at; 0 for
-            all.
+        sampling: what was given of `parameters.Sampling`, by name; on the wire each stands beside
+            the other parameters.
         logit_bias: added to the logits, by token id (a number, or its decimal digits as text).
         stop: texts that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer; they are not part of it.
@@ -95,16 +88,7 @@ class RequestBody:
     messages: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    penalty_window: int | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
     logit_bias: dict[Any, float] | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -152,7 +136,7 @@ class RequestBody:
 
     def _check_parameters(self) -> None:
         for name, number in NUMBERS.items():
-            value = getattr(self, name)
+            value = self.sampling.get(name) if name in SAMPLING else getattr(self, name)
             if value is not None and not number.is_right(value):
                 raise invalid(name, number.expected, value)
         for name in ("ignore_eos", "logprobs"):
@@ -262,6 +246,7 @@ class RequestBody:
     def to_wire(self) -> dict[str, Any]:
         """The map that is sent: what was given, in the order of the fields."""
         wire = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        wire |= wire.pop("sampling")
         return _with_text_keys(wire)
 
     @classmethod
@@ -273,7 +258,7 @@ class RequestBody:
         """
         if not isinstance(value, dict):
             raise invalid("body", "a map", value)
-        known = {f.name for f in fields(cls)}
+        known = {*(f.name for f in fields(cls) if f.name != "sampling"), *SAMPLING}
         for name in value:
             if name in NOT_SUPPORTED:
                 raise RemoteError(
@@ -287,7 +272,9 @@ class RequestBody:
                     f"unknown parameter {str(name)[:64]!r}; known are {', '.join(sorted(known))}",
                     detail={"parameter": str(name)[:64]},
                 )
-        return cls(**value)
+        sampling = {name: value[name] for name in SAMPLING if value.get(name) is not None}
+        others = {name: item for name, item in value.items() if name not in SAMPLING}
+        return cls(sampling=sampling, **others)
 
 
 def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
 from .ids import Generation, ModelName
+from .parameters import SAMPLING, sampling_defaults
 
 MAX_SOCKET_PATH_BYTES = 103
 """The longest path of a Unix socket on macOS, without the closing zero."""
@@ -46,18 +48,51 @@ PERMANENT_EXITS = frozenset(
 """Before READY these cannot heal by themselves, so they are not tried again."""
 
 
+ENGINES = ("mlx", "fake")
+
+
+def _takes(what: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
+    """What a worker says of a value that a setting does not take, and how it finds out."""
+    return {"takes": what, "is_right": is_right}
+
+
+_TEXT = _takes("a folder", lambda value: isinstance(value, str))
+_ENGINE = _takes(" or ".join(ENGINES), lambda value: value in ENGINES)
+_FROM_0 = _takes("an integer from 0", lambda value: is_integer(value, 0))
+_FROM_1 = _takes("an integer from 1", lambda value: is_integer(value, 1))
+_POSITIVE = _takes("a number above 0", lambda value: is_positive(value))
+_FLAG = _takes("true or false", lambda value: isinstance(value, bool))
+_BYTES = _takes("bytes or null", lambda value: value is None or is_integer(value, 0))
+_MAP = _takes("a map", lambda value: isinstance(value, dict))
+_SAMPLING = _takes("a map of parameters in their ranges", lambda value: _is_sampling(value))
+
+
+def _is_sampling(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        name in SAMPLING and SAMPLING[name].is_right(number) for name, number in value.items()
+    )
+
+
+def is_integer(value: Any, low: int) -> bool:
+    """Whether JSON gave an integer of at least this much."""
+    return type(value) is int and value >= low
+
+
+def is_positive(value: Any) -> bool:
+    """Whether JSON gave a finite number above 0."""
+    return type(value) in (int, float) and 0 < value < float("inf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSpec:
-    """Everything a worker is told at its start.
+class LaunchSettings:
+    """What a model's entry says of its process: a change of any of these needs a new one.
+
+    This is their one list. A key that people may set is added here and, with a sentence, in
+    `supervisor/config/tables.py`; the engine reads it from its `LaunchSpec`.
 
     Attributes:
-        model: the model's name, for logs and HELLO.
-        generation: which life of the worker this is.
-        token: what HELLO must carry, so that no other process can pose as this worker.
-        endpoint: where the supervisor listens for this worker alone (`ipc://…`).
-        supervisor_pid: whose death the worker watches for.
-        engine: `mlx`, or `fake` for the engine that tests use.
         path: the model folder, absolute.
+        engine: `mlx`, or `fake` for the engine that tests use.
         max_concurrency: rows in the batch at most.
         step_timeout_s: the limit of one step; no prefill chunk may come near it.
         decode_stall_target_ms: how long a prefill chunk may hold up rows that decode.
@@ -68,11 +103,38 @@ class LaunchSpec:
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
         prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike; None:
             a share of the memory that is free after the load.
+        sampling: what a request's sampling is if it does not say, by parameter.
+        fake: options of the fake engine, by name.
+    """
+
+    path: str = field(default="", metadata=_TEXT)
+    engine: str = field(default="mlx", metadata=_ENGINE)
+    max_concurrency: int = field(default=8, metadata=_FROM_1)
+    step_timeout_s: float = field(default=30.0, metadata=_POSITIVE)
+    decode_stall_target_ms: int = field(default=250, metadata=_POSITIVE)
+    context_length: int = field(default=0, metadata=_FROM_0)
+    deterministic: bool = field(default=False, metadata=_FLAG)
+    memory_limit_bytes: int | None = field(default=None, metadata=_BYTES)
+    cache_limit_bytes: int | None = field(default=None, metadata=_BYTES)
+    wired_limit_bytes: int | None = field(default=0, metadata=_BYTES)
+    prefix_cache_bytes: int | None = field(default=None, metadata=_BYTES)
+    sampling: dict[str, Any] = field(default_factory=sampling_defaults, metadata=_SAMPLING)
+    fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec(LaunchSettings):
+    """Everything a worker is told at its start.
+
+    Attributes:
+        model: the model's name, for logs and HELLO.
+        generation: which life of the worker this is.
+        token: what HELLO must carry, so that no other process can pose as this worker.
+        endpoint: where the supervisor listens for this worker alone (`ipc://…`).
+        supervisor_pid: whose death the worker watches for.
         known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
             `batching` and `reason`; None: nothing.
-        sampling: what a request's sampling is where it does not say, by parameter.
         log_level: `debug`, `info`, `warning` or `error`.
-        fake: options of the fake engine, by name.
     """
 
     model: ModelName
@@ -80,21 +142,14 @@ class LaunchSpec:
     token: str
     endpoint: str
     supervisor_pid: int
-    engine: str
-    path: str
-    max_concurrency: int
-    step_timeout_s: float
-    decode_stall_target_ms: int
-    context_length: int = 0
-    deterministic: bool = False
-    memory_limit_bytes: int | None = None
-    cache_limit_bytes: int | None = None
-    wired_limit_bytes: int | None = 0
-    prefix_cache_bytes: int | None = 0
     known_batching: dict[str, str] | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
     log_level: str = "info"
-    fake: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: LaunchSettings, **others: Any) -> LaunchSpec:
+        """A spec with these settings; `others` are the fields that are not among them."""
+        given = {f.name: getattr(settings, f.name) for f in fields(LaunchSettings)}
+        return cls(**given, **others)
 
     def to_line(self) -> bytes:
         """One line of JSON, newline included."""

@@ -1,13 +1,14 @@
-"""The parameters of a request that are numbers: what each takes, and what it is where absent.
+"""The parameters of a request that are numbers: what each takes, and what it is if absent.
 
-The client and the worker check against this table, and docs/parameters.md repeats it.
+`Sampling` is the one list of those that decide which token is taken: the client, the worker, the
+configuration and its documents read names, ranges, defaults and sentences from its fields.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +23,10 @@ class NumberParameter:
     Attributes:
         low: the least value.
         high: the greatest value.
-        default: what it is where a request leaves it out; None: decided for each request.
+        default: what it is if a request leaves it out; None: decided for each request.
         is_integer: whether fractions are refused.
         is_low_open: whether `low` itself is refused.
+        says: what it does, for people.
     """
 
     low: float
@@ -32,6 +34,7 @@ class NumberParameter:
     default: float | None
     is_integer: bool = False
     is_low_open: bool = False
+    says: str = ""
 
     @property
     def expected(self) -> str:
@@ -56,38 +59,72 @@ def _integer(low: int, high: int, default: int | None) -> NumberParameter:
     return NumberParameter(low=low, high=high, default=default, is_integer=True)
 
 
+def _number(
+    default: float, low: float, high: float, says: str, *, is_low_open: bool = False
+) -> float:
+    number = NumberParameter(
+        low=low, high=high, default=default, is_low_open=is_low_open, says=says
+    )
+    result: float = field(default=default, metadata={"number": number})
+    return result
+
+
+def _count(default: int, says: str) -> int:
+    number = NumberParameter(low=0, high=LARGEST, default=default, is_integer=True, says=says)
+    result: int = field(default=default, metadata={"number": number})
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is chosen; a model's entry may give other defaults (docs/parameters.md).
+
+    A parameter is added here, in the signature of `client.api` and in `worker/engines/mlx/`.
+    """
+
+    temperature: float = _number(
+        0.0, 0.0, 10.0, "0 picks the likeliest token; larger spreads further"
+    )
+    top_p: float = _number(
+        1.0, 0.0, 1.0, is_low_open=True,
+        says="nucleus sampling: keep tokens up to this probability mass",
+    )  # fmt: skip
+    top_k: int = _count(0, "sample from this many of the likeliest tokens; 0: all")
+    min_p: float = _number(
+        0.0, 0.0, 1.0, "drop tokens below this share of the likeliest token's probability"
+    )
+    xtc_probability: float = _number(
+        0.0, 0.0, 1.0, "how often the likeliest of the likely tokens are left out"
+    )
+    xtc_threshold: float = _number(
+        0.1, 0.0, 0.5, "from which probability a token counts as likely for that"
+    )
+    repetition_penalty: float = _number(
+        1.0, 0.01, 10.0, "divides the logits of tokens that were there"
+    )
+    presence_penalty: float = _number(
+        0.0, -2.0, 2.0, "taken off the logits of tokens that were there"
+    )
+    frequency_penalty: float = _number(
+        0.0, -2.0, 2.0, "the same, once for each time they were there"
+    )
+    penalty_window: int = _count(20, "how many of the last tokens the penalties look at; 0: all")
+
+
+SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
+    {f.name: f.metadata["number"] for f in fields(Sampling)}
+)
+"""What each of them takes."""
+
 NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
     {
         "max_tokens": _integer(1, LARGEST, None),
         "min_tokens": _integer(0, LARGEST, 0),
-        "temperature": NumberParameter(low=0.0, high=10.0, default=0.0),
-        "top_p": NumberParameter(low=0.0, high=1.0, default=1.0, is_low_open=True),
-        "top_k": _integer(0, LARGEST, 0),
-        "min_p": NumberParameter(low=0.0, high=1.0, default=0.0),
-        "xtc_probability": NumberParameter(low=0.0, high=1.0, default=0.0),
-        "xtc_threshold": NumberParameter(low=0.0, high=0.5, default=0.1),
-        "repetition_penalty": NumberParameter(low=0.01, high=10.0, default=1.0),
-        "presence_penalty": NumberParameter(low=-2.0, high=2.0, default=0.0),
-        "frequency_penalty": NumberParameter(low=-2.0, high=2.0, default=0.0),
-        "penalty_window": _integer(0, LARGEST, 20),
+        **SAMPLING,
         "seed": _integer(0, MAX_SEED, None),
         "top_logprobs": _integer(0, 20, 0),
     }
 )
-
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "xtc_probability",
-    "xtc_threshold",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_window",
-)
-"""Those that decide which token is taken: a model's entry may give them other defaults."""
 
 LOGIT_BIAS = NumberParameter(low=-100.0, high=100.0, default=None)
 MAX_LOGIT_BIASES = 1024
@@ -108,5 +145,5 @@ NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
 
 
 def sampling_defaults() -> dict[str, Any]:
-    """What a request's sampling is where neither it nor the model's entry says otherwise."""
-    return {name: NUMBERS[name].default for name in SAMPLING}
+    """What a request's sampling is if neither it nor the model's entry says otherwise."""
+    return asdict(Sampling())

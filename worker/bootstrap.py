@@ -6,14 +6,19 @@ import faulthandler
 import os
 import signal
 import sys
+from dataclasses import fields
 from typing import Any
 
-from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec, check_socket_path
-from mlxsup.protocol.parameters import NUMBERS, SAMPLING
+from mlxsup.protocol.launch import (
+    MAX_LAUNCH_SPEC_BYTES,
+    LaunchSettings,
+    LaunchSpec,
+    check_socket_path,
+    is_integer,
+)
 
 from .logs import LEVELS
 
-ENGINES = ("mlx", "fake")
 SWITCH_INTERVAL_S = 0.001
 
 
@@ -56,25 +61,16 @@ def check_spec(spec: LaunchSpec) -> None:
     """
     checks: tuple[tuple[str, str, bool], ...] = (
         ("model", "a name", isinstance(spec.model, str) and bool(spec.model)),
-        ("generation", "an integer from 1", _is_integer(spec.generation, 1)),
+        ("generation", "an integer from 1", is_integer(spec.generation, 1)),
         ("token", "text", isinstance(spec.token, str) and bool(spec.token)),
         ("endpoint", "an ipc:// endpoint", _is_ipc(spec.endpoint)),
-        ("supervisor_pid", "a process id", _is_integer(spec.supervisor_pid, 1)),
-        ("engine", " or ".join(ENGINES), spec.engine in ENGINES),
-        ("path", "a folder", isinstance(spec.path, str)),
-        ("max_concurrency", "an integer from 1", _is_integer(spec.max_concurrency, 1)),
-        ("step_timeout_s", "a number above 0", _is_positive(spec.step_timeout_s)),
-        ("decode_stall_target_ms", "a number above 0", _is_positive(spec.decode_stall_target_ms)),
-        ("context_length", "an integer from 0", _is_integer(spec.context_length, 0)),
-        ("deterministic", "true or false", isinstance(spec.deterministic, bool)),
-        ("memory_limit_bytes", "bytes or null", _is_limit(spec.memory_limit_bytes)),
-        ("cache_limit_bytes", "bytes or null", _is_limit(spec.cache_limit_bytes)),
-        ("wired_limit_bytes", "bytes or null", _is_limit(spec.wired_limit_bytes)),
-        ("prefix_cache_bytes", "bytes or null", _is_limit(spec.prefix_cache_bytes)),
+        ("supervisor_pid", "a process id", is_integer(spec.supervisor_pid, 1)),
         ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
-        ("sampling", "a map of parameters in their ranges", _is_sampling(spec.sampling)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
-        ("fake", "a map", isinstance(spec.fake, dict)),
+        *(
+            (f.name, f.metadata["takes"], f.metadata["is_right"](getattr(spec, f.name)))
+            for f in fields(LaunchSettings)
+        ),
     )
     for name, expected, is_right in checks:
         if not is_right:
@@ -85,28 +81,10 @@ def check_spec(spec: LaunchSpec) -> None:
         raise LaunchError(f"the launch spec is wrong: {error}") from None
 
 
-def _is_integer(value: Any, low: int) -> bool:
-    return type(value) is int and value >= low
-
-
-def _is_limit(value: Any) -> bool:
-    return value is None or _is_integer(value, 0)
-
-
-def _is_sampling(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        name in SAMPLING and NUMBERS[name].is_right(number) for name, number in value.items()
-    )
-
-
 def _is_text_map(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     )
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < float("inf")
 
 
 def _is_ipc(value: Any) -> bool:

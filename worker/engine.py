@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from .text.channels import ChannelRules
@@ -111,8 +112,7 @@ class Row:
         max_tokens: at least 1; prompt and answer fit into the context.
         min_tokens: no token that ends the answer is drawn before it has so many, those that were
             delivered included; at most `max_tokens`.
-        temperature: 0 for greedy.
-        top_p: above 0, up to 1.
+        sampling: how its tokens are chosen.
         seed: token n is drawn with a key derived from (seed, n).
         delivered: ids of the answer that an earlier life of the worker gave already; the engine
             goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
@@ -128,18 +128,9 @@ class Row:
     key: RequestKey
     tokens: list[int]
     max_tokens: int
-    temperature: float
-    top_p: float
     seed: int
+    sampling: Sampling = field(default_factory=Sampling)
     delivered: list[int] = field(default_factory=list)
-    top_k: int = 0
-    min_p: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_window: int = 20
     logit_bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()

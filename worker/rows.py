@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.parameters import SAMPLING, sampling_defaults
+from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import Acceptance, Resume, RowDelta
 
@@ -54,7 +54,7 @@ def plan_row(
 
     Args:
         delivered: ids of its answer that an earlier life gave already; max_tokens counts them.
-        sampling: the model's own defaults, by the names of `parameters.SAMPLING`.
+        sampling: the model's own defaults, by the names of `parameters.Sampling`.
 
     Raises:
         RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
@@ -90,8 +90,6 @@ def plan_row(
         if max(ids, default=0) >= facts.vocabulary_size:
             expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
             raise invalid(name, expected, max(ids))
-    effective = sampling_defaults() | dict(sampling or {})
-    asked = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     return Row(
         key=key,
         tokens=prompt.tokens,
@@ -105,7 +103,7 @@ def plan_row(
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=prompt.grammar,
         checkpoints=prompt.checkpoints,
-        **(effective | asked),
+        sampling=Sampling(**{**(sampling or {}), **body.sampling}),
     )
 
 
@@ -126,8 +124,7 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
         opening=prompt.opening,
-        parameters=body.parameters()
-        | {name: getattr(row, name) for name in ("max_tokens", *SAMPLING)},
+        parameters=body.parameters() | {"max_tokens": row.max_tokens, **asdict(row.sampling)},
         seed=row.seed,
         fingerprint=facts.fingerprint,
     )

@@ -8,15 +8,16 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..core.settings import CoreSettings, LaunchSettings, ModelSettings, RestartSettings
+from ..core.settings import CoreSettings, ModelSettings, RestartSettings
 from .lines import LineIndex
 from .tables import (
     FileTable,
@@ -350,24 +351,29 @@ def _core_settings(table: SupervisorTable) -> CoreSettings:
     )
 
 
+SIZES = {
+    "memory_limit_bytes": "memory",
+    "cache_limit_bytes": "cache_limit",
+    "wired_limit_bytes": "wired",
+    "prefix_cache_bytes": "prefix_cache",
+}
+"""The keys of sizes, which have shorter names in the file; every other key has the same name."""
+
+
+def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
+    values: dict[str, Any] = {}
+    for setting in fields(LaunchSettings):
+        value = getattr(entry, SIZES.get(setting.name, setting.name))
+        values[setting.name] = size_or_auto(value) if setting.name in SIZES else value
+    values["path"] = str(_absolute(entry.path, folder)) if entry.path is not None else ""
+    values["sampling"] = entry.sampling.model_dump()
+    return LaunchSettings(**values)
+
+
 def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings:
     return ModelSettings(
         name=ModelName(name),
-        launch=LaunchSettings(
-            path=str(_absolute(entry.path, folder)) if entry.path is not None else "",
-            engine=entry.engine,
-            max_concurrency=entry.max_concurrency,
-            step_timeout_s=entry.step_timeout_s,
-            decode_stall_target_ms=entry.decode_stall_target_ms,
-            context_length=entry.context_length,
-            deterministic=entry.deterministic,
-            memory_limit_bytes=size_or_auto(entry.memory),
-            cache_limit_bytes=size_or_auto(entry.cache_limit),
-            wired_limit_bytes=size_or_auto(entry.wired),
-            prefix_cache_bytes=size_or_auto(entry.prefix_cache),
-            sampling=entry.sampling.model_dump(),
-            fake=entry.fake,
-        ),
+        launch=_launch_settings(entry, folder),
         preload=entry.preload,
         idle_unload_s=entry.idle_unload_s,
         load_stall_timeout_s=entry.load_stall_timeout_s,

@@ -7,12 +7,13 @@ field is what an error says was expected; its title says what the key does, for 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mlxsup.protocol.parameters import NUMBERS
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.parameters import SAMPLING, NumberParameter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from ..core.settings import CoreSettings, LaunchSettings, ModelSettings, RestartSettings
+from ..core.settings import CoreSettings, ModelSettings, RestartSettings
 from .values import (
     AUTO,
     DURATION_EXPECTED,
@@ -65,13 +66,6 @@ def _integer(settings: type, name: str, title: str, low: int, high: int | None =
     top = "" if high is None else f" to {high}"
     description = f"an integer from {low}{top}"
     return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
-
-
-def _sampling(name: str, title: str) -> Any:
-    """A parameter of requests, with the range and the default that it has there."""
-    number = NUMBERS[name]
-    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
-    return Field(number.default, title=title, description=number.expected, **limits)
 
 
 class SupervisorTable(Table):
@@ -140,35 +134,20 @@ class RestartTable(Table):
     )
 
 
-class SamplingTable(Table):
-    """`[models.NAME.sampling]`: what a request's parameters are where it leaves them out."""
+def _sampling(number: NumberParameter) -> tuple[Any, Any]:
+    """A parameter of requests, with the range and the default that it has there."""
+    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
+    kind = int if number.is_integer else Number
+    return kind, Field(number.default, title=number.says, description=number.expected, **limits)
 
-    temperature: Number = _sampling(
-        "temperature", "0 picks the likeliest token; larger spreads further"
-    )
-    top_p: Number = _sampling(
-        "top_p", "sample from the smallest set of tokens whose probabilities reach this sum"
-    )
-    top_k: int = _sampling("top_k", "sample from so many of the likeliest tokens; 0: all")
-    min_p: Number = _sampling("min_p", "none below this share of the likeliest token's probability")
-    xtc_probability: Number = _sampling(
-        "xtc_probability", "how often the likeliest of the likely tokens are left out"
-    )
-    xtc_threshold: Number = _sampling(
-        "xtc_threshold", "from which probability a token counts as likely for that"
-    )
-    repetition_penalty: Number = _sampling(
-        "repetition_penalty", "divides the logits of tokens that were there"
-    )
-    presence_penalty: Number = _sampling(
-        "presence_penalty", "taken off the logits of tokens that were there"
-    )
-    frequency_penalty: Number = _sampling(
-        "frequency_penalty", "the same, once for each time they were there"
-    )
-    penalty_window: int = _sampling(
-        "penalty_window", "how many of the last tokens the penalties look at; 0: all"
-    )
+
+_SAMPLING_FIELDS: Any = {name: _sampling(number) for name, number in SAMPLING.items()}
+SamplingTable = create_model(
+    "SamplingTable",
+    __base__=Table,
+    __doc__="`[models.NAME.sampling]`: what a request's parameters are if it leaves them out.",
+    **_SAMPLING_FIELDS,
+)
 
 
 class ModelTable(Table):
@@ -254,11 +233,14 @@ class ModelTable(Table):
         title="how often and how soon a crashed worker is started again",
         description="a table",
     )
-    sampling: SamplingTable = Field(
-        default_factory=SamplingTable,
-        title="what a request's parameters are where it leaves them out",
-        description="a table",
-    )
+    if TYPE_CHECKING:
+        sampling: Table = Table()
+    else:
+        sampling: SamplingTable = Field(
+            default_factory=SamplingTable,
+            title="what a request's parameters are if it leaves them out",
+            description="a table",
+        )
 
 
 class FileTable(Table):

@@ -8,10 +8,10 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import MessageToClient
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import Caller, ConnectionId
-from .settings import LaunchSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

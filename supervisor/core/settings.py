@@ -5,34 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.parameters import sampling_defaults
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSettings:
-    """What a worker is told at its start: a change of any of these needs a new process.
-
-    The fields are those of `protocol.launch.LaunchSpec`, where they are explained.
-    """
-
-    path: str
-    engine: str = "mlx"
-    max_concurrency: int = 8
-    step_timeout_s: float = 30.0
-    decode_stall_target_ms: int = 250
-    context_length: int = 0
-    deterministic: bool = False
-    memory_limit_bytes: int | None = None
-    cache_limit_bytes: int | None = None
-    wired_limit_bytes: int | None = 0
-    prefix_cache_bytes: int | None = None
-    sampling: Mapping[str, Any] = field(default_factory=sampling_defaults)
-    fake: Mapping[str, Any] = field(default_factory=dict)
+from mlxsup.protocol.launch import LaunchSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

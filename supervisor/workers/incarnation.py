@@ -221,28 +221,15 @@ class WorkerUnit:
             self._around.log.write("warning", "socket not removed", error=error.strerror)
 
     def _launch_spec(self, token: str, endpoint: str) -> LaunchSpec:
-        launch = self._spawn.launch
-        return LaunchSpec(
+        return LaunchSpec.of(
+            self._spawn.launch,
             model=self.model,
             generation=self.generation,
             token=token,
             endpoint=endpoint,
             supervisor_pid=os.getpid(),
-            engine=launch.engine,
-            path=launch.path,
-            max_concurrency=launch.max_concurrency,
-            step_timeout_s=launch.step_timeout_s,
-            decode_stall_target_ms=launch.decode_stall_target_ms,
-            context_length=launch.context_length,
-            deterministic=launch.deterministic,
-            memory_limit_bytes=launch.memory_limit_bytes,
-            cache_limit_bytes=launch.cache_limit_bytes,
-            wired_limit_bytes=launch.wired_limit_bytes,
-            prefix_cache_bytes=launch.prefix_cache_bytes,
             known_batching=self._spawn.known_batching,
-            sampling=dict(launch.sampling),
             log_level=self._around.log_level,
-            fake=dict(launch.fake),
         )
 
     def _post(self, event: Event) -> None:

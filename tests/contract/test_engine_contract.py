@@ -8,6 +8,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
+from support.row_values import row_values
 
 LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""
@@ -27,8 +28,8 @@ class Loaded:
     def row(self, key: int, length: int = 5, **parameters: object) -> Row:
         """A row whose prompt depends on its key."""
         tokens = [20 + (key * 31 + i * 7) % 180 for i in range(length)]
-        values = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "seed": key} | parameters
-        return Row(key=RequestKey(key), tokens=tokens, **values)  # type: ignore[arg-type]
+        values = row_values(**{"max_tokens": 8, "seed": key, **parameters})
+        return Row(key=RequestKey(key), tokens=tokens, **values)
 
     def insert(self, *rows: Row) -> None:
         for row in rows:

@@ -15,10 +15,10 @@ import pytest
 import zmq
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Hello
 from mlxsup.supervisor.core.actions import Spawn
 from mlxsup.supervisor.core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
-from mlxsup.supervisor.core.settings import LaunchSettings
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers.incarnation import WorkerUnit

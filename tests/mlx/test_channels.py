@@ -51,7 +51,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> MlxText:
 
 def rendered(text: MlxText, **parameters: Any) -> str:
     values = {"messages": [{"role": "user", "content": "hi"}]} | parameters
-    return text.decode(text.encode(RequestBody(**values)).tokens)
+    return text.decode(text.encode(RequestBody.from_wire(values)).tokens)
 
 
 def test_tools_and_keyword_arguments_reach_the_template(text: MlxText) -> None:
@@ -94,12 +94,12 @@ def test_content_that_is_no_text_is_the_requests_own_error_G6(text: MlxText, con
 )
 def test_wrong_template_parameters_are_refused_C7(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(RemoteError, match=words):
-        RequestBody(prompt="x", **parameters)
+        RequestBody.from_wire({"prompt": "x", **parameters})
 
 
 def test_a_prompt_that_opens_the_reasoning_is_seen(text: MlxText) -> None:
     def channel(**values: Any) -> Channel:
-        opening = text.encode(RequestBody(**values)).opening
+        opening = text.encode(RequestBody.from_wire(values)).opening
         return ChannelParser(text.channel_rules, opening, ToolCallReader(None, 0)).channel
 
     messages = [{"role": "user", "content": "hi"}]

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
 from mlxsup.worker.engines.mlx import batching as mlx_way
@@ -82,7 +83,7 @@ def test_the_warm_up_reads_nine_tokens_or_what_fits_B5(
     load(tiny, context_length=context_length)
     (row,) = rows
     assert (row.key, row.tokens, row.max_tokens) == (WARMUP_KEY, list(range(prompt)), 2)
-    assert (row.temperature, row.top_p, row.seed) == (0.0, 1.0, 0)
+    assert (row.sampling, row.seed) == (Sampling(), 0)
 
 
 def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(

@@ -52,7 +52,7 @@ def stream(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
 
 
 def body(**values: Any) -> RequestBody:
-    return RequestBody(**values)
+    return RequestBody.from_wire(values)
 
 
 @pytest.mark.parametrize("written", TEXTS)

@@ -106,7 +106,7 @@ def tiny(folder: Path, template: str | None = None) -> MlxText:
 
 def refusal(text: MlxText, **body: Any) -> tuple[str, Any]:
     with pytest.raises(RemoteError) as caught:
-        text.encode(RequestBody(**body))
+        text.encode(RequestBody.from_wire(body))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     return caught.value.message, caught.value.detail
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited
-from mlxsup.supervisor.core.settings import LaunchSettings, ModelSettings
+from mlxsup.supervisor.core.settings import ModelSettings
 
 from .asks import Ask
 from .suspicion import Says, Suspicion

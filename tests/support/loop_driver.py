@@ -155,7 +155,7 @@ class LoopDriver:
     def dispatch(self, resume: Resume | None = None, **parameters: Any) -> int:
         """Sends a request, or goes on with one, and returns its key."""
         self._last_key += 1
-        body = b"" if resume is not None else encode_body(RequestBody(**parameters))
+        body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
         self._link.post(Dispatch(key=RequestKey(self._last_key), resume=resume, body=body))
         self.answers[self._last_key] = Answer()
         return self._last_key

@@ -16,6 +16,8 @@ from mlxsup.worker.engines.mlx.decode import LoneDecode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.passes import SerialPasses
 
+from .row_values import row_values
+
 
 def make_spec(path: Path, **changes: Any) -> LaunchSpec:
     """The launch spec of an MLX worker that serves a folder."""
@@ -30,6 +32,7 @@ def make_spec(path: Path, **changes: Any) -> LaunchSpec:
         "max_concurrency": 8,
         "step_timeout_s": 30.0,
         "decode_stall_target_ms": 250,
+        "prefix_cache_bytes": 0,
     }
     return LaunchSpec(**(values | changes))
 
@@ -47,8 +50,8 @@ def loaded_engine(path: Path, **changes: Any) -> Iterator[MlxEngine]:
 
 def make_row(key: int, tokens: list[int], max_tokens: int = 16, **changes: Any) -> Row:
     """A greedy row, unless told otherwise."""
-    values: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "seed": 0}
-    return Row(key=RequestKey(key), tokens=tokens, max_tokens=max_tokens, **(values | changes))
+    values = row_values(**{"seed": 0, **changes})
+    return Row(key=RequestKey(key), tokens=tokens, max_tokens=max_tokens, **values)
 
 
 def run_rows(engine: MlxEngine, rows: Iterable[Row] = ()) -> dict[int, list[RowToken]]:

@@ -111,6 +111,7 @@ class WorkerHarness:
             "max_concurrency": 8,
             "step_timeout_s": 30.0,
             "decode_stall_target_ms": 250,
+            "prefix_cache_bytes": 0,
             "fake": fake or {},
         }
         self.spec = LaunchSpec(**(values | overrides))
@@ -231,7 +232,7 @@ class WorkerHarness:
         if body is None:
             if prompt:
                 parameters["prompt"] = prompt
-            body = encode_body(RequestBody(**parameters))
+            body = encode_body(RequestBody.from_wire(parameters))
         self.send(Dispatch(key=RequestKey(key), resume=resume, body=body))
         return key
 

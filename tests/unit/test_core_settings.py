@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core import model, worker_events
@@ -11,7 +12,7 @@ from mlxsup.supervisor.core.health import blame, watchdog
 from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle import life
 from mlxsup.supervisor.core.requests import ledger
-from mlxsup.supervisor.core.settings import LaunchSettings, ModelSettings, RestartSettings
+from mlxsup.supervisor.core.settings import ModelSettings, RestartSettings
 from support.core_driver import in_state
 
 

@@ -49,6 +49,7 @@ from mlxsup.protocol.launch import (
     check_socket_path,
     worker_argv,
 )
+from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
@@ -61,7 +62,7 @@ STRICT = Decoder(CLIENT_MESSAGES, is_strict=True)
 
 
 def body(**values: Any) -> RequestBody:
-    return RequestBody(**({"prompt": "p"} | values))
+    return RequestBody.from_wire({"prompt": "p"} | values)
 
 
 # ---------------------------------------------------------------- frames
@@ -306,11 +307,17 @@ SPEC = LaunchSpec(
 
 
 def test_a_launch_that_says_no_more_changes_nothing() -> None:
-    said = {field.name: getattr(SPEC, field.name) for field in dataclasses.fields(SPEC)[10:]}
+    least = LaunchSpec(
+        model=ModelName("m"), generation=Generation(1), token="", endpoint="", supervisor_pid=1
+    )
+    said = {field.name: getattr(least, field.name) for field in dataclasses.fields(least)[:13]}
+    said |= {"known_batching": least.known_batching, "log_level": least.log_level}
     assert said == {
-        "context_length": 0, "deterministic": False, "memory_limit_bytes": None,
-        "cache_limit_bytes": None, "wired_limit_bytes": 0, "prefix_cache_bytes": 0,
-        "known_batching": None, "sampling": {}, "log_level": "info", "fake": {},
+        "path": "", "engine": "mlx", "max_concurrency": 8, "step_timeout_s": 30.0,
+        "decode_stall_target_ms": 250, "context_length": 0, "deterministic": False,
+        "memory_limit_bytes": None, "cache_limit_bytes": None, "wired_limit_bytes": 0,
+        "prefix_cache_bytes": None, "sampling": sampling_defaults(), "fake": {},
+        "known_batching": None, "log_level": "info",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.message import Logprobs, TokenLogprob
-from mlxsup.protocol.parameters import sampling_defaults
+from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import Acceptance, Resume, RowDelta
 from mlxsup.worker.answer import AnswerText
@@ -71,7 +72,7 @@ class Form:
 
 
 def plan(tokens: int = 4, delivered: Sequence[int] = (), sampling: Any = None, **body: Any) -> Row:
-    asked = RequestBody(prompt="x", **body)
+    asked = RequestBody.from_wire({"prompt": "x", **body})
     prompt = Prompt(tokens=[5] * tokens, checkpoints=(2, 3))
     return plan_row(KEY, asked, prompt, FACTS, delivered=delivered, sampling=sampling)
 
@@ -81,9 +82,7 @@ def plan(tokens: int = 4, delivered: Sequence[int] = (), sampling: Any = None, *
 
 def test_a_row_has_what_was_asked_for_and_defaults_for_the_rest() -> None:
     plain = plan(seed=3)
-    assert plain == Row(
-        key=KEY, tokens=[5] * 4, max_tokens=6, seed=3, checkpoints=(2, 3), **sampling_defaults()
-    )
+    assert plain == Row(key=KEY, tokens=[5] * 4, max_tokens=6, seed=3, checkpoints=(2, 3))
     assert plan(
         delivered=(7, 8),
         sampling={"temperature": 0.5, "top_k": 9},
@@ -108,7 +107,7 @@ def test_a_row_has_what_was_asked_for_and_defaults_for_the_rest() -> None:
         logit_bias={7: 1.0, 8: -2.5},
         top_logprobs=0,
         checkpoints=(2, 3),
-        **(sampling_defaults() | {"temperature": 0.5, "top_k": 0, "min_p": 0.25}),
+        sampling=Sampling(temperature=0.5, top_k=0, min_p=0.25),
     )
 
 
@@ -191,7 +190,7 @@ def test_an_acceptance_holds_what_another_life_needs_F10() -> None:
     assert acceptance(plan(2, seed=3), body, prompt, FACTS) == Acceptance(
         prompt_tokens=pack_tokens([5] * 2),
         opening="<think>",
-        parameters=sampling_defaults() | {"stop": ["z"], "max_tokens": 8},
+        parameters=asdict(Sampling()) | {"stop": ["z"], "max_tokens": 8},
         seed=3,
         fingerprint="f",
     )
@@ -238,7 +237,10 @@ def test_who_offers_tools_is_warned_if_no_call_can_come(
     body: dict[str, Any], rules: ChannelRules, warnings: tuple[str, ...]
 ) -> None:
     messages = [{"role": "user", "content": "x"}]
-    assert tools_warnings(RequestBody(messages=messages, **body), Codec(rules)) == warnings
+    assert (
+        tools_warnings(RequestBody.from_wire({"messages": messages, **body}), Codec(rules))
+        == warnings
+    )
 
 
 def test_warnings_are_sentences_of_their_own() -> None:
@@ -369,7 +371,7 @@ def test_an_answer_that_stopped_before_its_form_says_so(
 
 def replayed(row: RunningRow, text: str, max_tokens: int) -> list[RowDelta] | None:
     planned = Row(
-        key=KEY, tokens=[5], max_tokens=max_tokens, temperature=0.0, top_p=1.0, seed=1,
+        key=KEY, tokens=[5], max_tokens=max_tokens, seed=1,
         delivered=encode_text(text), grammar=row.grammar,
     )  # fmt: skip
     return row.replay(planned)
@@ -402,7 +404,7 @@ def test_a_replay_takes_the_form_along_F10() -> None:
 def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -> None:
     row, told = running(), []
     planned = Row(
-        key=KEY, tokens=[5], max_tokens=9999, temperature=0.0, top_p=1.0, seed=1,
+        key=KEY, tokens=[5], max_tokens=9999, seed=1,
         delivered=[100] * count,
     )  # fmt: skip
     row.replay(planned, lambda: told.append(row.answer._count))
@@ -413,9 +415,8 @@ def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -
 
 
 def test_what_is_not_said_of_a_row_has_no_effect() -> None:
-    row = Row(key=KEY, tokens=[5], max_tokens=1, temperature=0.0, top_p=1.0, seed=0)
-    asked = {name: getattr(row, name) for name in sampling_defaults()}
-    assert asked == sampling_defaults() | {"temperature": 0.0, "top_p": 1.0}
+    row = Row(key=KEY, tokens=[5], max_tokens=1, seed=0)
+    assert row.sampling == Sampling()
     assert (row.delivered, row.logit_bias, row.min_tokens) == ([], {}, 0)
     assert (row.stop_token_ids, row.ignore_eos, row.top_logprobs) == ((), False, None)
     assert (row.grammar, row.checkpoints) == (None, ())

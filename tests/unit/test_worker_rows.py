@@ -78,7 +78,10 @@ def test_a_given_seed_is_kept_and_an_absent_one_drawn() -> None:
 
 
 def test_acceptance_says_everything_that_a_resume_needs() -> None:
-    body, prompt = RequestBody(prompt="x", temperature=1, stop=["z"], seed=3), Prompt(tokens=[5])
+    body, prompt = (
+        RequestBody(prompt="x", sampling={"temperature": 1}, stop=["z"], seed=3),
+        Prompt(tokens=[5]),
+    )
     made = acceptance(plan_row(KEY, body, prompt, FACTS), body, prompt, FACTS)
     assert made.prompt_tokens == pack_tokens([5])
     assert (made.seed, made.fingerprint) == (3, "f")

@@ -165,7 +165,7 @@ class Bench:
         self.around.ready.append(
             Tokenised(
                 key=key,
-                body=RequestBody(**({"prompt": "p", "max_tokens": 9, "seed": 1} | body)),
+                body=RequestBody.from_wire({"prompt": "p", "max_tokens": 9, "seed": 1} | body),
                 prompt=Prompt(tokens=[5, 6, 7]),
                 tokenize_s=0.25,
                 resume=resume,
@@ -203,7 +203,7 @@ def test_a_request_is_prepared_accepted_and_read_with_the_models_sampling(bench:
     assert (accepted.acceptance.prompt_tokens, accepted.acceptance.fingerprint) == (
         pack_tokens([5, 6, 7]), "f"
     )  # fmt: skip
-    assert bench.engine.rows[A].temperature == 0.5
+    assert bench.engine.rows[A].sampling.temperature == 0.5
     assert step == Step(step=1, prefill=[PrefillProgress(key=A, done=2, total=3)])
 
 

@@ -12,13 +12,14 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, State, Wanted, Why
 from mlxsup.protocol.worker_messages import Exit
 
 from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
-from ..settings import LaunchSettings, ModelSettings
+from ..settings import ModelSettings
 from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
 from .restart_policy import RestartPolicy
 from .states import (

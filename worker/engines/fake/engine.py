@@ -121,7 +121,7 @@ class _FakeRow:
 
     @property
     def seed(self) -> int | None:
-        return self.row.seed if self.row.temperature > 0 else None
+        return self.row.seed if self.row.sampling.temperature > 0 else None
 
 
 class FakeEngine:

@@ -274,8 +274,6 @@ class MlxEngine:
             key=WARMUP_KEY,
             tokens=[number % self._facts.vocabulary_size for number in range(length)],
             max_tokens=WARMUP_TOKENS,
-            temperature=0.0,
-            top_p=1.0,
             seed=0,
         )
         batch = self._ready()

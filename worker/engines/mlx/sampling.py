@@ -44,7 +44,7 @@ def make_sampler(row: Row, spared: Sequence[int] = ()) -> Sampler:
         spared: ids that XTC never leaves out, beside the row's own stop tokens: an answer must be
             able to end.
     """
-    if row.temperature < COLDEST:
+    if row.sampling.temperature < COLDEST:
         return greedy
     return SeededSampler(row, [*spared, *row.stop_token_ids])
 
@@ -91,23 +91,23 @@ class SeededSampler:
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """One token for each row of `logprobs` (rows, vocabulary)."""
-        row, number = self._row, self._drawn
+        sampling, seed, number = self._row.sampling, self._row.seed, self._drawn
         self._drawn += 1
-        logits = logprobs.astype(mx.float32) * (1.0 / row.temperature)
-        if 0 < row.top_k < logits.shape[-1]:
-            logits = _keep_top_k(logits, row.top_k)
-        if row.top_p < 1.0:
-            logits = _keep_top_p(logits, row.top_p)
-        if row.min_p > 0.0:
-            logits = _keep_min_p(logits, row.min_p)
-        if row.xtc_probability > 0.0 and derive_share(row.seed, number) < row.xtc_probability:
+        logits = logprobs.astype(mx.float32) * (1.0 / sampling.temperature)
+        if 0 < sampling.top_k < logits.shape[-1]:
+            logits = _keep_top_k(logits, sampling.top_k)
+        if sampling.top_p < 1.0:
+            logits = _keep_top_p(logits, sampling.top_p)
+        if sampling.min_p > 0.0:
+            logits = _keep_min_p(logits, sampling.min_p)
+        if sampling.xtc_probability > 0.0 and derive_share(seed, number) < sampling.xtc_probability:
             logits = self._exclude_top_choices(logits)
-        return mx.random.categorical(logits, key=mx.random.key(derive_key(row.seed, number)))
+        return mx.random.categorical(logits, key=mx.random.key(derive_key(seed, number)))
 
     def _exclude_top_choices(self, logits: mx.array) -> mx.array:
         """Leaves out all but the least likely of the tokens above the threshold."""
         shares = mx.softmax(logits, axis=-1)
-        likely = mx.where(shares > self._row.xtc_threshold, shares, mx.inf)
+        likely = mx.where(shares > self._row.sampling.xtc_threshold, shares, mx.inf)
         is_out = shares > mx.min(likely, axis=-1, keepdims=True)
         is_out[:, within(self._spared, logits)] = False
         return mx.where(is_out, -mx.inf, logits)
@@ -168,16 +168,16 @@ def make_processors(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
         row: its parameters, and how many of its tokens were drawn in an earlier life.
         ending: the ids that end its answer.
     """
-    window = row.penalty_window or ALL_TOKENS
+    window = row.sampling.penalty_window or ALL_TOKENS
     processors: list[Processor] = []
     if row.logit_bias:
         processors.append(_make_bias(row.logit_bias))
-    if row.repetition_penalty != 1.0:
-        processors.append(make_repetition_penalty(row.repetition_penalty, window))
-    if row.presence_penalty:
-        processors.append(make_presence_penalty(row.presence_penalty, window))
-    if row.frequency_penalty:
-        processors.append(make_frequency_penalty(row.frequency_penalty, window))
+    if row.sampling.repetition_penalty != 1.0:
+        processors.append(make_repetition_penalty(row.sampling.repetition_penalty, window))
+    if row.sampling.presence_penalty:
+        processors.append(make_presence_penalty(row.sampling.presence_penalty, window))
+    if row.sampling.frequency_penalty:
+        processors.append(make_frequency_penalty(row.sampling.frequency_penalty, window))
     if row.grammar is not None:
         processors.append(GrammarProcessor(row.grammar))
     if ending and row.min_tokens > len(row.delivered):
