@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
-
-DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 
 LOAD_HINT = (
     "correct that, then `mlxsup restart MODEL`, or `mlxsup reload` if it stands in the "
@@ -50,7 +49,7 @@ class Target:
         try:
             if self.endpoint is None and self.config is not None:
                 table = read_supervisor_table(self.config)
-                runtime_dir = table.get("runtime_dir", "~/.mlxsup/run")
+                runtime_dir = table.get("runtime_dir", DEFAULT_RUNTIME_DIR)
                 if isinstance(runtime_dir, str):
                     return endpoint_in(resolve(runtime_dir, self.config))
                 raise CliError(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import click
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from mlxsup.protocol.text import parse_duration
 
 
 def duration(text: str) -> float:
@@ -16,7 +12,9 @@ def duration(text: str) -> float:
     Raises:
         click.BadParameter: the text is none.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no duration; it takes 90s, 10m, 2h or seconds")
-    return float(match.group(1)) * _SECONDS[match.group(2) or "s"]
+    try:
+        is_plain = text.strip().replace(".", "", 1).isdecimal()
+        return parse_duration(f"{text}s" if is_plain else text)
+    except ValueError:
+        message = f"{text!r} is no duration; it takes 90s, 10m, 2h or seconds"
+        raise click.BadParameter(message) from None

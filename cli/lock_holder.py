@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-LOCK_NAME = "lock"
+from mlxsup.protocol.folders import LOCK_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

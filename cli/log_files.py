@@ -24,11 +24,6 @@ ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
 """Lines that are written in every life of a worker, and the end of a fault handler's report."""
 
 
-def log_path(log_dir: Path, model: str) -> Path:
-    """Where a model's output is written; rotated files add `.1`, `.2` and so on."""
-    return log_dir / f"{model}.log"
-
-
 def last_line(path: Path) -> str:
     """The last line that says anything about a failure, else the last that holds anything."""
     lines = [line for line in tail(path, 20) if line.strip()]

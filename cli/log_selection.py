@@ -7,10 +7,9 @@ import re
 import time
 from collections.abc import Sequence
 
-RULE = re.compile(r"--- generation (\d+) pid \d+ ")
-"""Drawn by the supervisor where a new process begins to write."""
+from mlxsup.protocol.folders import GENERATION_HEADER
 
-_STAMP = re.compile(r"(?:--- generation \d+ pid \d+ )?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 
 
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
@@ -37,7 +36,7 @@ def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
 
 def previous_generation(lines: Sequence[str]) -> list[str] | None:
     """What the process before the current one wrote, with its rule; None if there was none."""
-    rules = [place for place, line in enumerate(lines) if RULE.match(line)]
+    rules = [place for place, line in enumerate(lines) if GENERATION_HEADER.match(line)]
     if not rules:
         return None
     if len(rules) == 1:
@@ -47,7 +46,8 @@ def previous_generation(lines: Sequence[str]) -> list[str] | None:
 
 
 def _stamp_of(line: str) -> float | None:
-    match = _STAMP.match(line)
+    header = GENERATION_HEADER.match(line)
+    match = _STAMP.match(line, header.end() if header else 0)
     if match is None:
         return None
     try:

@@ -15,23 +15,23 @@ from mlxsup.protocol.version import VERSION
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard_stdout
 
-COMMANDS = {
-    "start": "start:start",
-    "stop": "stop:stop",
-    "status": "status:status",
-    "events": "events:events",
-    "load": "load:load",
-    "unload": "load:unload",
-    "restart": "load:restart",
-    "reload": "reload:reload",
-    "generate": "generate:generate",
-    "chat": "chat:chat",
-    "logs": "logs:logs",
-    "demo": "demo:demo",
-    "config": "config:config",
-    "completion": "completion:completion",
-}
-"""Where each command is; a module is imported when its command is used."""
+COMMANDS = (
+    "start",
+    "stop",
+    "status",
+    "events",
+    "load",
+    "unload",
+    "restart",
+    "reload",
+    "generate",
+    "chat",
+    "logs",
+    "demo",
+    "config",
+    "completion",
+)
+"""In the order of the help; `commands/NAME.py` has NAME, and is imported when it is used."""
 
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
 PROGRAM = "mlxsup"
@@ -50,8 +50,8 @@ class LazyGroup(click.Group):
         """The command of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(f"mlxsup.cli.commands.{module}"), attribute)
+        module = importlib.import_module(f"mlxsup.cli.commands.{cmd_name}")
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

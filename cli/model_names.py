@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from mlxsup.protocol.folders import DEFAULT_CONFIG
 
 from .connection import Target, read_toml, unknown_model
 
@@ -19,7 +20,6 @@ ANSWER_LIMIT_S = 0.5
 """Whoever presses Tab waits no longer than this for a daemon."""
 
 CONFIG_VARIABLE = "MLXSUP_CONFIG"
-DEFAULT_CONFIG = "~/.mlxsup/config.toml"
 
 
 def complete_model(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mlxsup.protocol.launch import check_socket_path
+from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, DEFAULT_RUNTIME_DIR, check_socket_path
 
 ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
-DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
-SOCKET_NAME = "client.sock"
 
 
 def find_endpoint(explicit: str | None = None) -> str:
@@ -24,7 +22,7 @@ def find_endpoint(explicit: str | None = None) -> str:
 
 def endpoint_in(runtime_dir: str | Path) -> str:
     """The endpoint of the daemon with this runtime folder."""
-    path = Path(runtime_dir).expanduser() / SOCKET_NAME
+    path = Path(runtime_dir).expanduser() / CLIENT_SOCKET_NAME
     return check_endpoint(f"ipc://{path}")
 
 

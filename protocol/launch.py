@@ -18,9 +18,6 @@ from typing import Any
 from .ids import Generation, ModelName
 from .parameters import SAMPLING, sampling_defaults
 
-MAX_SOCKET_PATH_BYTES = 103
-"""The longest path of a Unix socket on macOS, without the closing zero."""
-
 MAX_LAUNCH_SPEC_BYTES = 64 * 1024
 
 
@@ -174,17 +171,3 @@ class LaunchSpec(LaunchSettings):
 def worker_argv(python: str = sys.executable) -> list[str]:
     """The command that starts a worker; -P keeps the working folder out of the import path."""
     return [python, "-P", "-m", "mlxsup.worker"]
-
-
-def check_socket_path(path: str) -> None:
-    """Refuses a socket path that some supported system cannot bind.
-
-    Raises:
-        ValueError: the path is longer than 103 bytes.
-    """
-    length = len(path.encode())
-    if length > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
-            f"the socket path {path} has {length} bytes; "
-            f"at most {MAX_SOCKET_PATH_BYTES} work on every system"
-        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+
+from mlxsup.protocol.folders import DAEMON_LOG_NAME, generation_header, log_path
+from mlxsup.protocol.text import LOG_LEVELS, log_line, timestamp
 
 from .log_files import LogWriter
 
@@ -19,9 +21,6 @@ SMALL_PIECE_BYTES = 4096
 
 MAX_LOG_BYTES_PER_S = 8 * 1024 * 1024
 """Of each model's workers; what they print beyond it is read and dropped."""
-
-LEVELS = ("debug", "info", "warning", "error")
-"""From the least important."""
 
 
 class ModelLog:
@@ -42,7 +41,7 @@ class ModelLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
-        self._file = writer.open(log_dir / f"{model}.log")
+        self._file = writer.open(log_path(log_dir, model))
         self._clock = clock
         self._second = clock()
         self._second_bytes = 0
@@ -59,11 +58,11 @@ class ModelLog:
 
     def begin(self, generation: int, pid: int) -> None:
         """Draws the rule under which a new generation writes."""
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        header = generation_header(generation, pid, timestamp(time.time()))
         gap = b"\n" if self._tail and not self._tail[-1].endswith(b"\n") else b""
         self._tail.clear()
         self._tail_bytes = 0
-        self._file.write(gap + f"--- generation {generation} pid {pid} {started}\n".encode())
+        self._file.write(gap + header.encode() + b"\n")
 
     def write(self, data: bytes) -> None:
         """Takes what came out of the worker's pipe, in whatever pieces."""
@@ -101,22 +100,19 @@ class DaemonLog:
 
     Args:
         log_dir: where the file `mlxsup.log` is.
-        level: one of `LEVELS`; lines below it are left out.
+        level: one of `LOG_LEVELS`; lines below it are left out.
         writer: writes the file.
     """
 
     def __init__(self, log_dir: Path, level: str, writer: LogWriter) -> None:
-        self._file = writer.open(log_dir / "mlxsup.log")
-        self._level = LEVELS.index(level)
+        self._file = writer.open(log_path(log_dir, DAEMON_LOG_NAME))
+        self._level = LOG_LEVELS.index(level)
 
     def write(self, level: str, message: str, **facts: object) -> None:
         """Writes one line."""
-        if LEVELS.index(level) >= self._level:
-            moment = time.time()
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
-            text = " ".join([message, *(f"{name}={_shown(v)}" for name, v in facts.items())])
-            milliseconds = int(moment % 1 * 1000)
-            self._file.write(f"{stamp}.{milliseconds:03d}Z {level.upper()} {text}\n".encode())
+        if LOG_LEVELS.index(level) >= self._level:
+            stamp = timestamp(time.time(), has_milliseconds=True)
+            self._file.write(f"{stamp} {level.upper()} {log_line(message, **facts)}\n".encode())
 
     def block(self, text: str) -> None:
         """Writes lines as they are, below the line that announced them."""
@@ -129,12 +125,3 @@ class DaemonLog:
 
 def _readable(line: bytes) -> str:
     return line[:MAX_LAST_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    text = str(value)
-    if not text or any(character.isspace() or character in '"=' for character in text):
-        return json.dumps(text, ensure_ascii=False)
-    return text

@@ -9,11 +9,11 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+from mlxsup.protocol.folders import check_socket_path
 from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
     LaunchSettings,
     LaunchSpec,
-    check_socket_path,
     is_integer,
 )
 

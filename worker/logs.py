@@ -6,17 +6,12 @@ or of an answer; requests appear as their keys.
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from typing import TextIO
 
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+from mlxsup.protocol.text import LOG_LEVELS, timestamp
+
+LEVELS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
 
 
 class LineFormatter(logging.Formatter):
@@ -27,8 +22,7 @@ class LineFormatter(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """See `logging.Formatter.formatTime`."""
-        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{second}.{int(record.msecs):03d}Z"
+        return timestamp(record.created, has_milliseconds=True)
 
 
 def configure(level: str, stream: TextIO) -> None:
@@ -41,17 +35,3 @@ def configure(level: str, stream: TextIO) -> None:
     logging.getLogger("mlxsup").setLevel(LEVELS[level])
     # A reader that is gone is seen by the parent watch; here it is no reason for a second error.
     logging.raiseExceptions = False
-
-
-def line(message: str, **facts: object) -> str:
-    """The message followed by its facts as `key=value`; values with blanks are quoted."""
-    return " ".join([message, *(f"{name}={_show(value)}" for name, value in facts.items())])
-
-
-def _show(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    text = str(value)
-    if not text or any(character.isspace() or character in '"=' for character in text):
-        return json.dumps(text, ensure_ascii=False)
-    return text

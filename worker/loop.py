@@ -16,6 +16,7 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
     Accepted,
     CancelRow,
@@ -34,7 +35,6 @@ from .answer import AnswerText
 from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
 from .link import LinkBrokenError
-from .logs import line
 from .rows import RunningRow, acceptance, check_resume, plan_row, tools_warnings
 from .text.tool_calls import ToolCallReader
 from .text_threads import Refused, Tokenised
@@ -289,7 +289,7 @@ class StepLoop:
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that is wrong by itself: it fails alone (C7)."""
-        logger.info(line("request rejected", key=key, code=error.code))
+        logger.info(log_line("request rejected", key=key, code=error.code))
         self._link.send(Rejected(key=key, error=error.to_wire()))
 
     def _insert_waiting(self) -> None:
@@ -326,7 +326,7 @@ class StepLoop:
             running = self._running.get(token.key)
             if running is None:
                 # A row that has left must not linger as a phantom that fills a slot (D8).
-                logger.warning(line("a token of a row that has left", key=token.key))
+                logger.warning(log_line("a token of a row that has left", key=token.key))
                 leaving.append(token.key)
                 continue
             deltas = running.advance(token, now)

@@ -12,6 +12,7 @@ from types import FrameType
 
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.protocol.text import log_line
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Ready
 
@@ -28,7 +29,6 @@ from .engine import (
 from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
-from .logs import line
 from .loop import StepLoop, StuckPreprocessingError
 from .text_threads import TextThreads
 from .thread_guard import OwnedEngine
@@ -156,12 +156,12 @@ class Life:
             code = self._die(judge(error), error)
         self._heartbeat.stop()
         self._link.close(LINGER_S)
-        logger.info(line("worker exits", model=self._spec.model, code=int(code)))
+        logger.info(log_line("worker exits", model=self._spec.model, code=int(code)))
         return code
 
     def _live(self) -> int:
         spec = self._spec
-        logger.info(line("worker started", model=spec.model, generation=spec.generation))
+        logger.info(log_line("worker started", model=spec.model, generation=spec.generation))
         self._link.send(
             Hello(
                 model=spec.model,
@@ -208,7 +208,7 @@ class Life:
         )
         took_s = time.monotonic() - self._started_at
         logger.info(
-            line(
+            log_line(
                 "model ready",
                 model=spec.model,
                 backend=facts.backend,
@@ -271,7 +271,7 @@ class Life:
                 return ExitCode.ASKED
             except LinkBrokenError:
                 pass  # SIGTERM explains the exit well enough
-        logger.error(line("worker dies", code=int(death.code), cause=death.message))
+        logger.error(log_line("worker dies", code=int(death.code), cause=death.message))
         if not death.is_expected:
             traceback.print_exception(error)
         self._link.send(Dying(code=int(death.code), message=death.message))

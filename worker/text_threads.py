@@ -19,10 +19,10 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Resume
 
 from .engine import Prompt, TextCodec
-from .logs import line
 
 SLOW_S = 1.0
 """Preprocessing that takes longer is logged (G4)."""
@@ -209,7 +209,7 @@ class _Lane:
             if took_s > SLOW_S:
                 tokens = len(result.prompt.tokens) if isinstance(result, Tokenised) else 0
                 logger.warning(
-                    line("slow preprocessing", key=job.key, tokens=tokens, seconds=took_s)
+                    log_line("slow preprocessing", key=job.key, tokens=tokens, seconds=took_s)
                 )
 
     def _prepare(self, job: _Job) -> Tokenised | Refused:
@@ -231,7 +231,7 @@ class _Lane:
         except Exception as error:  # noqa: BLE001
             # A template may raise anything: the request's own error, never the worker's death (G6).
             name = type(error).__name__
-            logger.warning(line("a prompt could not be prepared", key=job.key, error=name))
+            logger.warning(log_line("a prompt could not be prepared", key=job.key, error=name))
             # What a template says may hold anything; on the link it must be UTF-8.
             said = str(error)[:300].encode(errors="replace").decode()
             message = f"the prompt could not be prepared: {name}: {said}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
+from mlxsup.protocol.folders import HISTORY_FILE
 
 from ..connection import (
     Target,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mlxsup.client import Client, Result
     from mlxsup.client.client import Stream
 
-HISTORY_FILE = "~/.mlxsup/history"
 
 HELP = """\
 /clear   forget the conversation

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
 
 from ..connection import Target, connect, output_options
 from ..exit_status import CliError
 from ..terminal.output import VISIBLE, Output
+from ..terminal.status_table import show_models
 from ..terminal.waiting import progress_shown
-from .status import show_models
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
-MODEL_FOLDER = "~/.mlxsup/models/smollm2"
 QUESTION = "What is the capital of France?"
 QUESTION_TOKENS = 24
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
@@ -47,7 +47,7 @@ EXACT_BACKENDS = ("cpu", "fake")
     metavar="FILE",
     type=click.Path(path_type=Path),
     help=f"Show it with the first two models of this file; else with one that is fetched once "
-    f"(93 MB, to {MODEL_FOLDER}).",
+    f"(93 MB, to {DEMO_MODEL_FOLDER}).",
 )
 @output_options
 def demo(config_path: Path | None, output: Output) -> None:
@@ -61,7 +61,7 @@ def demo(config_path: Path | None, output: Output) -> None:
     if config_path is None:
         from ..demo_model import fetch
 
-        folder = fetch(Path(MODEL_FOLDER).expanduser(), output)
+        folder = fetch(Path(DEMO_MODEL_FOLDER).expanduser(), output)
         named = [f"{name}={folder}" for name in ("one", "two")]
         configuration = configure(named, output, is_shown=False)
         hint = f"remove {folder}, and it is fetched again"
@@ -74,7 +74,7 @@ def demo(config_path: Path | None, output: Output) -> None:
     if output.is_json:
         output.object(shown)
     elif config_path is None:
-        output.data(f"\nTo use this model: mlxsup start --model {MODEL_FOLDER}")
+        output.data(f"\nTo use this model: mlxsup start --model {DEMO_MODEL_FOLDER}")
 
 
 def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:

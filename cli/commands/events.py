@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus
+from ..state_changes import state_changes
 from ..terminal.change_printer import change_line
 from ..terminal.output import Output, discard_stdout
-
-if TYPE_CHECKING:
-    from mlxsup.client import Client
 
 
 @click.command(short_help="Follow the models' changes of state.")
@@ -39,13 +33,3 @@ def events(target: Target, output: Output) -> int:
     except BrokenPipeError:
         discard_stdout()
     return ExitStatus.OK
-
-
-def state_changes(client: Client) -> Iterator[dict[str, Any]]:
-    """The changes of state from the return of this call on, each with the time it was heard of."""
-    events = client.events()
-    # The daemon answers in order: once this is answered, no change is missed.
-    client.ping()
-    return (
-        {"at": time.time(), **change} for change in events if change.get("from") != change.get("to")
-    )

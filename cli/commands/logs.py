@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from mlxsup.protocol.folders import DEFAULT_LOG_DIR, log_path
 
 from ..connection import (
-    DEFAULT_LOG_DIR,
     Target,
     connect,
     daemon_options,
@@ -24,7 +24,7 @@ from ..connection import (
 )
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
-from ..log_files import FollowedFile, all_lines, log_path, tail, written_at
+from ..log_files import FollowedFile, all_lines, tail, written_at
 from ..log_selection import previous_generation, since
 from ..model_names import complete_model
 from ..terminal.output import Output

@@ -9,7 +9,7 @@ import click
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
-from .status import show_models
+from ..terminal.status_table import show_models
 
 
 @click.command(short_help="Apply the configuration file.")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.ids import ModelName
 
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
-from ..model_names import CONFIG_VARIABLE, DEFAULT_CONFIG
+from ..model_names import CONFIG_VARIABLE
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:

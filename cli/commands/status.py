@@ -1,34 +1,17 @@
-"""`mlxsup status`, and the rows that other commands show after a change."""
+"""`mlxsup status`: every model, once or until interrupted."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..log_files import last_line, log_path
-from ..terminal.model_row import row_of
-from ..terminal.output import Output, width_of
-from ..terminal.table import render
+from ..terminal.output import Output
+from ..terminal.status_table import table_lines
 from ..terminal.watch import watch
-
-STATE_COLOURS: dict[str, dict[str, Any]] = {
-    "READY": {"fg": "green"},
-    "LOADING": {"fg": "yellow"},
-    "PENDING": {"fg": "yellow"},
-    "DRAINING": {"fg": "yellow"},
-    "STOPPING": {"fg": "yellow"},
-    "BACKOFF": {"fg": "red"},
-    "FAILED": {"fg": "red", "bold": True},
-    "STOPPED": {"dim": True},
-    "header": {"bold": True},
-    "dim": {"dim": True},
-}
 
 
 @click.command(short_help="Show every model.")
@@ -58,43 +41,6 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
             return
         lines = draw()
     output.data("\n".join(lines))
-
-
-def show_models(
-    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
-) -> None:
-    """Prints these models as rows of the table."""
-    for line in table_lines(output, value, models):
-        output.data(line)
-
-
-def table_lines(
-    output: Output, value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """The table with these models.
-
-    Args:
-        output: how to speak.
-        value: what the daemon said about itself.
-        models: entries of its `models`.
-    """
-    log_dir = value.get("log_dir")
-    now = time.time()
-    rows = [
-        row_of(
-            model,
-            now,
-            last_line(log_path(Path(log_dir), model["name"]))
-            if model["state"] == "FAILED" and log_dir
-            else "",
-        )
-        for model in models
-    ]
-
-    def style(text: str, what: str) -> str:
-        return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
-
-    return render(rows, width_of(sys.stdout), style)
 
 
 def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:

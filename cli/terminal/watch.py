@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..commands.events import state_changes
+from ..state_changes import state_changes
 from .output import Output, discard_stdout
 
 if TYPE_CHECKING:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlxsup.protocol.text import DURATION_PATTERN
 from pydantic.json_schema import GenerateJsonSchema
 
 from .load import MODEL_NAME
 from .tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
-from .values import AUTO, DURATION_PATTERN, OFF, SIZE_PATTERN
+from .values import AUTO, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

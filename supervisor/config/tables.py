@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import SAMPLING, NumberParameter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -19,19 +20,17 @@ from .values import (
     DURATION_EXPECTED,
     OFF,
     SIZE_EXPECTED,
+    check_duration,
     check_size_auto_or_off,
     check_size_or_auto,
-    parse_duration,
     parse_size,
 )
 
-DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
-DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 MAX_CONCURRENCY = 1024
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+Duration = Annotated[float, BeforeValidator(check_duration)]
 Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 """No system call takes a path with a NUL in it."""
 Size = Annotated[int, BeforeValidator(parse_size)]

@@ -5,34 +5,33 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from mlxsup.protocol.text import MAX_DURATION_S, parse_duration
+
 DURATION_EXPECTED = 'seconds as a number, or text such as "90s", "5m" or "1h"'
-MAX_DURATION_S = 1e9
 
 SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
 
 AUTO = "auto"
 OFF = "off"
 
-DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
 SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
 
-_DURATION = re.compile(DURATION_PATTERN)
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(SIZE_PATTERN)
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def parse_duration(value: Any) -> float:
+def check_duration(value: Any) -> float:
     """Seconds, out of a number or a text.
 
     Raises:
         ValueError: neither a finite number from 0 nor such a text.
     """
     if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match:
-            return min(float(match.group(1)) * _SECONDS[match.group(2)], MAX_DURATION_S)
-    elif type(value) in (int, float) and 0 <= value <= MAX_DURATION_S:  # never true of NaN
+        try:
+            return parse_duration(value)
+        except ValueError:
+            raise ValueError(DURATION_EXPECTED) from None
+    if type(value) in (int, float) and 0 <= value <= MAX_DURATION_S:  # never true of NaN
         return float(value)
     raise ValueError(DURATION_EXPECTED)
 

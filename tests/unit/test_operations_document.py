@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor import log_files, runtime_folder
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from mlxsup.supervisor.runtime_folder import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.supervisor.signals import ENDING
 from mlxsup.supervisor.sockets import clients, doors
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME

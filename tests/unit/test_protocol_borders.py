@@ -33,6 +33,7 @@ from mlxsup.protocol.codec import (
     encode_body,
 )
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode, RemoteError
+from mlxsup.protocol.folders import check_socket_path
 from mlxsup.protocol.ids import (
     Generation,
     ModelName,
@@ -46,7 +47,6 @@ from mlxsup.protocol.launch import (
     PERMANENT_EXITS,
     ExitCode,
     LaunchSpec,
-    check_socket_path,
     worker_argv,
 )
 from mlxsup.protocol.parameters import sampling_defaults

@@ -13,7 +13,7 @@ from mlxsup.supervisor.config.load import load_config
 from mlxsup.supervisor.config.values import (
     check_size_auto_or_off,
     check_size_or_auto,
-    parse_duration,
+    check_duration,
     parse_size,
     size_or_auto,
 )
@@ -38,7 +38,7 @@ MiB = 2**20
     ],
 )
 def test_a_duration_is_a_number_of_seconds_or_has_a_unit(given: object, seconds: float) -> None:
-    parsed = parse_duration(given)
+    parsed = check_duration(given)
     assert parsed == pytest.approx(seconds, rel=1e-12)
     assert type(parsed) is float
 
@@ -53,7 +53,7 @@ def test_a_duration_is_a_number_of_seconds_or_has_a_unit(given: object, seconds:
 def test_whatever_else_is_no_duration(given: object) -> None:
     expected = 'seconds as a number, or text such as "90s", "5m" or "1h"'
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
-        parse_duration(given)
+        check_duration(given)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec
+from mlxsup.protocol.text import log_line
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engine import (
     BadLaunchError,
@@ -19,7 +20,7 @@ from mlxsup.worker.engine import (
     NoDeviceError,
 )
 from mlxsup.worker.link import Link, LinkBrokenError
-from mlxsup.worker.logs import LineFormatter, line
+from mlxsup.worker.logs import LineFormatter
 from mlxsup.worker.parent_watch import OrphanedError, check_parent
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
 
@@ -203,7 +204,7 @@ def test_log_lines_have_time_level_message_and_facts() -> None:
     handler.setFormatter(LineFormatter())
     logger = logging.Logger("x")
     logger.addHandler(handler)
-    logger.info(line("model ready", model="a b", seconds=1.5, code=3))
+    logger.info(log_line("model ready", model="a b", seconds=1.5, code=3))
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO "
         r'model ready model="a b" seconds=1.500 code=3\n',

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import WorkerPhase
+from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker import bootstrap, parent_watch
 from mlxsup.worker.bootstrap import LaunchError, check_spec, prepare_process, read_launch_spec
 from mlxsup.worker.engine import EngineBytes
 from mlxsup.worker.heartbeat import Board, Books
-from mlxsup.worker.logs import LEVELS, LineFormatter, configure, line
+from mlxsup.worker.logs import LEVELS, LineFormatter, configure
 from mlxsup.worker.parent_watch import OrphanedError, check_parent, die_with_parent, watch_pipe
 
 SPEC = LaunchSpec(
@@ -98,8 +99,8 @@ def test_the_time_of_a_line_is_utc_to_the_millisecond() -> None:
     ],
 )
 def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
-    assert line("said", fact=value, n=1) == f"said fact={shown} n=1"
-    assert line("said") == "said"
+    assert log_line("said", fact=value, n=1) == f"said fact={shown} n=1"
+    assert log_line("said") == "said"
 
 
 # ---------------------------------------------------------------- the launch spec

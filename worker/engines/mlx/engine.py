@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching, LoadPhase
+from mlxsup.protocol.text import log_line
 
 from ...engine import (
     BadModelError,
@@ -30,7 +31,6 @@ from ...engine import (
     StepResult,
     TextCodec,
 )
-from ...logs import line
 from .context_length import find_context_length
 from .folder import ModelFolder, check_folder, fingerprint
 from .known_faults import find_warnings
@@ -166,7 +166,7 @@ class MlxEngine:
         seconds = round(time.perf_counter() - started, 2)
         if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
             logger.info(
-                line(
+                log_line(
                     "rows run as configured",
                     model=self._spec.model,
                     way=finding.way,
@@ -175,7 +175,7 @@ class MlxEngine:
             )
         else:
             logger.warning(
-                line(
+                log_line(
                     "rows may not share all passes",
                     model=self._spec.model,
                     way=finding.way,

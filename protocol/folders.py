@@ -1,0 +1,48 @@
+"""Where mlxsup keeps its files and what they are called, for the daemon, clients and commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
+DEFAULT_LOG_DIR = "~/.mlxsup/logs"
+DEFAULT_CONFIG = "~/.mlxsup/config.toml"
+HISTORY_FILE = "~/.mlxsup/history"
+DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
+
+CLIENT_SOCKET_NAME = "client.sock"
+LOCK_NAME = "lock"
+DAEMON_LOG_NAME = "mlxsup"
+"""In the log folder each model has a file of its name; no model has this one."""
+
+MAX_SOCKET_PATH_BYTES = 103
+"""The longest path of a Unix socket on macOS, without the closing zero."""
+
+GENERATION_HEADER = re.compile(r"--- generation (\d+) pid \d+ ")
+"""Begins the line above what a new process writes to its model's log; the time in UTC follows."""
+
+
+def log_path(log_dir: Path, name: str) -> Path:
+    """Where a model's output, or the daemon's own log, is written; rotated files add `.1` and so
+    on."""
+    return log_dir / f"{name}.log"
+
+
+def generation_header(generation: int, pid: int, started: str) -> str:
+    """The line above what a process writes; `started` is its time as `text.timestamp` has it."""
+    return f"--- generation {generation} pid {pid} {started}"
+
+
+def check_socket_path(path: str) -> None:
+    """Refuses a socket path that some supported system cannot bind.
+
+    Raises:
+        ValueError: the path is longer than 103 bytes.
+    """
+    length = len(path.encode())
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"the socket path {path} has {length} bytes; "
+            f"at most {MAX_SOCKET_PATH_BYTES} work on every system"
+        )

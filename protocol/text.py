@@ -1,0 +1,48 @@
+"""Text that people write or read and that several parts share: durations, times, log lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""From the least important."""
+
+DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
+MAX_DURATION_S = 1e9
+
+_DURATION = re.compile(DURATION_PATTERN)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, out of a number and a unit: `90s`, `1.5h`.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration")
+    return min(float(match.group(1)) * _SECONDS[match.group(2)], MAX_DURATION_S)
+
+
+def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:
+    """Seconds since the epoch as UTC: `2026-11-21T09:30:00Z`, or `2026-11-21T09:30:00.123Z`."""
+    second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
+    return f"{second}.{int(moment % 1 * 1000):03d}Z" if has_milliseconds else f"{second}Z"
+
+
+def log_line(message: str, **facts: object) -> str:
+    """The message followed by its facts as `key=value`; values with blanks are quoted."""
+    return " ".join([message, *(f"{name}={_shown(value)}" for name, value in facts.items())])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    if not text or any(character.isspace() or character in '"=' for character in text):
+        return json.dumps(text, ensure_ascii=False)
+    return text
