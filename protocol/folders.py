@@ -13,6 +13,8 @@ DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
 
 CLIENT_SOCKET_NAME = "client.sock"
 LOCK_NAME = "lock"
+BEAT_SUFFIX = ".beat"
+"""Of the socket that a worker's heartbeats come through, after the name of its other one."""
 DAEMON_LOG_NAME = "mlxsup"
 """In the log folder each model has a file of its name; no model has this one."""
 

@@ -8,7 +8,7 @@ import resource
 import stat
 from pathlib import Path
 
-from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME, check_socket_path
+from mlxsup.protocol.folders import BEAT_SUFFIX, CLIENT_SOCKET_NAME, LOCK_NAME, check_socket_path
 
 from .config.load import ConfigError
 from .process_identity import process_identity
@@ -17,7 +17,6 @@ from .sockets.doors import MAX_CONNECTIONS, MIN_CONNECTIONS
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
 
-BEAT_SUFFIX = ".beat"
 MAX_SPAWNS = 9_999_999
 """Only for the length of a worker's socket path."""
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import zmq
 from mlxsup.protocol.codec import encode
+from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .engine import EngineBytes
 
-BEAT_SUFFIX = ".beat"
 BEAT_INTERVAL_S = 1.0
 BEAT_HIGH_WATER_MARK = 4
 

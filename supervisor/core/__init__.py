@@ -19,7 +19,7 @@ Where things go:
 - a state: a phase in `lifecycle/states.py`, and a rule for each trigger that can meet it
 - what can happen to a worker: a trigger in `lifecycle/triggers.py`, and its rules
 - what follows an exit: `lifecycle/on_exit.py`; how long to wait: `lifecycle/restart_policy.py`
-- whether a request may wait: `requests/admission.py`; which is next: `requests/queue.py`
+- whether a request may wait: `admission.py`; which is next: `requests/queue.py`
 - how a request ends: `endings.py`, the only sender of terminal messages
-- a stall, a cause of death, a suspect: `health/`
+- a stall, a cause of death, whom to blame: `health/`; suspects take turns: `suspects.py`
 """

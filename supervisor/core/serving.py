@@ -8,6 +8,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, NoticeKind, State, Wanted
 from mlxsup.protocol.worker_messages import Accepted, CancelRow, Dispatch, Resume, RowDelta, Step
 
+from .admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
 from .deadlines import Deadlines
 from .endings import Endings
 from .errors import (
@@ -17,13 +18,12 @@ from .errors import (
 )
 from .events import ConnectionId
 from .health.blame import digest_of
-from .health.suspects import end_intake, next_in_line
 from .model import Model
 from .outbox import Outbox
-from .requests.admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
 from .requests.ledger import Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
+from .suspects import end_intake, next_in_line
 
 
 class Serving:

@@ -12,6 +12,7 @@ from pathlib import Path
 import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.worker_messages import (
     WORKER_TO_SUPERVISOR,
@@ -22,7 +23,6 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
-from ..runtime_folder import BEAT_SUFFIX
 from .transport import NO_SOURCE, Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256

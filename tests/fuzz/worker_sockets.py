@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import zmq
 from mlxsup.client import Client
-from mlxsup.supervisor.runtime_folder import BEAT_SUFFIX
+from mlxsup.protocol.folders import BEAT_SUFFIX
 from support.daemon import Daemon, row, wait_for_state
 from support.eventually import eventually
 from support.verdict import NotShown

@@ -36,10 +36,10 @@ def _m(name: str, module: str, right: str, wrong: str) -> Mutant:
 
 
 GROSS = (
-    _m("every request refused", "requests.admission", "if life.state is State.FAILED:", "if True:"),
-    _m("the queue is full from the start", "requests.admission",
+    _m("every request refused", "admission", "if life.state is State.FAILED:", "if True:"),
+    _m("the queue is full from the start", "admission",
        "if ledger.waiting < settings.max_queue or", "if"),
-    _m("the queue has no limit", "requests.admission",
+    _m("the queue has no limit", "admission",
        "if waiting >= settings.max_queue_per_client:",
        "if False:"),
     _m("nothing ever resumed", "endings",
@@ -106,9 +106,9 @@ GROSS = (
     _m("suspects never take turns", "health.blame",
        "suspect.is_on_probation = bool(suspect.places)", "pass"),
     _m("turns last for ever", "health.blame", "if one.tokens < place + PROBATION_TOKENS]", "]"),
-    _m("turns in company", "health.suspects", "return None if model.held else turns.due[0]",
+    _m("turns in company", "suspects", "return None if model.held else turns.due[0]",
        "return turns.due[0]"),
-    _m("newcomers wait for all turns", "health.suspects",
+    _m("newcomers wait for all turns", "suspects",
        "if model.lets_newcomers_in:", "if False:"),
     _m("a broken engine is never found", "health.blame",
        "if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:", "if False:"),
@@ -211,12 +211,12 @@ MODULES = (
     _m("serving: gaps in the numbers", "serving", "request.seq += 1",
        "request.seq += request.resumed + 1"),
     _m("status: nobody waits", "status", '"queued": len(model.queue)', '"queued": 0'),
-    _m("suspects: who is not due waits", "health.suspects",
+    _m("suspects: who is not due waits", "suspects",
        "return next((r for r in turns.waiting if r not in turns.due), None)", "return None"),
     _m("watchdog: stopped processes stay", "health.watchdog", "return Alarm.STOPPED",
        "return Alarm.NONE"),
     _m("worker_events: rejections are not read", "worker_events",
-       "self._serving.rejected(model, message.key, error, event.now)", "pass"),
+       "self._serving.rejected(model, message.key, error, now)", "pass"),
 )  # fmt: skip
 """At least one for each module of the core, beside those above."""
 

@@ -29,8 +29,8 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
+from mlxsup.supervisor.core.admission import refuse_for_state
 from mlxsup.supervisor.core.events import ConnectionId
-from mlxsup.supervisor.core.requests.admission import refuse_for_state
 from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import ALICE, BOB, Driver, entry, in_state
 

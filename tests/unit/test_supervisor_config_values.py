@@ -11,9 +11,9 @@ from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import load_config
 from mlxsup.supervisor.config.values import (
+    check_duration,
     check_size_auto_or_off,
     check_size_or_auto,
-    check_duration,
     parse_size,
     size_or_auto,
 )

@@ -66,7 +66,9 @@ def tail_of(log: ModelLog, paper: Paper) -> bytes:
 
 
 def test_a_rule_begins_each_life_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "gmtime", lambda moment: time.struct_time((2031, 2, 3, 4, 5, 6, 0, 0, 0)))
+    monkeypatch.setattr(
+        time, "gmtime", lambda moment: time.struct_time((2031, 2, 3, 4, 5, 6, 0, 0, 0))
+    )
     paper = Paper()
     log = ModelLog(Path("/logs"), "m", paper)
     assert paper.path == Path("/logs/m.log")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import zmq
 from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, CancelRow, Heartbeat, Step
 from mlxsup.worker.engine import EngineBytes
-from mlxsup.worker.heartbeat import BEAT_HIGH_WATER_MARK, BEAT_SUFFIX, Board, HeartbeatThread
+from mlxsup.worker.heartbeat import BEAT_HIGH_WATER_MARK, Board, HeartbeatThread
 from mlxsup.worker.link import HIGH_WATER_MARK, Link, LinkBrokenError
 from support.eventually import eventually
 

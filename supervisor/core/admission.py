@@ -6,13 +6,13 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State, Wanted, Why
 
-from ..errors import cut_off, model_failed, overloaded, quarantined
-from ..events import ConnectionId
-from ..health.blame import Blame, Digest
-from ..lifecycle.life import Life
-from ..model import Model
-from ..settings import CoreSettings
-from .ledger import Ledger
+from .errors import cut_off, model_failed, overloaded, quarantined
+from .events import ConnectionId
+from .health.blame import Blame, Digest
+from .lifecycle.life import Life
+from .model import Model
+from .requests.ledger import Ledger
+from .settings import CoreSettings
 
 
 def refuse_for_state(life: Life) -> RemoteError | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model import Model
-from ..requests.ledger import Ledger, Request, Stage
+from .model import Model
+from .requests.ledger import Ledger, Request, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
