@@ -25,7 +25,6 @@ from mlxsup.protocol.worker_messages import (
     MessageToWorker,
     PrefillProgress,
     Rejected,
-    Resume,
     RowDelta,
     Step,
     WorkerMessage,
@@ -35,6 +34,7 @@ from .answer import AnswerText
 from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
 from .link import LinkBrokenError
+from .preparing import Preparing, TextSide
 from .rows import RunningRow, acceptance, check_resume, plan_row, tools_warnings
 from .text.tool_calls import ToolCallReader
 from .text_threads import Refused, Tokenised
@@ -43,10 +43,6 @@ GIVE_BACK_AFTER_S = 300.0
 """Without a request for so long, known prompts and memory for reuse are given back."""
 
 logger = logging.getLogger(__name__)
-
-
-class StuckPreprocessingError(Exception):
-    """A template or tokeniser does not come back."""
 
 
 class MessageLink(Protocol):
@@ -66,25 +62,6 @@ class MessageLink(Protocol):
 
     def wait(self, timeout_s: float | None) -> None:
         """Blocks until something happens."""
-
-
-class TextSide(Protocol):
-    """What the loop needs of `text.TextThreads`."""
-
-    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
-        """Asks for a prompt."""
-
-    def forget(self, key: RequestKey) -> None:
-        """Drops one that has not been begun."""
-
-    def take(self) -> list[Tokenised | Refused]:
-        """What has been finished."""
-
-    def busy(self) -> tuple[RequestKey, float] | None:
-        """What is being prepared for longest, and since when."""
-
-    def is_alive(self) -> bool:
-        """Whether what was asked for will be prepared."""
 
 
 class StepLoop:
@@ -116,14 +93,11 @@ class StepLoop:
         self._engine = engine
         self._facts = facts
         self._link = link
-        self._text = text
+        self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
         self._board = board
         self._max_concurrency = max_concurrency
-        self._text_limit_s = TEXT_LIMIT_STEPS * step_timeout_s
         self._sampling = dict(sampling or {})
         self._clock = clock
-        self._preparing: set[RequestKey] = set()
-        self._prepared_at = 0.0  # when the latest was, or the first since had to be
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
@@ -142,7 +116,7 @@ class StepLoop:
     @property
     def open_keys(self) -> frozenset[RequestKey]:
         """Every request that has been dispatched and has not ended (D9)."""
-        return frozenset(self._preparing | self._waiting.keys() | self._running.keys())
+        return frozenset([*self._preparing, *self._waiting, *self._running])
 
     def run(self, is_terminated: Callable[[], bool]) -> None:
         """Serves until the supervisor asks for the exit, or a signal does.
@@ -157,7 +131,7 @@ class StepLoop:
         while not self._is_exit_asked and not is_terminated():
             has_stepped = self.turn()
             if not has_stepped and not self._is_exit_asked and not is_terminated():
-                timeout_s = self._wait_s()
+                timeout_s = self.wait_s()
                 self._publish_idle()
                 self._link.wait(timeout_s)
         self.drain()
@@ -165,7 +139,7 @@ class StepLoop:
     def turn(self) -> bool:
         """One round, without waiting; whether it made a step."""
         self.drain()
-        self._text_time_left_s()
+        self.text_time_left_s()
         if self._is_exit_asked or not self._link.flush():
             return False
         self._take_prepared()
@@ -211,17 +185,13 @@ class StepLoop:
         if changed is not None:
             self._reject(key, changed)
             return
-        if not self._preparing:
-            self._prepared_at = self._clock()
-        self._preparing.add(key)
-        self._text.submit(key, message.body, resume)
+        self._preparing.begin(key, message.body, resume)
 
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11), and its
         row leaves the engine with those of the other cancels that have come."""
         if key in self._preparing:
-            self._preparing.discard(key)
-            self._text.forget(key)
+            self._preparing.forget(key)
         elif key in self._waiting:
             del self._waiting[key]
         elif key in self._running:
@@ -235,12 +205,8 @@ class StepLoop:
         self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
 
     def _take_prepared(self) -> None:
-        for result in self._text.take():
-            self._prepared_at = self._clock()
-            if result.key not in self._preparing:
-                continue  # cancelled meanwhile (G5)
+        for result in self._preparing.take():
             self._publish_rows()
-            self._preparing.discard(result.key)
             if isinstance(result, Refused):
                 self._reject(result.key, result.error)
             else:
@@ -385,13 +351,13 @@ class StepLoop:
         if rows < len(self._running):
             raise WorkerFaultError(f"the engine has {rows} rows, and not {len(self._running)}")
 
-    def _wait_s(self) -> float | None:
+    def wait_s(self) -> float | None:
         """How long to wait for something to do; None for as long as it takes.
 
         An engine that had nothing to do for a while gives back, once, what it keeps for speed.
         """
         # Of a request that was cancelled, too: nothing else could be prepared any more.
-        text_left_s = self._text_time_left_s()
+        text_left_s = self.text_time_left_s()
         if self._held_requests():
             self._idle_since = None
             return text_left_s
@@ -409,36 +375,6 @@ class StepLoop:
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)
 
-    def _text_time_left_s(self) -> float | None:
-        """How long the preparation under way may still take; None where there is none to come.
-
-        Raises:
-            StuckPreprocessingError: no longer.
-            WorkerFaultError: nobody is there to do it.
-        """
-        busy = self._text.busy()
-        if busy is None:
-            return self._begin_time_left_s() if self._preparing else None
-        key, since = busy
-        left_s = since + self._text_limit_s - self._clock()
-        if left_s <= 0:
-            raise StuckPreprocessingError(
-                f"preparing the prompt of request {key} took more than {self._text_limit_s:g} s"
-            )
-        return left_s
-
-    def _begin_time_left_s(self) -> float:
-        """How long the threads that prepare prompts may still take to begin with one.
-
-        Raises:
-            WorkerFaultError: no longer.
-        """
-        if not self._text.is_alive():
-            raise WorkerFaultError("a thread that prepares prompts has ended")
-        left_s = self._prepared_at + self._text_limit_s - self._clock()
-        if left_s > 0:
-            return left_s
-        self._take_prepared()  # what was finished during a long step, and not looked at yet
-        if self._preparing and self._prepared_at + self._text_limit_s <= self._clock():
-            raise WorkerFaultError("a thread that prepares prompts does not begin")
-        return self._text_limit_s
+    def text_time_left_s(self) -> float | None:
+        """How long the preparation under way may still take; see `Preparing.time_left_s`."""
+        return self._preparing.time_left_s(self._take_prepared)

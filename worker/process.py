@@ -29,7 +29,8 @@ from .engine import (
 from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
-from .loop import StepLoop, StuckPreprocessingError
+from .loop import StepLoop
+from .preparing import StuckPreprocessingError
 from .text_threads import TextThreads
 from .thread_guard import OwnedEngine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,10 +86,8 @@ def plan_row(
         )
     bias = body.bias_by_token()
     stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
-    for name, ids in (("logit_bias", bias), ("stop_token_ids", stop_token_ids)):
-        if max(ids, default=0) >= facts.vocabulary_size:
-            expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
-            raise invalid(name, expected, max(ids))
+    _check_ids("logit_bias", bias, facts)
+    _check_ids("stop_token_ids", stop_token_ids, facts)
     return Row(
         key=key,
         tokens=prompt.tokens,
@@ -105,6 +103,12 @@ def plan_row(
         checkpoints=prompt.checkpoints,
         sampling=Sampling(**{**(sampling or {}), **body.sampling}),
     )
+
+
+def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:
+    if max(ids, default=0) >= facts.vocabulary_size:
+        expected = f"ids below this model's vocabulary of {facts.vocabulary_size}"
+        raise invalid(name, expected, max(ids))
 
 
 def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:

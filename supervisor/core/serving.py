@@ -85,9 +85,6 @@ class Serving:
         )
         if refusal is not None:
             return refusal
-        queue_limit_s = message.queue_timeout_s
-        if queue_limit_s is None:
-            queue_limit_s = settings.queue_timeout_s
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -97,7 +94,7 @@ class Serving:
             body=message.body,
             digest=digest,
             arrived_at=now,
-            queue_deadline=_after(now, queue_limit_s, 0.0),
+            queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
             first_token_deadline=_after(
                 now, message.first_token_timeout_s, settings.first_token_timeout_s
             ),

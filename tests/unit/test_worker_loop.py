@@ -29,7 +29,8 @@ from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.link import LinkBrokenError
-from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
+from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop
+from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Refused, Tokenised
 
 SPEC = LaunchSpec(

@@ -33,7 +33,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import EngineBytes, WorkerFaultError
-from mlxsup.worker.loop import StuckPreprocessingError
+from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 

@@ -35,7 +35,8 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.heartbeat import Board
-from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop, StuckPreprocessingError
+from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop
+from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Refused, Tokenised
 
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
@@ -366,7 +367,7 @@ def test_a_row_begins_only_while_what_was_accepted_can_leave(bench: Bench) -> No
 def test_a_preparation_has_the_time_of_some_steps(bench: Bench) -> None:
     bench.dispatch(A)
     bench.around.busy_with = (A, bench.now - TEXT_LIMIT_S + 0.25)
-    assert bench.loop._text_time_left_s() == 0.25
+    assert bench.loop.text_time_left_s() == 0.25
     bench.now += 0.25
     with pytest.raises(StuckPreprocessingError) as caught:
         bench.loop.turn()
@@ -375,14 +376,14 @@ def test_a_preparation_has_the_time_of_some_steps(bench: Bench) -> None:
 
 
 def test_the_wait_for_a_beginning_counts_from_the_first_that_waits(bench: Bench) -> None:
-    assert bench.loop._text_time_left_s() is None
+    assert bench.loop.text_time_left_s() is None
     bench.dispatch(A)
     bench.now += 1.0
     bench.dispatch(B)
-    assert bench.loop._text_time_left_s() == TEXT_LIMIT_S - 1.0
+    assert bench.loop.text_time_left_s() == TEXT_LIMIT_S - 1.0
     bench.prepare(A)
     bench.loop.turn()
-    assert bench.loop._text_time_left_s() == TEXT_LIMIT_S, "one was prepared: it works"
+    assert bench.loop.text_time_left_s() == TEXT_LIMIT_S, "one was prepared: it works"
     bench.now += TEXT_LIMIT_S
     with pytest.raises(WorkerFaultError, match=r"^a thread that prepares prompts does not begin$"):
         bench.loop.turn()
@@ -395,25 +396,25 @@ def test_a_prompt_that_was_ready_in_time_takes_the_whole_limit_anew(bench: Bench
     bench.dispatch(A, B)
     bench.now += TEXT_LIMIT_S
     bench.prepare(A)
-    assert bench.loop._text_time_left_s() == TEXT_LIMIT_S
+    assert bench.loop.text_time_left_s() == TEXT_LIMIT_S
     assert bench.loop.open_keys == {A, B}
 
 
 def test_an_idle_engine_is_waited_with_until_it_gives_back(bench: Bench) -> None:
     assert GIVE_BACK_AFTER_S == 300.0
-    assert bench.loop._wait_s() == 300.0
+    assert bench.loop.wait_s() == 300.0
     bench.now += 299.0
-    assert bench.loop._wait_s() == 1.0
+    assert bench.loop.wait_s() == 1.0
     bench.around.busy_with = (A, bench.now)
-    assert bench.loop._wait_s() == 1.0, "the nearer of the two"
+    assert bench.loop.wait_s() == 1.0, "the nearer of the two"
     bench.now += 1.0
-    assert bench.loop._wait_s() == bench.loop._text_limit_s - 1.0
+    assert bench.loop.wait_s() == TEXT_LIMIT_S - 1.0
     bench.around.busy_with = None
-    assert (bench.loop._wait_s(), bench.engine.returned) == (None, 1)
+    assert (bench.loop.wait_s(), bench.engine.returned) == (None, 1)
     bench.now += 1000.0
-    assert (bench.loop._wait_s(), bench.engine.returned) == (None, 1)
+    assert (bench.loop.wait_s(), bench.engine.returned) == (None, 1)
     bench.dispatch(A)
-    assert bench.loop._wait_s() == bench.loop._text_limit_s
+    assert bench.loop.wait_s() == TEXT_LIMIT_S
     bench.around.inbox.append(Exit())
 
 

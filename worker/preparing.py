@@ -1,0 +1,118 @@
+"""Prompts on their way through the helper threads, and how long that may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.worker_messages import Resume
+
+from .engine import WorkerFaultError
+from .text_threads import Refused, Tokenised
+
+
+class StuckPreprocessingError(Exception):
+    """A template or tokeniser does not come back."""
+
+
+class TextSide(Protocol):
+    """What the loop needs of `text.TextThreads`."""
+
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
+        """Asks for a prompt."""
+
+    def forget(self, key: RequestKey) -> None:
+        """Drops one that has not been begun."""
+
+    def take(self) -> list[Tokenised | Refused]:
+        """What has been finished."""
+
+    def busy(self) -> tuple[RequestKey, float] | None:
+        """What is being prepared for longest, and since when."""
+
+    def is_alive(self) -> bool:
+        """Whether what was asked for will be prepared."""
+
+
+class Preparing:
+    """The requests whose prompts are being rendered and tokenised.
+
+    Args:
+        text: the helper threads.
+        limit_s: how long one prompt may take, and how long nobody may begin with one.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, text: TextSide, limit_s: float, clock: Callable[[], float]) -> None:
+        self._text = text
+        self._limit_s = limit_s
+        self._clock = clock
+        self._keys: set[RequestKey] = set()
+        self._latest_at = 0.0  # when the latest was prepared, or the first since had to be
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[RequestKey]:
+        return iter(self._keys)
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._keys
+
+    def begin(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
+        """Hands a request to the threads."""
+        if not self._keys:
+            self._latest_at = self._clock()
+        self._keys.add(key)
+        self._text.submit(key, body, resume)
+
+    def forget(self, key: RequestKey) -> None:
+        """The request was cancelled."""
+        self._keys.discard(key)
+        self._text.forget(key)
+
+    def take(self) -> Iterator[Tokenised | Refused]:
+        """What the threads have finished since the last call and is still wanted (G5)."""
+        for result in self._text.take():
+            self._latest_at = self._clock()
+            if result.key in self._keys:
+                self._keys.discard(result.key)
+                yield result
+
+    def time_left_s(self, take_finished: Callable[[], None]) -> float | None:
+        """How long the preparation under way may still take; None if there is none to come.
+
+        Args:
+            take_finished: looks at what was finished during a long step.
+
+        Raises:
+            StuckPreprocessingError: no longer.
+            WorkerFaultError: nobody is there to do it.
+        """
+        busy = self._text.busy()
+        if busy is None:
+            return self._begin_time_left_s(take_finished) if self._keys else None
+        key, since = busy
+        left_s = since + self._limit_s - self._clock()
+        if left_s <= 0:
+            raise StuckPreprocessingError(
+                f"preparing the prompt of request {key} took more than {self._limit_s:g} s"
+            )
+        return left_s
+
+    def _begin_time_left_s(self, take_finished: Callable[[], None]) -> float:
+        """How long the threads may still take to begin with one.
+
+        Raises:
+            WorkerFaultError: no longer.
+        """
+        if not self._text.is_alive():
+            raise WorkerFaultError("a thread that prepares prompts has ended")
+        left_s = self._latest_at + self._limit_s - self._clock()
+        if left_s > 0:
+            return left_s
+        take_finished()
+        if self._keys and self._latest_at + self._limit_s <= self._clock():
+            raise WorkerFaultError("a thread that prepares prompts does not begin")
+        return self._limit_s
