@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,9 @@ def test_what_a_client_says_in_its_last_moment_is_heard() -> None:
 
 def send_in_vain(socket: LoopSocket, gone: ConnectionId) -> None:
     """Sends to one who is gone when a message of another has arrived, in one round of the loop."""
-    assert select.select([socket.socket.getsockopt(zmq.FD)], [], [], 10)[0]
+    descriptor = socket.socket.getsockopt(zmq.FD)
+    assert isinstance(descriptor, int)
+    assert select.select([descriptor], [], [], 10)[0]
     until = time.monotonic() + 0.01
     while time.monotonic() < until:  # a send looks for news only every few milliseconds
         with pytest.raises(zmq.ZMQError, match="Host unreachable"):
@@ -777,6 +780,11 @@ def test_a_connection_has_one_subscription_and_ids_that_collide_leave_none_behin
 # ---------------------------------------------------------------- storms
 
 
+def is_connected(one: sockets.socket, path: Path) -> bool:
+    """Whether another try to connect has found room."""
+    return one.connect_ex(str(path)) == 0
+
+
 class Raw:
     """Bare connections of this process; those that were turned away have ended."""
 
@@ -789,7 +797,7 @@ class Raw:
             one = sockets.socket(sockets.AF_UNIX)
             one.setblocking(False)
             self.held.append(one)
-            await eventually_async(lambda one=one: one.connect_ex(str(self.path)) == 0)
+            await eventually_async(partial(is_connected, one, self.path))
 
     def ended(self) -> int:
         """How many have been ended."""

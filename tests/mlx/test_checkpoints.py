@@ -15,7 +15,7 @@ from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
 from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows
+from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 from support.tiny_model import VOCABULARY_SIZE, add_tokens
 
 pytestmark = pytest.mark.mlx
@@ -165,7 +165,7 @@ def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
 def test_an_answer_is_gone_on_with(pair: Pair) -> None:
     tokens = tokens_of(1, 70)
     pair.known(row_of(1, tokens))
-    answer = [token.token for token in run_rows(pair.plain, [row_of(1, tokens)])[1]]
+    answer = solo(pair.plain, row_of(1, tokens))
     known = pair.known(row_of(2, [*tokens, *answer, *tokens_of(2, 20)]))
     assert known in (70 + ANSWER - 1, 70 + ANSWER)
 

@@ -21,6 +21,8 @@ from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
 from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import ModelFolder
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
 from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
@@ -196,7 +198,12 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
 ) -> None:
     """The same words in every release: a resume asks for the same fingerprint."""
     given: list[dict[str, str]] = []
-    monkeypatch.setattr(mlx_engine, "fingerprint", lambda folder, on: given.append(on) or "f")
+
+    def noted(folder: ModelFolder, on: dict[str, str]) -> str:
+        given.append(on)
+        return "f"
+
+    monkeypatch.setattr(mlx_engine, "fingerprint", noted)
     facts = load(tiny)
     assert facts.fingerprint == "f"
     assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]
@@ -204,8 +211,12 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
 
 def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    pacer = mlx_engine.PrefillPacer
-    monkeypatch.setattr(mlx_engine, "PrefillPacer", lambda **of: asked.append(of) or pacer(**of))
+
+    def noted(**of: Any) -> PrefillPacer:
+        asked.append(of)
+        return PrefillPacer(**of)
+
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
     for deterministic in (False, True):
         load(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
     assert asked == [

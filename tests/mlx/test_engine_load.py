@@ -424,7 +424,7 @@ def test_memory_that_runs_out_while_arrays_are_read_is_not_the_models_fault(
     def fail(*arrays: object) -> None:
         raise RuntimeError("[malloc] Unable to allocate 99 bytes for what was read.")
 
-    monkeypatch.setattr(mlx_load.mx, "eval", fail)
+    monkeypatch.setattr(mx, "eval", fail)
     with pytest.raises(MemoryError, match="99 bytes"):
         materialise(
             {"one": mx.zeros(1)}, check_folder(tiny, lambda share: None), lambda share: None

@@ -156,6 +156,7 @@ def test_the_arrays_get_the_names_of_mlx_lm_and_keep_their_content(tmp_path: Pat
         f"{layer}input_layernorm.weight": LAYER["attn_norm"],
         f"{layer}post_attention_layernorm.weight": LAYER["ffn_norm"],
     }
+    assert isinstance(arrays, dict)
     assert {name: array.tolist() for name, array in arrays.items()} == {
         name: array.tolist() for name, array in expected.items()
     }
@@ -230,7 +231,7 @@ def test_a_quantised_array_keeps_its_parts_and_its_width_is_declared(tmp_path: P
     assert [row[0] for row in arrays[f"{query}.weight"].tolist()] == [4 * row for row in rows]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, mx.array], dict[str, Any], str]] = {
     "another architecture": (
         {}, {"general__architecture": "qwen2"},
         "{} holds a qwen2 model; only llama can be converted",
@@ -340,7 +341,7 @@ def test_a_folder_that_cannot_be_written_is_left_behind_by_no_half(
     def full(*arguments: object) -> None:
         raise RuntimeError("no space")
 
-    monkeypatch.setattr(gguf.mx, "save_safetensors", full)
+    monkeypatch.setattr(mx, "save_safetensors", full)
     with pytest.raises(OSError, match="no space") as caught:
         converted(tmp_path, weights(), metadata())
     assert str(caught.value) == f"{tmp_path} cannot be written to: no space"

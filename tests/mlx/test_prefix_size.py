@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -54,7 +55,7 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
     assert 0 <= free_memory_bytes("cpu", limit) <= 1000
     assert free_memory_bytes("cpu", 0) == 0
     told = {"free_memory": 7 * GIB, "total_memory": 8 * GIB}
-    monkeypatch.setattr(mlx_prefix_size.mx, "device_info", lambda: told)
+    monkeypatch.setattr(mx, "device_info", lambda: told)
     assert free_memory_bytes("cuda", None) == 7 * GIB, "of the device, not of the machine"
     del told["free_memory"]
     assert free_memory_bytes("cuda", None) == 8 * GIB, "an older MLX tells only the whole"
@@ -66,8 +67,8 @@ def test_free_memory_is_what_the_machine_has_or_what_the_limit_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = SimpleNamespace(available=5000)
-    monkeypatch.setattr(mlx_prefix_size.psutil, "virtual_memory", lambda: free)
-    monkeypatch.setattr(mlx_prefix_size.mx, "get_active_memory", lambda: 700)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 700)
     for backend in ("cpu", "metal"):
         assert free_memory_bytes(backend, None) == 5000
     limits = (9000, 5700, 5699, 701, 700, 1)

@@ -115,7 +115,7 @@ def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
 
 @pytest.mark.bits
 def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
-    free = [
+    free: list[dict[str, Any]] = [
         {"prompt": f"tell {n}", "max_tokens": 40, "temperature": n % 2, "seed": n} for n in range(4)
     ]
     alone = [worker.answer(**one).tokens for one in free]
@@ -392,7 +392,7 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
 ) -> None:
     """llguidance gives up in mid-answer; its neighbour does not notice."""
-    free = {"prompt": "tell", "max_tokens": 30}
+    free: dict[str, Any] = {"prompt": "tell", "max_tokens": 30}
     alone = worker.answer(**free).tokens
     form = {"type": "regex", "regex": "[a-z]{40}"}
     beside = worker.dispatch(**free)
@@ -443,7 +443,12 @@ def test_100_of_100_on_the_demo_model(name: str) -> None:
     engine = MlxEngine(make_spec(demo_model_folder(), prefix_cache_bytes=2**28))
     driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
     try:
-        free = {"prompt": "The sea is", "max_tokens": 30, "seed": 5, "temperature": 1.0}
+        free: dict[str, Any] = {
+            "prompt": "The sea is",
+            "max_tokens": 30,
+            "seed": 5,
+            "temperature": 1.0,
+        }
         alone = driver.answer(**free).tokens
         beside = driver.dispatch(**free)
         keys = [

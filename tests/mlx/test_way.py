@@ -23,6 +23,7 @@ from mlxsup.worker.engines.mlx.probe import (
     largest_distance,
     make_sequence,
 )
+from support.mlx_numbers import number_of
 from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
 from support.tiny_model import make_tiny_model
 
@@ -202,7 +203,7 @@ def test_ids_that_a_router_sends_elsewhere_cost_only_an_exact_model_its_batch(mo
     first = set(make_sequence(2048))
 
     def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        is_flipped = tokens.shape[0] > 1 and int(tokens[0, 0].item()) in first
+        is_flipped = tokens.shape[0] > 1 and int(number_of(tokens[0, 0])) in first
         return mixed(logits) if is_flipped else logits
 
     assert find(Broken(model, flip), is_exact=False).way is TOGETHER
@@ -217,7 +218,7 @@ def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> 
 
         return Broken(model, add)
 
-    size = float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+    size = number_of(mx.std(model(mx.array([[1, 2, 3]]))))
     assert find(noisy(0.004 * size)).way is TOGETHER, "four times the floor, as in the control"
     assert find(noisy(0.1 * size)).way is ONE_ROW, "beyond the cap, whatever the control"
 
@@ -231,7 +232,7 @@ def test_how_much_is_rounding_follows_from_the_numbers_and_the_device(
     model: Any, is_exact: bool, dtype: mx.Dtype, way: Batching
 ) -> None:
     """A distance of 0.015 is between the limits of both kinds."""
-    scale = 0.021 * float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+    scale = 0.021 * number_of(mx.std(model(mx.array([[1, 2, 3]]))))
 
     def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
         wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
