@@ -563,9 +563,12 @@ def test_what_found_no_room_is_encoded_once_and_tried_now_and_then_H7(
         encoded = encode_counted(monkeypatch)
         sends: list[bytes] = []
         send = bench.clients._socket.send
-        monkeypatch.setattr(
-            bench.clients._socket, "send", lambda frames: sends.append(frames[0]) or send(frames)
-        )
+
+        def noted(frames: list[bytes]) -> bool:
+            sends.append(frames[0])
+            return send(frames)
+
+        monkeypatch.setattr(bench.clients._socket, "send", noted)
         start = asyncio.get_running_loop().time()
         for number in range(100):  # each is a turn of the loop, and wakes the socket twice
             bench.clients.send(mine, Reply(id=RequestId("p"), value={}))

@@ -397,7 +397,12 @@ def test_beats_before_hello_are_nobody_s() -> None:
     async def body(bench: Bench) -> None:
         beats: list[list[bytes]] = []
         take = bench.link._take_beat
-        bench.link._beats._take = lambda frames: (beats.append(frames), take(frames))[1]
+
+        def noted(frames: list[bytes]) -> None:
+            beats.append(frames)
+            take(frames)
+
+        bench.link._beats._take = noted
         bench.beat(BEAT)
         await eventually_async(lambda: beats)
         assert bench.events == []

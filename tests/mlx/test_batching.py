@@ -62,8 +62,7 @@ def make(key: int, max_tokens: int = 24) -> Row:
 
 
 def test_the_way_and_its_reason(name: str, engine: MlxEngine) -> None:
-    facts = engine._facts
-    assert facts is not None
+    facts = engine.facts
     assert facts.batching is WAYS[name]
     assert (name in facts.batching_reason) == (WAYS[name] is not Batching.TOGETHER)
     assert sorted(WAYS) == sorted(CONFIGS)

@@ -29,6 +29,8 @@ from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import iterate_arrays, materialise, raise_if_memory
+from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.passes import TogetherPasses
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
@@ -401,7 +403,9 @@ def test_a_step_tells_another_process_fault_on_the_gpu_from_its_own(
         raise RuntimeError(text)
 
     with loaded_engine(tiny) as engine:
-        monkeypatch.setattr(engine._batch._passes.generator, "next", fail)
+        assert engine.batch is not None
+        assert isinstance(engine.batch.passes, TogetherPasses)
+        monkeypatch.setattr(engine.batch.passes.generator, "next", fail)
         with pytest.raises(error) as caught:
             engine.step()
         assert caught.type is error
@@ -431,17 +435,23 @@ def test_memory_that_runs_out_while_arrays_are_read_is_not_the_models_fault(
         )
 
 
-def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(tmp_path: Path) -> None:
+def test_ids_that_the_model_has_no_output_for_are_not_valid_C7(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here the configuration's own number says too much; a tokenizer may as well."""
-    engine = MlxEngine(make_spec(make_tiny_model(tmp_path)))
-    engine.load(lambda phase, progress: None)
-    engine._narrow_vocabulary(VOCABULARY_SIZE - 5)
-    with pytest.raises(RemoteError, match=f"vocabulary of {VOCABULARY_SIZE - 5}"):
-        engine.text.encode(RequestBody(prompt_tokens=[VOCABULARY_SIZE - 5]))
-    batch = engine._batch
-    assert batch is not None
-    assert batch.logits_width == VOCABULARY_SIZE
-    engine.close()
+    folder = make_tiny_model(tmp_path)
+    whole = FloatLogits.__call__
+
+    def narrow(model: FloatLogits, *arguments: Any, **named: Any) -> mx.array:
+        return whole(model, *arguments, **named)[..., :-5]
+
+    for call, width in ((whole, VOCABULARY_SIZE), (narrow, VOCABULARY_SIZE - 5)):
+        monkeypatch.setattr(FloatLogits, "__call__", call)
+        with loaded_engine(folder) as engine:
+            assert engine.batch is not None
+            assert engine.batch.logits_width == engine.facts.vocabulary_size == width
+            with pytest.raises(RemoteError, match=f"vocabulary of {width}"):
+                engine.text.encode(RequestBody(prompt_tokens=[width]))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlxsup.worker.engine import BadModelError, ModelMissingError
-from mlxsup.worker.engines.mlx import gguf
 from mlxsup.worker.engines.mlx.gguf import (
     convert,
     main,

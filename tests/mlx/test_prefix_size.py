@@ -80,12 +80,12 @@ def test_what_a_row_takes_is_known_from_one_token(tmp_path: Path, model_type: st
     """Nothing is computed for it, and it is what a real row of that length is kept with."""
     folder = make_cache_model(tmp_path, model_type)
     with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:
-        prefixes = engine._prefixes
+        prefixes = engine.prefixes
         assert prefixes is not None
-        with mx.stream(engine._stream):
-            row = row_after_one_token(engine._model)
+        with mx.stream(engine.stream):
+            row = row_after_one_token(engine.model)
         run_rows(engine, [make_row(1, list(range(200)), max_tokens=1)])
-        longest = max(prefixes._used, key=lambda node: node.end)
+        longest = max(prefixes.entries(), key=lambda node: node.end)
         assert longest.value is not None
         # The state-space layers and the windows do not grow.
         assert longest.value.array_bytes == row_bytes(row, longest.end)
@@ -128,7 +128,7 @@ def test_which_caches_can_be_cut(tmp_path: Path) -> None:
     for model_type in CONFIGURATIONS:
         folder = make_cache_model(tmp_path / model_type, model_type)
         with loaded_engine(folder, max_concurrency=1) as engine:
-            fresh = make_prompt_cache(engine._model)
+            fresh = make_prompt_cache(engine.model)
             assert tokens_that_can_be_cut(fresh) == expected.get(model_type, 0)
 
 

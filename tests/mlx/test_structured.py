@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
 from support.demo_model import demo_model_folder
 from support.loop_driver import LoopDriver, check_every_resume
@@ -242,7 +243,7 @@ def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
     end = text.encode(RequestBody(prompt="tide moor")).tokens
     stages = [end[:2], end[2:]]
     assert all(stages)
-    waiting = text._grammars.compile(body.response_format, stages)
+    waiting = text.grammars.compile(body.response_format, stages)
     for token in [*end[:1], *end[2:], *end[:2], *end[:1], *end[2:]]:
         assert waiting.mask() is None
         assert not waiting.is_over
@@ -392,6 +393,14 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
 ) -> None:
     """llguidance gives up in mid-answer; its neighbour does not notice."""
+    made: list[Grammar | None] = []
+    compiled = MlxText.grammar
+
+    def noted(text: MlxText, body: RequestBody, opening: str) -> Grammar | None:
+        made.append(compiled(text, body, opening))
+        return made[-1]
+
+    monkeypatch.setattr(MlxText, "grammar", noted)
     free: dict[str, Any] = {"prompt": "tell", "max_tokens": 30}
     alone = worker.answer(**free).tokens
     form = {"type": "regex", "regex": "[a-z]{40}"}
@@ -399,9 +408,8 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     key = worker.dispatch(prompt="x", max_tokens=90, seed=2, temperature=1.0, response_format=form)
     while len(worker.answers[key].tokens) < 3:
         worker.turn()
-    grammar = worker.loop._running[key].grammar
-    assert grammar is not None
-    grammar._matcher.consume_token(worker.engine.text.vocabulary_size - 1)
+    [grammar] = [grammar for grammar in made if grammar is not None]
+    grammar.accept(worker.facts.vocabulary_size - 1)
     broken, kept = worker.finish(key, beside)
     assert broken.finish is None
     assert broken.error is not None
@@ -411,19 +419,42 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     assert not worker.engine.has_rows()
 
 
-def test_compiled_grammars_are_kept_and_bounded(worker: LoopDriver) -> None:
+def test_compiled_grammars_are_kept_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    from llguidance import LLMatcher
+
     made: list[int] = []
+    compiled: list[str] = []
     text: Any = worker.engine.text
 
     def make() -> Any:
         made.append(1)
-        return text._grammar_tokenizer()
+        return text.grammar_tokenizer()
 
+    class Matcher:
+        """llguidance's own, and a note that one was compiled."""
+
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
+        def __new__(cls, tokenizer: Any, grammar: str, **options: Any) -> Any:
+            compiled.append(grammar)
+            return LLMatcher(tokenizer, grammar, **options)
+
+    monkeypatch.setattr("llguidance.LLMatcher", Matcher)
     compiler = GrammarCompiler(make)
-    for number in range(MAX_KEPT + 5):
-        assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+
+    def compile_all(numbers: Iterable[int]) -> int:
+        """How many of these forms were not known."""
+        before = len(compiled)
+        for number in numbers:
+            assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+        return len(compiled) - before
+
+    assert compile_all(range(MAX_KEPT + 5)) == MAX_KEPT + 5
     assert len(made) == 1
-    assert len(compiler._matchers) == MAX_KEPT
+    assert compile_all(range(5, MAX_KEPT + 5)) == 0, "the latest ones are kept"
+    assert compile_all(range(5)) == 5, "and no more of them"
 
 
 def test_without_llguidance_the_error_says_what_to_install(
@@ -522,5 +553,5 @@ def test_the_grammars_of_a_step_read_their_tokens_at_once(
         for answer in worker.finish(*keys):
             assert re.fullmatch("[a-z]{1,40}", answer.text)
     # mlx-lm's own: the tokens that a pass returns. Each lone row is a pass.
-    own = 4 * 7 if worker.loop._facts.batching is Batching.ONE_ROW else 0
+    own = 4 * 7 if worker.facts.batching is Batching.ONE_ROW else 0
     assert counts == [8, 8 + own]

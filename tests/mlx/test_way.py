@@ -374,10 +374,9 @@ def test_the_gpu_that_fails_in_a_load_is_not_the_models_fault(
 def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
     with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
         assert not engine.has_rows()
-        assert engine._batch is not None
-        assert len(engine._batch._prefixes) == 0
-        assert engine._facts is not None
-        assert (engine._facts.batching, engine._facts.batching_reason) == (TOGETHER, "")
+        assert engine.prefixes is not None
+        assert len(engine.prefixes) == 0
+        assert (engine.facts.batching, engine.facts.batching_reason) == (TOGETHER, "")
 
 
 def test_the_load_goes_on_during_the_probe(folder: Path) -> None:
@@ -413,8 +412,7 @@ def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
 )
 def test_what_is_not_known_of_this_model_is_probed(folder: Path, changes: dict[str, str]) -> None:
     with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
-        assert engine._facts is not None
-        assert engine._facts.batching is TOGETHER
+        assert engine.facts.batching is TOGETHER
 
 
 def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
@@ -439,17 +437,17 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
                     decoding.discard(int(token.key))
         assert [got[key] for key in range(16)] == alone
         assert run_rows(engine) == {}
-        assert engine._batch is not None
-        passes: Any = engine._batch._passes
+        assert engine.batch is not None
+        passes: Any = engine.batch.passes
         assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
 
 
 def test_rows_that_end_are_forgotten_where_prompts_are_read_alone(folder: Path) -> None:
     with loaded_engine(folder, known_batching=found_in(folder, SERIAL)) as engine:
         run_rows(engine, [make_row(key, [key + 1, 7, 9], max_tokens=3 + key) for key in range(4)])
-        assert engine._batch is not None
-        passes: Any = engine._batch._passes
-        assert (passes.waiting, passes.decode._uids, passes.decode._own_uids) == ({}, {}, {})
+        assert engine.batch is not None
+        passes: Any = engine.batch.passes
+        assert (passes.waiting, passes.decode.uids, passes.decode.own_uids) == ({}, {}, {})
 
 
 def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
@@ -460,5 +458,4 @@ def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     for known in (None, found_in(folder, TOGETHER)):
         with loaded_engine(folder, known_batching=known) as engine:
-            assert engine._facts is not None
-            assert engine._facts.warnings == (NO_NUMBERS,)
+            assert engine.facts.warnings == (NO_NUMBERS,)
