@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .errors import ErrorCode, RemoteError
+from .errors import ErrorCode, RemoteError, invalid
 from .parameters import (
     LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -275,29 +275,6 @@ class RequestBody:
         sampling = {name: value[name] for name in SAMPLING if value.get(name) is not None}
         others = {name: item for name, item in value.items() if name not in SAMPLING}
         return cls(sampling=sampling, **others)
-
-
-def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:
-    """The error for a value that is not what its parameter takes; never repeats a prompt.
-
-    Args:
-        parameter: its name.
-        expected: what it takes, as a noun phrase.
-        got: the value, of which only its kind or a number is shown.
-        shown: what to say instead of that.
-    """
-    return RemoteError(
-        ErrorCode.INVALID_REQUEST,
-        f"{parameter} takes {expected}, not {shown or _describe(got)}",
-        detail={"parameter": parameter, "expected": expected},
-    )
-
-
-def _describe(value: object) -> str:
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)[:40]
-    kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
-    return kinds.get(type(value).__name__, f"a {type(value).__name__}")
 
 
 def _is_format(value: object) -> bool:

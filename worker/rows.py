@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.body import RequestBody, invalid
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody, invalid
+from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.codec import (
     decode_body,
     encode_body,
 )
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, sampling_defaults
 
 
