@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import (
     Cancel,
+    ClientMessage,
     Generate,
     Load,
     Ping,
@@ -161,7 +162,7 @@ class People:
             self._signal()
             return
         for entry in self._entries:
-            self._command(lambda id, name=entry.name: Unload(id=id, model=name))
+            self._unload_model(entry.name)
         world.time.after(60.0 + AN_HOUR_S, self._status)
         if self._kind is Kind.POISON:
             world.time.after(70.0 + AN_HOUR_S, self._again)
@@ -177,12 +178,14 @@ class People:
     def _model(self) -> ModelName:
         return self._dice.choice(self._world.plan.models).name
 
-    def _say(self, client: Client, message: Message, *, only_if: Callable[[], bool] | None = None):
+    def _say(
+        self, client: Client, message: ClientMessage, *, only_if: Callable[[], bool] | None = None
+    ) -> None:
         world = self._world
 
         def deliver() -> None:
             if world.has_finished:
-                client.unheard.add(getattr(message, "id", ""))
+                client.unheard.add(message.id)
             elif not client.is_gone and (only_if is None or only_if()):
                 world.handle(
                     ClientSaid(
@@ -312,7 +315,7 @@ class People:
         world = self._world
         world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
 
-    def _command(self, message_of: Callable[[RequestId], Message]) -> None:
+    def _command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
         client = self._client()
         id = RequestId(self._new_id(client))
         client.commands[id] = False
@@ -330,7 +333,9 @@ class People:
         self._command(lambda id: Load(id=id, model=model))
 
     def _unload(self) -> None:
-        model = self._model()
+        self._unload_model(self._model())
+
+    def _unload_model(self, model: ModelName) -> None:
         self._command(lambda id: Unload(id=id, model=model))
 
     def _restart(self) -> None:

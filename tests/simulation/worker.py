@@ -17,6 +17,7 @@ from mlxsup.protocol.worker_messages import (
     Hello,
     LoadProgress,
     Ready,
+    WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import (
@@ -86,13 +87,21 @@ class PlayedWorker:
     # ------------------------------------------------------------ coming up
 
     def _start(self) -> None:
-        common = {"model": self.model, "generation": self.generation}
         if self._world.happens("spawn_fails"):
             self.is_alive = False
             self._world.gone(self)
-            self._world.handle(SpawnFailed(now=self._time.now, detail="no processes", **common))
+            self._world.handle(
+                SpawnFailed(
+                    now=self._time.now,
+                    model=self.model,
+                    generation=self.generation,
+                    detail="no processes",
+                )
+            )
             return
-        self._world.handle(Spawned(now=self._time.now, pid=self.pid, **common))
+        self._world.handle(
+            Spawned(now=self._time.now, model=self.model, generation=self.generation, pid=self.pid)
+        )
         self._time.after(0.02, self._greet)
 
     def _greet(self) -> None:
@@ -324,13 +333,13 @@ class PlayedWorker:
 
     # ------------------------------------------------------------ speaking and ending
 
-    def say(self, message: Message) -> None:
+    def say(self, message: WorkerMessage) -> None:
         """Sends the supervisor a message."""
         if self.is_alive and self.is_linked:
             self.sent += 1
             self._up.send(lambda: self._hand_over(message))
 
-    def _hand_over(self, message: Message) -> None:
+    def _hand_over(self, message: WorkerMessage) -> None:
         self.is_known = self.is_known or isinstance(message, Hello)
         if not (self.is_abandoned or self.is_broken or self._world.is_gone(self)):
             self._world.handle(
@@ -367,8 +376,9 @@ class PlayedWorker:
 
         def report() -> None:
             if self.is_known and not self.is_abandoned:
-                life = {"model": self.model, "generation": self.generation}
-                self._world.handle(WorkerUnlinked(now=self._time.now, **life))
+                self._world.handle(
+                    WorkerUnlinked(now=self._time.now, model=self.model, generation=self.generation)
+                )
 
         self._up.send(report)
 

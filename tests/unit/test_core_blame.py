@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from mlxsup.protocol.client_messages import Event, Notice, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.client_messages import Event, Failed, Notice, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import FinishReason, NoticeKind, State, WorkerPhase
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Heartbeat
 from mlxsup.supervisor.core.events import Reloaded
@@ -51,9 +52,9 @@ def test_poison_costs_three_crashes_and_nobody_else_fails_P10(signal: str) -> No
         else:
             running = finish(driver, key)
     assert crashes == 3
-    ends = {id: message for (_, id), [message] in driver.terminals.items() if len(id) == 1}
-    assert {id for id in ends if getattr(ends[id], "error", None)} == {"e"}
-    assert ends["e"].error["code"] == ErrorCode.QUARANTINED
+    failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
+    assert {id for id in failed if len(id) == 1} == {"e"}
+    assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
     assert driver.row()["suspects"] == 0
 
 
@@ -109,7 +110,7 @@ def test_two_poisons_at_once_cost_three_crashes_each_at_most() -> None:
         crashes += key in poisons
         running = crash(driver) if key in poisons else finish(driver, key)
     assert crashes == 4
-    failed = {id for (_, id), [end] in driver.terminals.items() if hasattr(end, "error")}
+    failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
     assert failed == {"b", "c"}
 
 
@@ -169,7 +170,7 @@ def test_a_row_that_a_worker_ends_unasked_proves_nobody_innocent() -> None:
 
 def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
     driver = engine_of(2)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
 
     def quarantine(id: str) -> None:
         driver.serve(id)
@@ -210,7 +211,7 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     assert driver.state() is State.FAILED
     assert "the engine is broken" in driver.row()["cause"]
     assert driver.row()["quarantined"] == 0
-    assert driver.terminals[b"alice", "p3"][0].error["code"] == ErrorCode.WORKER_CRASHED
+    assert driver.failure_of("p3").error["code"] == ErrorCode.WORKER_CRASHED
     driver.load()
     driver.come_up()
     assert driver.serve("p1") != [], "all three are lifted"
@@ -313,7 +314,7 @@ def test_a_kill_under_the_limit_is_a_kill_from_outside() -> None:
     assert crash(driver, "SIGKILL") == [1, 2]
 
 
-def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[int]:
+def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[RequestKey]:
     """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
     driver.serve("a", "b")
     driver.sample(footprint_bytes, machine_bytes=machine_bytes)
@@ -359,7 +360,7 @@ def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
 
 def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> None:
     driver = engine_of(2)
-    driver.say(Subscribe(id="s"))
+    driver.say(Subscribe(id=RequestId("s")))
     driver.serve("p")
     notes = []
     for _ in range(3):
@@ -371,14 +372,15 @@ def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> Non
     assert any("1 request under suspicion" in note for note in notes)
     assert any("for the second time" in note for note in notes)
     assert any("quarantined" in note for note in notes)
-    driver.say(StatusQuery(id="q", debug=True))
+    driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
     assert any("quarantined" in line for line in reply.value["stories"]["m"])
 
 
 def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
-    assert digest_of("m", b"x") == digest_of("m", b"x")
-    assert len({digest_of("m", b"x"), digest_of("m", b"y"), digest_of("mx", b"")}) == 3
+    m, mx = ModelName("m"), ModelName("mx")
+    assert digest_of(m, b"x") == digest_of(m, b"x")
+    assert len({digest_of(m, b"x"), digest_of(m, b"y"), digest_of(mx, b"")}) == 3
 
 
 def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:

@@ -10,7 +10,7 @@ from mlxsup.protocol.worker_messages import Acceptance
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
-from support.core_driver import ALICE, BOB
+from support.core_looks import ALICE, BOB
 
 ACCEPTANCE = Acceptance(
     prompt_tokens=pack_tokens([1, 2, 3]), opening="", parameters={"a": 1}, seed=5, fingerprint="f"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import (
     HAS_PROCESS,
     FinishReason,
@@ -26,11 +27,13 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
     RowDelta,
     Step,
+    WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from mlxsup.supervisor.core.health.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
 from support.beats import LIMIT_S, beats, seen_running, serving
-from support.core_driver import Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- its connection
 
@@ -124,7 +127,7 @@ def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_the
     driver.unlinked()
     driver.pass_time(9.0)
     driver.exit(code=75)
-    assert driver.core.fleet.by_name["m"].row_limit == 1
+    assert driver.model().row_limit == 1
 
     driver = in_state(State.LOADING)
     driver.unlinked()
@@ -205,7 +208,7 @@ def test_one_of_several_that_was_lost_is_noticed_while_the_others_run_P23(
 
 def test_what_crosses_a_beat_on_its_way_is_not_lost_P7() -> None:
     driver = in_state(State.READY)
-    watch = driver.core.fleet.by_name[ModelName("m")].watch
+    watch = driver.model().watch
     assert watch is not None
     heard, told = watch.heard, watch.told
     driver.ask("r2")  # a beat that counted before the worker took this one
@@ -348,10 +351,10 @@ def test_a_worker_that_counts_its_steps_wrongly_is_killed(step: int) -> None:
     assert driver.signals() == [WorkerSignal.KILL]
 
 
-def messages(key: RequestKey) -> list[Message]:
+def messages(key: RequestKey) -> list[WorkerMessage]:
     """Every message of a worker, also in forms that make no sense; two of most."""
     acceptance = Acceptance(prompt_tokens=b"\1", opening="", parameters={}, seed=-1, fingerprint="")
-    hello = {"model": ModelName("m"), "token": "t", "pid": 1}
+    hello = Hello(model=ModelName("m"), generation=Generation(1), token="t", pid=1, version=VERSION)
     odd = Heartbeat(
         step=-5,
         phase=WorkerPhase.LOADING,
@@ -363,10 +366,10 @@ def messages(key: RequestKey) -> list[Message]:
         received=-1,
     )
     delta = RowDelta(key=key, text="x", tokens=b"\1\0\0\0", finish=FinishReason.STOP)
-    found: list[Message] = [
-        Hello(generation=Generation(1), version=VERSION, **hello),
-        Hello(generation=Generation(1), version="9.9.9", **hello),
-        Hello(generation=Generation(7), version="", **hello),
+    found: list[WorkerMessage] = [
+        hello,
+        replace(hello, version="9.9.9"),
+        replace(hello, generation=Generation(7), version=""),
         LoadProgress(phase=LoadPhase.SPAWN, progress=-1.0),
         LoadProgress(phase=LoadPhase.WARMUP, progress=1e14),
         Ready(context_length=-1, fingerprint="", backend="", active_bytes=-1),

@@ -15,10 +15,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from mlxsup.protocol.client_messages import Done, Failed, Load, Reload, Reply, Restart, Stop, Unload
+from mlxsup.protocol.client_messages import (
+    ClientMessage,
+    Done,
+    Failed,
+    Load,
+    Reload,
+    Reply,
+    Restart,
+    Stop,
+    Unload,
+)
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import (
@@ -34,11 +43,12 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
-from mlxsup.supervisor.core.events import Caller, Event, Reloaded, ReloadRefused, Sampled
+from mlxsup.supervisor.core.events import Caller, ConnectionId, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.health.blame import PROBATION_S
 from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
 
 MODELS = tuple(map(ModelName, ("a", "b", "c")))
 CLIENTS = (ALICE, BOB)
@@ -85,15 +95,11 @@ class CoreMachine(RuleBasedStateMachine):
     def start(self, idle: float) -> None:
         self.entries = {name: entry(name, idle_unload_s=idle) for name in MODELS}
         self.driver = Driver(list(self.entries.values()), SETTINGS)
-        inner = self.driver.do
+        self.driver.obey = self.obey_all
 
-        def do(event: Event) -> list[Action]:
-            actions = inner(event)
-            for action in actions:
-                self.obey(action)
-            return actions
-
-        self.driver.do = do
+    def obey_all(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.obey(action)
 
     def obey(self, action: Action) -> None:
         """What the world does about an action at once."""
@@ -138,25 +144,27 @@ class CoreMachine(RuleBasedStateMachine):
         body=st.integers(0, 3),
         resume=st.booleans(),
     )
-    def ask(self, model: str, client: bytes, limit: float | None, body: int, resume: bool) -> None:
+    def ask(
+        self, model: str, client: ConnectionId, limit: float | None, body: int, resume: bool
+    ) -> None:
         self.asked += 1
         id = f"r{self.asked}"
         self.refused_or_open.add((client, id))
         self.driver.ask(id, model, client, queue_timeout_s=limit, body=b"%d" % body, resume=resume)
 
     @rule(client=clients, back=st.integers(0, 5))
-    def cancel(self, client: bytes, back: int) -> None:
+    def cancel(self, client: ConnectionId, back: int) -> None:
         self.driver.cancel(f"r{self.asked - back}", client)
 
     @rule(client=clients)
-    def leave(self, client: bytes) -> None:
+    def leave(self, client: ConnectionId) -> None:
         open_ids = {r.id for r in self.driver.core.ledger.of_connection(client)}
         self.refused_or_open -= {(client, id) for id in open_ids}
         if client == ALICE:  # who says all commands
             self.commands = {id: count for id, count in self.commands.items() if count}
         self.driver.leave(client)
 
-    def say(self, message_of: Callable[[RequestId], Message]) -> None:
+    def say(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
         """A command of ALICE."""
         id = RequestId(f"c{len(self.ids) + 1}")
         self.ids.append(id)
@@ -393,7 +401,7 @@ class PoisonedEngine:
     def run(self) -> None:
         """Steps until nothing is open."""
         while self.driver.core.ledger:
-            running = list(self.driver.core.fleet.by_name["m"].running.values())
+            running = list(self.driver.model().running.values())
             assert running, "everything waits and nothing runs"
             due = [r for r in running if self.strikes.get(r.id) == r.tokens_sent]
             if due:
@@ -428,7 +436,7 @@ def test_a_poison_costs_three_crashes_and_every_innocent_completes_P10_F10(
         engine.driver.ask(id, body=id.encode())
     engine.run()
     for id in ids:
-        [end] = engine.driver.terminals[b"alice", id]
+        end = engine.driver.end_of(id)
         if id in strikes:
             assert isinstance(end, Failed)
             assert end.error["code"] == "quarantined"

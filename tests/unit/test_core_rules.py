@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 from mlxsup.protocol.client_messages import Failed, Reload, Reply
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestId, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, RowDelta, Step
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
-from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import BOB, LAUNCH, RESTART, Driver, entry, in_state
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from support.core_driver import LAUNCH, RESTART, Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- load
 
@@ -282,7 +285,7 @@ def test_idle_counts_from_the_last_request() -> None:
 def test_an_unknown_model_is_answered_with_the_names_there_are_H10() -> None:
     driver = Driver([entry("smollm2")])
     driver.ask(model="smollm")
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["code"] == ErrorCode.UNKNOWN_MODEL
     assert failed.error["detail"] == {"known": ["smollm2"], "close": ["smollm2"]}
 
@@ -290,7 +293,7 @@ def test_an_unknown_model_is_answered_with_the_names_there_are_H10() -> None:
 def test_a_name_in_other_letters_is_close_too() -> None:
     driver = Driver([entry("smollm2")])
     driver.ask(model="SmolLM2")
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["detail"]["close"] == ["smollm2"]
 
 
@@ -424,7 +427,7 @@ def test_frames_and_exits_of_an_earlier_generation_are_dropped_F9() -> None:
     driver.exit()
     driver.come_up()
     driver.ask("r2")
-    late = Step(step=9, rows=[RowDelta(key=2, text="late", tokens=b"\0\0\0\0")])
+    late = Step(step=9, rows=[RowDelta(key=RequestKey(2), text="late", tokens=b"\0\0\0\0")])
     assert driver.worker(late, generation=1) == []
     assert driver.exit(generation=1) == []
     assert driver.state() is State.READY
@@ -503,7 +506,7 @@ def test_stop_now_asks_gracefully_first_E5() -> None:
 # ---------------------------------------------------------------- reload
 
 
-def reload(driver: Driver, *models) -> None:
+def reload(driver: Driver, *models: ModelSettings) -> None:
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(drain_timeout_s=5.0), models=models))
 
 
@@ -577,7 +580,7 @@ def test_a_cancelled_row_holds_its_place_until_it_has_left_D11() -> None:
     driver.ask("r2", connection=BOB)
     driver.ask("r3")
     driver.cancel("r1")
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
     assert driver.dispatched() == []
     driver.row_left(1)
     assert driver.dispatched() == [3]
@@ -608,7 +611,7 @@ def test_routine_logs_are_no_cause() -> None:
 
 def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
     driver = Driver([entry("a"), entry("b"), entry("c")])
-    driver.say(Reload(id="x"))
+    driver.say(Reload(id=RequestId("x")))
     [read] = driver.of(ReadConfiguration)
     models = (entry("a"), entry("b", idle_unload_s=5.0), entry("d"))
     driver.do(
@@ -629,7 +632,7 @@ def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
 
 def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     driver = in_state(State.READY)
-    driver.say(Reload(id="x"))
+    driver.say(Reload(id=RequestId("x")))
     [read] = driver.of(ReadConfiguration)
     driver.do(ReloadRefused(now=driver.now, problems=("line 3",), caller=read.caller))
     [failed] = driver.sent(Failed)
@@ -639,10 +642,10 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
 
 def test_a_reload_meets_a_shutdown() -> None:
     driver = in_state(State.READY)
-    driver.say(Reload(id="x"))
+    driver.say(Reload(id=RequestId("x")))
     [read] = driver.of(ReadConfiguration)
     driver.signal()
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=read.caller))
     assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
-    driver.say(Reload(id="y"))
+    driver.say(Reload(id=RequestId("y")))
     assert driver.errors() == {"y": ErrorCode.SHUTTING_DOWN}

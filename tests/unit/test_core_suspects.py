@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch
 from mlxsup.supervisor.core.events import Reloaded
@@ -40,7 +41,7 @@ def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> 
     assert (driver.row()["on_probation"], driver.row()["alone"]) == (0, None)
     for key in keys:
         finish(driver, key)
-    ends = [driver.terminals[b"alice", id][0] for id in "abcdefgh"]
+    ends = [driver.result_of(id) for id in "abcdefgh"]
     assert [end.usage.completion_tokens for end in ends] == [1 + PROBATION_TOKENS + 1] * 8
     assert [end.resumed for end in ends] == [1] * 8, "a turn that ends is no crash"
     assert driver.row()["suspects"] == 0
@@ -58,7 +59,7 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
             if driver.errors():
                 break
             open_ = True
-        model = driver.core.fleet.by_name["m"]
+        model = driver.model()
         running = list(model.running.values())
         for request in running:
             if request.acceptance is None:
@@ -117,7 +118,7 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
         gain(driver, 3)
     assert driver.told(CancelRow) == []
     gain(driver, 3)
-    assert driver.told(CancelRow) == [CancelRow(key=3)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(3))]
 
 
 def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
@@ -205,7 +206,7 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     driver.ask("newer", body=b"newer")
     assert driver.dispatched() == [], "a turn is next"
     gain(driver, 5)
-    assert driver.told(CancelRow) == [CancelRow(key=5)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(5))]
     driver.row_left(5)
     assert driver.dispatched() == [1]
     assert driver.row()["alone"] == "a"
@@ -313,7 +314,7 @@ def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
         assert driver.told(CancelRow) == []
     driver.pass_time(2 * PROBATION_S)
     driver.token(1)
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
 
 
 def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
@@ -411,7 +412,7 @@ def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_o
     crash(driver)
     assert driver.row()["alone"] == "late"
     crash(driver)
-    assert [end.error["code"] for end in driver.terminals[b"alice", "late"]] == ["quarantined"]
+    assert driver.failure_of("late").error["code"] == "quarantined"
 
 
 # ---------------------------------------------------------------- what crosses the end of a turn
@@ -426,7 +427,7 @@ def yielding() -> Driver:
     crash(driver)
     for _ in range(PROBATION_TOKENS):
         gain(driver, 1)
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
     return driver
 
 
@@ -437,20 +438,21 @@ def test_tokens_that_cross_the_end_of_a_turn_are_delivered_once() -> None:
     driver.row_left(1)
     finish(driver, 2)
     [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None
     assert (dispatch.key, len(dispatch.resume.delivered)) == (1, 4 * (PROBATION_TOKENS + 1))
 
 
 def test_an_end_that_crosses_the_end_of_a_turn_wins() -> None:
     driver = yielding()
     assert finish(driver, 1) == [2]
-    [end] = driver.terminals[b"alice", "a"]
+    end = driver.result_of("a")
     assert end.finish_reason is FinishReason.STOP
 
 
 def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
     driver = yielding()
     driver.cancel("a")
-    [end] = driver.terminals[b"alice", "a"]
+    end = driver.result_of("a")
     assert end.finish_reason is FinishReason.CANCELLED
     driver.row_left(1)
     assert driver.dispatched() == [2]
@@ -525,7 +527,7 @@ def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service(
     assert driver.row()["queued"] == 1
     assert prove(driver, 6) == [5]
     finish(driver, 5)
-    assert driver.core.fleet.by_name["m"].service_s is None, "it ran in two pieces"
+    assert driver.model().service_s is None, "it ran in two pieces"
 
 
 def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
@@ -539,7 +541,7 @@ def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
         driver.token(1)
     assert driver.told(CancelRow) == []
     finish(driver, 1)
-    [end] = driver.terminals[b"alice", "a"]
+    end = driver.result_of("a")
     assert end.finish_reason is FinishReason.STOP
 
 
