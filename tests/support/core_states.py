@@ -8,6 +8,9 @@ from mlxsup.protocol.states import State
 
 from .core_driver import RESTART, Driver, entry
 
+WITH_PROCESS = (State.LOADING, State.READY, State.DRAINING)
+"""States whose process is there and was not told to end."""
+
 
 def in_state(state: State, **changes: Any) -> Driver:
     """A driver whose model `m` is in a given state, reached along the table's own edges.
