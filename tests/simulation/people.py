@@ -247,7 +247,7 @@ class People:
         self._world.prompts.add(prompt)
         self._world.record.is_sent(ask)
         client.streams[ask.id] = Stream(ask=ask)
-        self._say(client, generate(ask))
+        self._say(client, ask.message())
         if dice.random() < (HASTY_SHARE_OF_REFUSED if ask.prompt.is_refused else HASTY_SHARE):
             cancel = Cancel(id=RequestId(ask.id))
             wait_s = dice.choice((0.0, 0.1, 0.5))
@@ -265,7 +265,7 @@ class People:
                 client.twins += is_open
                 return is_open
 
-            self._say(client, generate(ask), only_if=is_open)
+            self._say(client, ask.message(), only_if=is_open)
 
     def _unknown(self) -> None:
         self._generate(self._client(), ModelName("nobody"), self._world.plan.new_prompt())
@@ -285,14 +285,9 @@ class People:
 
     def _leave(self) -> None:
         place = self._dice.randrange(len(self.clients))
-        client, world = self.clients[place], self._world
-
-        def gone() -> None:
-            client.is_gone = True
-            world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
-
+        client = self.clients[place]
         client.has_left = True
-        client.up.send(gone)
+        client.up.send(lambda: self._gone(client))
         self.clients[place] = self._connect()
         self.past.append(client)
 
@@ -385,17 +380,3 @@ class People:
 
     def _quiet(self) -> None:
         """Nothing happens for a while."""
-
-
-def generate(ask: Ask) -> Generate:
-    """What the client sends."""
-    return Generate(
-        id=RequestId(ask.id),
-        model=ask.model,
-        body=ask.prompt.body,
-        resume=ask.may_resume,
-        notices=ask.wants_notices,
-        queue_timeout_s=ask.queue_s,
-        first_token_timeout_s=ask.first_token_s,
-        timeout_s=ask.total_s,
-    )
