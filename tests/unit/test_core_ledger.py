@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
@@ -18,11 +19,11 @@ ACCEPTANCE = Acceptance(
 
 
 def request(key: int, **changes: Any) -> Request:
-    values: dict[str, Any] = {
-        "key": RequestKey(key), "connection": ALICE, "id": RequestId(f"r{key}"), "client": "c",
-        "model": ModelName("m"), "body": b"12345", "digest": Digest(b"d"), "arrived_at": 10.0,
-    }  # fmt: skip
-    return Request(**{**values, **changes})
+    plain = Request(
+        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), client="c",
+        model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
+    )  # fmt: skip
+    return replace(plain, **changes)
 
 
 def counts(ledger: Ledger) -> tuple[int, dict[str, int], int, int]:

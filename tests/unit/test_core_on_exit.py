@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from mlxsup.protocol.ids import Generation, ModelName
@@ -89,7 +89,7 @@ def stalls(driver: Driver) -> None:
     assert driver.signals() == [WorkerSignal.DUMP]
 
 
-ENDINGS: dict[str, tuple[State, Any, str, str]] = {
+ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
     "garbage": (State.READY, Driver.broke, "crash", "garbage"),
     "another version": (
         State.READY,
