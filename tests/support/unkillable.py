@@ -11,13 +11,13 @@ from typing import Any
 from .scripted_daemon import ScriptedDaemon
 
 SPAWNER = """
-from mlxsup.supervisor.workers.process import WorkerProcess
-signal_group = WorkerProcess._signal_group
-def powerless(self, number):
+import os
+signal_group = os.killpg
+def powerless(pid, number):
     listed = Path({listed!r})
-    if not (listed.exists() and str(self.pid) in listed.read_text().split()):
-        signal_group(self, number)
-WorkerProcess._signal_group = powerless
+    if not (listed.exists() and str(pid) in listed.read_text().split()):
+        signal_group(pid, number)
+os.killpg = powerless
 """
 
 ORPHAN = """
