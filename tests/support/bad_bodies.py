@@ -19,7 +19,7 @@ from .bad_input import (
 
 
 def _parameter(
-    name: str, *, below: Any, above: Any, wrong: Any, words: str, nan: bool = False
+    name: str, *, below: object, above: object, wrong: object, words: str, nan: bool = False
 ) -> list[BadBody]:
     values = [("below its range", below), ("above its range", above), ("of another type", wrong)]
     if nan:

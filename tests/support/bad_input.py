@@ -134,7 +134,7 @@ def _headers(name: str, frames: Frames, words: str, **more: Any) -> BadInput:
     return BadInput(name=name, sends=(frames,), words=words, **more)
 
 
-def _unlike(hint: Any) -> Any:
+def _unlike(hint: object) -> int | str:
     """A value that the field does not take."""
     return 1 if hint in (bool, str) or str in getattr(hint, "__args__", ()) else "text"
 

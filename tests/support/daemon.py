@@ -29,7 +29,7 @@ MAX_SHOWN = 200_000
 def toml_of(tables: dict[str, dict[str, Any]]) -> str:
     """Tables of plain values as TOML; a value that is a map becomes an inline table."""
 
-    def value(item: Any) -> str:
+    def value(item: object) -> str:
         if isinstance(item, bool):
             return str(item).lower()
         if isinstance(item, dict):

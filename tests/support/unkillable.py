@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from .scripted_daemon import ScriptedDaemon
@@ -57,7 +58,12 @@ class Unkillable(ScriptedDaemon):
         self._held.remove(pid)
         os.kill(pid, signal.SIGKILL)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for pid in list(self._held):
             self.let_go(pid)
-        super().__exit__(*error)
+        super().__exit__(kind, error, trace)
