@@ -24,13 +24,11 @@ from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
-    BODIES,
-    CLIENT_ONLY,
     HELLO_BODY,
     MODEL,
-    RAW,
     SMALL,
     SMALL_CONTEXT,
     BadBody,
@@ -40,6 +38,7 @@ from support.bad_input import (
     header,
     pack,
 )
+from support.bad_messages import RAW
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.raw_client import RawClient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
@@ -15,7 +16,7 @@ SETTINGS = CoreSettings(max_queue=64, max_queue_per_client=64, drain_timeout_s=5
 HOUR_S = 3600.0
 
 
-def engine_of(rows: int, *, memory_limit_bytes: int | None = None, **changes: object) -> Driver:
+def engine_of(rows: int, *, memory_limit_bytes: int | None = None, **changes: Any) -> Driver:
     """A READY model with that many rows and room for many crashes."""
     restart = RestartSettings(
         max_restarts=50, stable_s=10.0, backoff_initial_s=0.1, backoff_max_s=0.1
