@@ -104,7 +104,7 @@ def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     except OSError as error:
         raise RuntimeFolderError(
             f"the log folder {config.log_dir} cannot be created: {error.strerror}",
-            hint="set a log_dir that you may write to",
+            hint="set log_dir to a folder that you can write to",
         ) from None
     return DaemonLog(config.log_dir, config.log_level, writer)
 

@@ -201,7 +201,7 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be created: {error.strerror}",
-            hint="set a runtime_dir that you may write to",
+            hint="set runtime_dir to a folder that you can write to",
         ) from None
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
@@ -233,7 +233,7 @@ def _take_lock(path: Path) -> int:
         where = f" ({error.filename})" if error.filename else ""
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be used: {error.strerror}{where}",
-            hint="set a runtime_dir that you may write to",
+            hint="set runtime_dir to a folder that you can write to",
         ) from None
 
 

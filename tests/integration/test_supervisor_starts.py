@@ -81,7 +81,7 @@ def test_folders_that_cannot_be_used_are_refused_by_name() -> None:
         said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
         assert (str(caught.value), caught.value.hint) == (
             said,
-            "set a log_dir that you may write to",
+            "set log_dir to a folder that you can write to",
         )
         (folder / "run" / "client.sock").mkdir()
         with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
