@@ -51,7 +51,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "superseded": (
         lambda: errors.superseded(M, "a load"),
         ErrorCode.SUPERSEDED,
-        "a load of m was asked for meanwhile",
+        "a load of m was requested in the meantime",
         True,
         {"model": "m"},
     ),
@@ -95,7 +95,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
             retry_after_s=2.5,
         ),
         ErrorCode.OVERLOADED,
-        "m cannot take more: 9 are waiting (max_queue)",
+        "m cannot take more requests: 9 are waiting (max_queue)",
         True,
         {
             "model": "m",
@@ -122,7 +122,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "superseded subscription": (
         lambda: errors.superseded_subscription(),
         ErrorCode.SUPERSEDED,
-        "the connection subscribed again, and has one subscription at a time",
+        "the connection subscribed again; it can have one subscription at a time",
         True,
         {},
     ),
@@ -143,7 +143,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "slow consumer": (
         lambda: errors.slow_consumer(),
         ErrorCode.SLOW_CONSUMER,
-        "the client did not read its answers; they were given up",
+        "the client did not read its answers; they were dropped",
         True,
         {},
     ),

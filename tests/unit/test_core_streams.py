@@ -317,20 +317,20 @@ def test_the_sentences_of_an_overload_have_their_numbers() -> None:
     driver.ask("b", body=b"12345")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: open requests hold 5 bytes, near the limit (max_queue_bytes)"
+        "m cannot take more requests: open requests hold 5 bytes, near the limit (max_queue_bytes)"
     )
     driver.ask("c", body=b"1")
     driver.ask("d", body=b"1")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: 2 requests of this connection are waiting, the limit"
+        "m cannot take more requests: 2 requests of this connection are waiting, the limit"
         " (max_queue_per_client)"
     )
     driver.ask("e", connection=BOB, body=b"1")
     driver.ask("f", connection=ConnectionId(b"carol"), body=b"1")
     [failed] = driver.sent(Failed, ConnectionId(b"carol"))
     assert failed.error["message"] == (
-        "m cannot take more: 3 requests are waiting, 3 of them for it, the limit (max_queue)"
+        "m cannot take more requests: 3 requests are waiting, 3 of them for it, the limit (max_queue)"
     )
 
 

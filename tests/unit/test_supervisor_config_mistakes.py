@@ -216,7 +216,7 @@ VALUES = [
     (
         f"{M}sampling.top_p = 0\n",
         3,
-        "models.m.sampling.top_p takes a number above 0 up to 1, not 0.0",
+        "models.m.sampling.top_p takes a number above 0 and up to 1, not 0.0",
     ),
     (
         f"[defaults.sampling]\ntemperature = true\n{M}",
