@@ -206,7 +206,7 @@ def _prepare(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
             f"the runtime folder {path} belongs to another user (uid {status.st_uid})",
-            hint="set a runtime_dir of your own",
+            hint="set runtime_dir to a folder that you own",
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode != 0o700:

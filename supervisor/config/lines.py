@@ -33,7 +33,7 @@ class LineIndex:
             self._read(line, number)
 
     def find(self, path: Path) -> int:
-        """The line of the key, or of the nearest table around it; 1 if the file has none of them."""
+        """The line of the key, or of the nearest table around it; 1 if neither is in the file."""
         while path:
             if path in self._lines:
                 return self._lines[path]

@@ -98,7 +98,7 @@ class SupervisorTable(Table):
     drain_timeout_s: Duration = _duration(
         CoreSettings,
         "drain_timeout_s",
-        "how long running requests may take to finish before their worker is ended",
+        "how long running requests may take to finish when a model is shut down",
     )
     queue_timeout_s: Duration = _duration(
         CoreSettings, "queue_timeout_s", "how long a request may wait; requests can override it"
@@ -205,7 +205,9 @@ class ModelTable(Table):
         description=f'"auto", or {SIZE_EXPECTED}',
     )
     cache_limit: SizeOrAuto = Field(
-        AUTO, title="how much memory MLX may keep for reuse", description=f'"auto", or {SIZE_EXPECTED}'
+        AUTO,
+        title="how much memory MLX may keep for reuse",
+        description=f'"auto", or {SIZE_EXPECTED}',
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,

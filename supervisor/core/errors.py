@@ -1,4 +1,4 @@
-"""Every typed error that the core answers with, in one place, so that equal causes read the same."""
+"""Every typed error that the core answers with, in one place, so that equal causes read alike."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def shutting_down() -> RemoteError:
 def superseded(name: ModelName, by: str) -> RemoteError:
     """A command that was overtaken by its opposite."""
     return RemoteError(
-        ErrorCode.SUPERSEDED, f"{by} of {name} was requested in the meantime", detail={"model": name}
+        ErrorCode.SUPERSEDED,
+        f"{by} of {name} was requested in the meantime",
+        detail={"model": name},
     )
 
 
@@ -148,7 +150,8 @@ def duplicate_id(id: RequestId) -> RemoteError:
 def superseded_subscription() -> RemoteError:
     """The end of a subscription whose connection has subscribed again."""
     return RemoteError(
-        ErrorCode.SUPERSEDED, "the connection subscribed again; it can have one subscription at a time"
+        ErrorCode.SUPERSEDED,
+        "the connection subscribed again; it can have one subscription at a time",
     )
 
 

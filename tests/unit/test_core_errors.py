@@ -115,7 +115,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "duplicate id": (
         lambda: errors.duplicate_id(RequestId("r")),
         ErrorCode.DUPLICATE_ID,
-        "this connection has an open request 'r' already",
+        "this connection already has an open request 'r'",
         False,
         {"id": "r", "refused": "second use"},
     ),
@@ -136,7 +136,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "deadline exceeded": (
         lambda: errors.deadline_exceeded(M, "the first token", 0),
         ErrorCode.DEADLINE_EXCEEDED,
-        "the first token of m did not come within the limit of the request",
+        "the first token of m did not arrive within the request's time limit",
         False,
         {"model": "m", "tokens_sent": 0},
     ),

@@ -277,7 +277,7 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == ("longer", ErrorCode.DEADLINE_EXCEEDED)
     assert failed.error["message"] == (
-        "the first token of m did not come within the limit of the request"
+        "the first token of m did not arrive within the request's time limit"
     )
 
 
@@ -288,7 +288,7 @@ def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
     driver.pass_time(4.0)
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "the end of the answer of m did not come within the limit of the request"
+        "the end of the answer of m did not arrive within the request's time limit"
     )
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
@@ -330,7 +330,8 @@ def test_the_sentences_of_an_overload_have_their_numbers() -> None:
     driver.ask("f", connection=ConnectionId(b"carol"), body=b"1")
     [failed] = driver.sent(Failed, ConnectionId(b"carol"))
     assert failed.error["message"] == (
-        "m cannot take more requests: 3 requests are waiting, 3 of them for it, the limit (max_queue)"
+        "m cannot take more requests: 3 requests are waiting, 3 of them for it, the limit"
+        " (max_queue)"
     )
 
 

@@ -164,7 +164,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     assert refusal_of(folder) == (
         f"the runtime folder {folder} belongs to another user (uid {uid})",
-        "set a runtime_dir of your own",
+        "set runtime_dir to a folder that you own",
     )
 
 
