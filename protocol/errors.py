@@ -107,8 +107,8 @@ def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "
     Args:
         parameter: its name.
         expected: what it takes, as a noun phrase.
-        got: the value, of which only its kind or a number is shown.
-        shown: what to say instead of that.
+        got: the value; only its type is shown, or the value itself if it is a number.
+        shown: what to show instead of that.
     """
     return RemoteError(
         ErrorCode.INVALID_REQUEST,

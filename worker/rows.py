@@ -31,12 +31,12 @@ NO_FORM = "the answer ended before the part that response_format applies to"
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
-    """Why an answer cannot go on in this engine; None if it can."""
+    """Why an answer cannot continue in this engine; None if it can."""
     if resume.acceptance.fingerprint == facts.fingerprint:
         return None
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
-        "the model changed while its worker was restarted, so the answer cannot go on",
+        "the model changed while its worker was restarted, so the answer cannot continue",
         detail={"tokens_sent": len(resume.delivered) // BYTES_PER_TOKEN},
     )
 

@@ -1,7 +1,7 @@
 """The tables of the configuration file: their keys, what each takes, and the defaults.
 
-The defaults are those of `core/settings.py` where the core knows the key. The description of a
-field is what an error says was expected; its title says what the key does, for editors.
+The defaults come from `core/settings.py` if the core knows the key. A field's description is what
+an error says was expected; its title says what the key does, for editors.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Number = Annotated[
 
 
 def _default(settings: type, name: str) -> Any:
-    """The default that the core's settings give a field, so that no number stands twice."""
+    """The default of a field in the core's settings, so that no number is written twice."""
     value = next(f.default for f in fields(settings) if f.name == name)
     assert value is not MISSING
     return value
 
 
 class Table(BaseModel):
-    """What all tables share: no key but the named ones, no conversion behind the user's back."""
+    """What all tables share: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -80,33 +80,33 @@ class SupervisorTable(Table):
         title="one log for each model, and the daemon's own",
         description="a folder",
     )
-    max_queue: int = _integer(CoreSettings, "max_queue", "requests that wait, over all models", 1)
+    max_queue: int = _integer(CoreSettings, "max_queue", "waiting requests, over all models", 1)
     max_queue_per_client: int = _integer(
-        CoreSettings, "max_queue_per_client", "requests that wait, of one client or connection", 1
+        CoreSettings, "max_queue_per_client", "waiting requests of one client or connection", 1
     )
     max_queue_bytes: Size = Field(
         _default(CoreSettings, "max_queue_bytes"),
         ge=1,
-        title="bodies of all open requests",
+        title="the bodies of all open requests together",
         description=SIZE_EXPECTED,
     )
     log_level: LogLevel = Field(
         "info",
-        title="the least important lines that the logs hold",
+        title="the lowest level that is logged",
         description='"debug", "info", "warning" or "error"',
     )
     drain_timeout_s: Duration = _duration(
         CoreSettings,
         "drain_timeout_s",
-        "how long running requests may finish when a model shall go",
+        "how long running requests may take to finish when a model is shut down",
     )
     queue_timeout_s: Duration = _duration(
-        CoreSettings, "queue_timeout_s", "how long a request may wait; a request may say otherwise"
+        CoreSettings, "queue_timeout_s", "how long a request may wait; requests can override it"
     )
     first_token_timeout_s: Duration = _duration(
         CoreSettings,
         "first_token_timeout_s",
-        "until the first token, 0: none; a request may say otherwise",
+        "time limit for the first token; 0: none; requests can override it",
     )
 
 
@@ -123,18 +123,18 @@ class RestartTable(Table):
         RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
     )
     stable_s: Duration = _duration(
-        RestartSettings, "stable_s", "READY for this long: the delay starts afresh"
+        RestartSettings, "stable_s", "once READY for this long, the delay is reset"
     )
     backoff_initial_s: Duration = _duration(
         RestartSettings, "backoff_initial_s", "the delay after the first, immediate restart"
     )
     backoff_max_s: Duration = _duration(
-        RestartSettings, "backoff_max_s", "what the delay doubles up to"
+        RestartSettings, "backoff_max_s", "the delay doubles up to this"
     )
 
 
 def _sampling(number: NumberParameter) -> tuple[Any, Any]:
-    """A parameter of requests, with the range and the default that it has there."""
+    """A request parameter, with its range and its default."""
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
     kind = int if number.is_integer else Number
     return kind, Field(number.default, title=number.says, description=number.expected, **limits)
@@ -144,7 +144,7 @@ _SAMPLING_FIELDS: Any = {name: _sampling(number) for name, number in SAMPLING.it
 SamplingTable = create_model(
     "SamplingTable",
     __base__=Table,
-    __doc__="`[models.NAME.sampling]`: what a request's parameters are if it leaves them out.",
+    __doc__="`[models.NAME.sampling]`: the parameters of requests that leave them out.",
     **_SAMPLING_FIELDS,
 )
 
@@ -153,11 +153,11 @@ class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
     path: Folder | None = Field(
-        None, title="a folder in the format of mlx-lm", description="a folder"
+        None, title="a model folder in mlx-lm's format", description="a folder"
     )
     preload: bool = Field(
         _default(ModelSettings, "preload"),
-        title="load at the start; else on the first request",
+        title="load at startup; otherwise on the first request",
         description="true or false",
     )
     max_concurrency: int = _integer(
@@ -173,53 +173,55 @@ class ModelTable(Table):
     load_stall_timeout_s: Duration = _duration(
         ModelSettings,
         "load_stall_timeout_s",
-        "a load without progress for this long is ended",
+        "a load is ended after this long without progress",
         is_zero_allowed=False,
     )
     step_timeout_s: Duration = _duration(
         LaunchSettings,
         "step_timeout_s",
-        "the limit of one step; a piece of a prompt takes a tenth at most",
+        "time limit for one step; a chunk of a prompt takes at most a tenth of it",
         is_zero_allowed=False,
     )
     decode_stall_target_ms: int = _integer(
         LaunchSettings,
         "decode_stall_target_ms",
-        "how long a piece of a new prompt may hold up running answers",
+        "how long a chunk of a new prompt may hold up running answers",
         1,
     )
     context_length: int = _integer(
         LaunchSettings,
         "context_length",
-        "tokens of prompt and answer together; 0: the model's own limit",
+        "tokens of the prompt and the answer together; 0: the model's own limit",
         0,
     )
     deterministic: bool = Field(
         _default(LaunchSettings, "deterministic"),
-        title="prompts in pieces of a fixed size, and none taken from a cache",
+        title="read prompts in chunks of a fixed size, and never from a cache",
         description="true or false",
     )
     memory: SizeOrAuto = Field(
         AUTO,
-        title="above this MLX gives back what it keeps for reuse",
+        title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
     )
     cache_limit: SizeOrAuto = Field(
-        AUTO, title="what MLX may keep for reuse", description=f'"auto", or {SIZE_EXPECTED}'
+        AUTO,
+        title="how much memory MLX may keep for reuse",
+        description=f'"auto", or {SIZE_EXPECTED}',
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,
-        title="what is kept of prompts for later ones that begin alike; 0: nothing",
+        title="memory for the prefixes of earlier prompts, to be reused; 0: none",
         description=f'"auto", or {SIZE_EXPECTED}',
     )
     wired: SizeAutoOrOff = Field(
         OFF,
-        title='memory that cannot be paged out; "auto": as much as the weights take',
+        title='memory that cannot be paged out; "auto": the size of the weights',
         description=f'"off", "auto", or {SIZE_EXPECTED}',
     )
     engine: Literal["mlx", "fake"] = Field(
         _default(LaunchSettings, "engine"),
-        title='what answers: a model, or "fake", which does without, for tests',
+        title='"mlx", or "fake", which answers without a model, for tests',
         description='"mlx" or "fake"',
     )
     fake: dict[str, Any] = Field(
@@ -237,24 +239,24 @@ class ModelTable(Table):
     else:
         sampling: SamplingTable = Field(
             default_factory=SamplingTable,
-            title="what a request's parameters are if it leaves them out",
+            title="the parameters of requests that leave them out",
             description="a table",
         )
 
 
 class FileTable(Table):
-    """The whole file; the entries of `models` are checked one by one beside it."""
+    """The whole file; the entries of `models` are also checked one by one."""
 
     supervisor: SupervisorTable = Field(
         default_factory=SupervisorTable, title="the daemon itself", description="a table"
     )
     defaults: ModelTable = Field(
         default_factory=ModelTable,
-        title="any key of [models.*], for the models that leave it out",
+        title="defaults for all models: any key of [models.NAME]",
         description="a table",
     )
     models: dict[str, ModelTable] = Field(
         default_factory=dict,
-        title="the models that are served, by name",
+        title="the models to serve, by name",
         description="a table for each model, [models.NAME]",
     )

@@ -205,8 +205,8 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     assert done.returncode == 1
     said = PROGRESS.sub("", done.stderr)
     assert said == (
-        "error: qwen: no folder /q\nhint: correct that, then `mlxsup restart qwen`, or `mlxsup "
-        "reload` if it stands in the configuration; see `mlxsup logs qwen`\n"
+        "error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen`, or `mlxsup "
+        "reload` if the fix is in the configuration; see `mlxsup logs qwen`\n"
     )
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1
@@ -506,7 +506,7 @@ def test_output_that_cannot_be_written_is_an_error_in_a_sentence(
                 check=False,
             )
         assert done.returncode == 1
-        assert done.stderr.startswith(b"error: the output cannot be written: ")
+        assert done.stderr.startswith(b"error: cannot write the output: ")
         assert done.stderr.count(b"\n") == 1
     closed = " ".join(command("--version")) + " >&- 2>&-"
     assert subprocess.run(closed, shell=True, env=environment(), check=False).returncode == 0

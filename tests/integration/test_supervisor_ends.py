@@ -376,7 +376,7 @@ def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
         worker = await stage.worker()
         await worker.come_up()
         await stage.logged("model state model=a from=LOADING to=READY")
-        await stage.logged('changes are not shown any more error="Broken pipe"')
+        await stage.logged('status output disabled error="Broken pipe"')
         assert len(shown) == 1
 
     assert play(body, on_change=gone) == 0

@@ -94,7 +94,7 @@ BODIES = (
     *_parameter("temperature", below=-0.1, above=10.1, wrong="hot", nan=True,
                 words="a number from 0 to 10"),
     *_parameter("top_p", below=0.0, above=1.1, wrong=[1], nan=True,
-                words="a number above 0 up to 1"),
+                words="a number above 0 and up to 1"),
     *_parameter("seed", below=-1, above=2**63, wrong=1.5,
                 words="an integer from 0 to 9223372036854775807"),
     *_parameter("top_k", below=-1, above=2**31, wrong=1.5, words="an integer from 0"),

@@ -243,5 +243,5 @@ REQUESTS = (
     ),
     BadInput(name="an id that is open on this connection",
              sends=(generate(_LONG), generate(HELLO_BODY)), code=ErrorCode.DUPLICATE_ID,
-             words="an open request 'x' already"),
+             words="already has an open request 'x'"),
 )  # fmt: skip

@@ -280,7 +280,7 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == ("longer", ErrorCode.DEADLINE_EXCEEDED)
     assert failed.error["message"] == (
-        "the first token of m did not come within the limit of the request"
+        "the first token of m did not arrive within the request's time limit"
     )
 
 
@@ -291,7 +291,7 @@ def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
     driver.pass_time(4.0)
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "the end of the answer of m did not come within the limit of the request"
+        "the end of the answer of m did not arrive within the request's time limit"
     )
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
@@ -320,20 +320,21 @@ def test_the_sentences_of_an_overload_have_their_numbers() -> None:
     driver.ask("b", body=b"12345")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: open requests hold 5 bytes, near the limit (max_queue_bytes)"
+        "m cannot take more requests: open requests hold 5 bytes, near the limit (max_queue_bytes)"
     )
     driver.ask("c", body=b"1")
     driver.ask("d", body=b"1")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: 2 requests of this connection are waiting, the limit"
+        "m cannot take more requests: 2 requests of this connection are waiting, the limit"
         " (max_queue_per_client)"
     )
     driver.ask("e", connection=BOB, body=b"1")
     driver.ask("f", connection=ConnectionId(b"carol"), body=b"1")
     [failed] = driver.sent(Failed, ConnectionId(b"carol"))
     assert failed.error["message"] == (
-        "m cannot take more: 3 requests are waiting, 3 of them for it, the limit (max_queue)"
+        "m cannot take more requests: 3 requests are waiting, 3 of them for it, the limit"
+        " (max_queue)"
     )
 
 

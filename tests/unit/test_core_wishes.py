@@ -52,10 +52,13 @@ def test_an_unload_supersedes_a_load_and_says_so() -> None:
     driver = in_state(State.LOADING)
     driver.unload()
     [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["message"]) == ("c1", "an unload of m was asked for meanwhile")
+    assert (failed.id, failed.error["message"]) == (
+        "c1",
+        "an unload of m was requested in the meantime",
+    )
     load = driver.load()
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == "a load of m was asked for meanwhile"
+    assert failed.error["message"] == "a load of m was requested in the meantime"
     driver.signal()
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == (load, ErrorCode.SHUTTING_DOWN)

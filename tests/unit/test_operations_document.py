@@ -180,7 +180,10 @@ def test_every_log_line_is_there_with_its_level(title: str, lines: set[tuple[str
 def test_the_size_of_logs_is_that_of_the_code() -> None:
     assert log_files.MAX_LOG_BYTES == 10 * 2**20
     assert log_files.LOG_FILES == 3
-    assert "to 10 MiB becomes `.1`, and that `.2`; older ones are dropped" in " ".join(TEXT.split())
+    assert (
+        "grown to 10 MiB is renamed to `.1`, and that one to `.2`; older ones are dropped"
+        in " ".join(TEXT.split())
+    )
 
 
 # ---------------------------------------------------------------- files, signals, services

@@ -122,7 +122,7 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "response_format": {"type": "json_schema", "x": 1,
           "json_schema": {"schema": {}}}}, "response_format takes"),
         ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
-        ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 up to 1, not 0"),
+        ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 and up to 1, not 0"),
         ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
     ],
 )  # fmt: skip

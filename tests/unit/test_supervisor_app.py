@@ -127,7 +127,7 @@ def test_a_reader_that_is_gone_is_named_once() -> None:
     for _ in range(2):
         case.app._announce(change())
     warnings = [line for line in case.log.lines if line[0] == "warning"]
-    assert warnings == [("warning", "changes are not shown any more", {"error": "Broken pipe"})]
+    assert warnings == [("warning", "status output disabled", {"error": "Broken pipe"})]
 
 
 def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug() -> None:

@@ -35,7 +35,7 @@ from mlxsup.supervisor.sockets.outbox import MESSAGE_OVERHEAD_BYTES
 from mlxsup.supervisor.sockets.transport import NO_SOURCE
 
 ME, OTHER, THIRD = (ConnectionId(b"\0aaa" + bytes([n])) for n in range(3))
-GIVEN_UP = "the client did not read its answers; they were given up"
+GIVEN_UP = "the client did not read its answers; they were dropped"
 
 
 class Loop:

@@ -108,7 +108,7 @@ def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
     said = refusal_of(folder)
     assert said == (
         f"the runtime folder {folder} cannot be used: No space left on device",
-        "set a runtime_dir that you may write to",
+        "set runtime_dir to a folder that you can write to",
     )
     assert len(os.listdir("/dev/fd")) == files
     monkeypatch.undo()
@@ -144,7 +144,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     )
     assert refusal_of(folder / "below") == (
         f"the runtime folder {folder}/below cannot be created: Not a directory",
-        "set a runtime_dir that you may write to",
+        "set runtime_dir to a folder that you can write to",
     )
     folder.unlink()
     folder.mkdir()
@@ -164,7 +164,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     assert refusal_of(folder) == (
         f"the runtime folder {folder} belongs to another user (uid {uid})",
-        "set a runtime_dir of your own",
+        "set runtime_dir to a folder that you own",
     )
 
 

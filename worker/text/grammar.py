@@ -70,7 +70,7 @@ class Grammar:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            "the answer cannot go on within its response_format, which is too complex:"
+            "the answer cannot continue within its response_format, which is too complex:"
             f" {self.error}",
             detail={"parameter": "response_format"},
         )
