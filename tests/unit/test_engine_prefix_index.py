@@ -121,7 +121,7 @@ def test_a_look_up_beside_long_and_many_sequences_takes_no_time() -> None:
     """Expected: 0.1 ms beside one of 100,000 tokens, 15 ms where 4,096 of them part one by one."""
     numbers = np.random.default_rng(0)
     index: PrefixIndex[int] = PrefixIndex()
-    giant = as_tokens(numbers.integers(0, 1000, 100_000))
+    giant = as_tokens(numbers.integers(0, 1000, 100_000).astype(np.int32))
     index.add(giant, 0)
     for place in reversed(range(4095)):  # each parts from the one run that is left above
         index.add(np.concatenate([giant[:place], as_tokens([1001, place])]), place)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
@@ -23,7 +24,6 @@ from mlxsup.supervisor.config.tables import (
 )
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
-    LaunchSettings,
     ModelSettings,
     RestartSettings,
 )
@@ -286,21 +286,20 @@ def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:
     tables = schema["$defs"]
     values = _example()
     model = values["models"]["smollm2"]
-    for given, name in (
-        (values["supervisor"], "SupervisorTable"),
-        (model, "ModelTable"),
-        (model["restart"], "RestartTable"),
-    ):
-        properties = tables[name]["properties"]
+    kinds: list[tuple[dict[str, Any], type[BaseModel]]] = [
+        (values["supervisor"], SupervisorTable),
+        (model, ModelTable),
+        (model["restart"], RestartTable),
+    ]
+    for given, kind in kinds:
+        properties = tables[kind.__name__]["properties"]
         assert set(properties) == set(given)
-        assert tables[name]["additionalProperties"] is False
+        assert tables[kind.__name__]["additionalProperties"] is False
         for key, entry in properties.items():
             assert re.fullmatch(r"[A-Z\"].*\. Takes .+\.", entry["description"]), key
             if key.endswith("_s"):
                 assert [choice["type"] for choice in entry["anyOf"]] == ["number", "string"]
             if key not in ("path", "restart", "sampling", "fake"):
-                kind = RestartTable if name == "RestartTable" else None
-                kind = kind or (ModelTable if name == "ModelTable" else SupervisorTable)
                 assert entry["default"] == kind.model_fields[key].default
     assert "null" not in json.dumps(schema)
 

@@ -72,7 +72,8 @@ def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path
     log.write(b"two\n")
     log.close()
     assert writer.close(60.0)
-    assert log.last_lines == ("two",)
+    last_lines: tuple[str, ...] = log.last_lines
+    assert last_lines == ("two",)
     lines = (tmp_path / "m.log").read_text().splitlines()
     rule = r"--- generation %d pid %d \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     assert re.fullmatch(rule % (1, 100), lines[0])

@@ -22,7 +22,7 @@ def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception
         if given is option:
             raise zmq.ZMQError(number)
 
-    socket = SimpleNamespace(
+    socket: Any = SimpleNamespace(
         setsockopt=refuse,
         bind=lambda endpoint: done.append(endpoint),
         close=lambda linger: done.append(("closed", linger)),

@@ -407,7 +407,7 @@ def test_a_replay_reports_before_each_1024_tokens_P7(count: int, reports: int) -
         key=KEY, tokens=[5], max_tokens=9999, seed=1,
         delivered=[100] * count,
     )  # fmt: skip
-    row.replay(planned, lambda: told.append(row.answer._count))
+    row.replay(planned, lambda: told.append(row.answer.count))
     assert told == [1024 * number for number in range(reports)]
 
 

@@ -22,7 +22,7 @@ from mlxsup.worker.text.channels import (
     Piece,
 )
 from mlxsup.worker.text.chat_messages import plain_messages, with_text_arguments
-from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
+from mlxsup.worker.text.tool_calls import CallIds, ToolCallParser, ToolCallReader
 from mlxsup.worker.text.tool_formats import (
     json_values,
     own_format,
@@ -111,6 +111,11 @@ def test_what_a_parser_does_not_read(parse: Any, text: str, words: str) -> None:
         parse(text)
 
 
+def returns(calls: object) -> ToolCallParser:
+    """A parser that makes the same of every text."""
+    return lambda text, tools: calls
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -122,12 +127,13 @@ def test_what_a_parser_does_not_read(parse: Any, text: str, words: str) -> None:
 def test_calls_that_a_loose_parser_made_of_text_are_none(call: dict[str, Any], words: str) -> None:
     right = {"name": "f", "arguments": {"raw": 1, "b": 2}}
     for made in (call, [right, call]):
+        made_of_text = tool_formats.only_whole_calls(returns(made))
         with pytest.raises(ValueError, match=words):
-            tool_formats.only_whole_calls(lambda text, tools, made=made: made)("x", None)
+            made_of_text("x", None)
     strict = tool_formats.only_whole_calls(lambda text, tools: [right, {"text": text} | right])
-    assert strict("x") == [right, {"text": "x"} | right]
+    assert strict("x", None) == [right, {"text": "x"} | right]
     with pytest.raises(ValueError, match="an argument that cannot be read"):
-        strict("f<arg_key>")
+        strict("f<arg_key>", None)
 
 
 FORMATS = [value for value in vars(tool_formats).values() if hasattr(value, "begins")]
@@ -216,10 +222,16 @@ def read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]
 def test_calls_are_lines_of_json_in_order() -> None:
     reader = ToolCallReader(named("f"), 7)
     assert reader.names == {"f"}
-    calls = [{"name": "f", "arguments": {"a": "é"}, "id": "mine"}, {"name": "g"},
+    calls: list[dict[str, Any]] = [
+             {"name": "f", "arguments": {"a": "é"}, "id": "mine"}, {"name": "g"},
              {"name": "h", "arguments": '{"as": "text"}', "id": 5}]  # fmt: skip
     seen = []
-    lines = reader.read("text", lambda *given: (seen.append(given), calls)[1])
+
+    def parse(text: str, tools: list[Any] | None) -> list[dict[str, Any]]:
+        seen.append((text, tools))
+        return calls
+
+    lines = reader.read("text", parse)
     assert lines is not None
     assert seen == [("text", named("f"))]
     assert lines[0] == (
@@ -284,7 +296,7 @@ def called(call_id: Any = None, **function: Any) -> dict[str, Any]:
 
 
 def test_messages_become_plain_and_keep_what_else_they_say() -> None:
-    given = [
+    given: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}], "x": 1},
         {"role": "system", "content": None},
         {"role": "assistant", "tool_calls": None},
@@ -321,7 +333,10 @@ def test_arguments_are_maps_if_they_can_be(arguments: Any, plain: Any) -> None:
 
 def test_arguments_are_text_for_templates_that_need_it() -> None:
     calls = [called("i", name="f", arguments={"a": "é"}), called("j", arguments="x"), {"id": 5}]
-    messages = [{"role": "user"}, {"role": "assistant", "tool_calls": calls, "x": 1}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user"},
+        {"role": "assistant", "tool_calls": calls, "x": 1},
+    ]
     assert with_text_arguments(messages) == [
         {"role": "user"},
         {"role": "assistant", "x": 1,
@@ -362,7 +377,7 @@ def test_a_type_that_was_given_is_kept() -> None:
 
 
 def test_results_belong_to_the_latest_calls_and_each_to_one() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [called("a", name="f")]},
         {"role": "assistant", "tool_calls": [called("b", name="g"), called("c", name="h")]},
         {"role": "tool", "tool_call_id": "a", "content": "too late"},

@@ -168,7 +168,9 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
         (SystemExit(0), 70, False),
     ],
 )
-def test_every_exception_has_an_exit_code(error, code: int, is_expected: bool) -> None:
+def test_every_exception_has_an_exit_code(
+    error: BaseException, code: int, is_expected: bool
+) -> None:
     death = judge(error)
     assert (death.code, death.is_expected) == (code, is_expected)
     assert death.message

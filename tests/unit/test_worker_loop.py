@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason, WorkerPhase
@@ -20,11 +21,12 @@ from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
     Exit,
+    MessageToWorker,
     Rejected,
     Resume,
     Step,
 )
-from mlxsup.worker.engine import Prompt, Row, StepResult, WorkerFaultError
+from mlxsup.worker.engine import Prompt, Row, StepResult, TextCodec, WorkerFaultError
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from mlxsup.worker.heartbeat import Board
@@ -34,8 +36,8 @@ from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Refused, Tokenised
 
 SPEC = LaunchSpec(
-    model="m",
-    generation=1,
+    model=ModelName("m"),
+    generation=Generation(1),
     token="t",
     endpoint="ipc:///x",
     supervisor_pid=1,
@@ -76,7 +78,7 @@ class MemoryLink:
 
     def __init__(self, story: list[str]) -> None:
         self.story = story
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[MessageToWorker] = deque()
         self.outbox: list[Message] = []
         self.sent = self.received = 0
         self.is_blocked = False
@@ -84,7 +86,7 @@ class MemoryLink:
         self.on_wait: Callable[[], object] = lambda: None
         self.waited_s: float | None = None
 
-    def receive(self) -> Message | None:
+    def receive(self) -> MessageToWorker | None:
         if not self.inbox:
             return None
         self.received += 1
@@ -102,13 +104,12 @@ class MemoryLink:
         self.waits += 1
         self.waited_s = timeout_s
         self.on_wait()
-        self.inbox.append(Exit())
 
 
 class ScriptedText:
     """Prepares when told to."""
 
-    def __init__(self, codec) -> None:
+    def __init__(self, codec: TextCodec) -> None:
         self.codec = codec
         self.pending: dict[RequestKey, bytes] = {}
         self.results: list[Tokenised | Refused] = []
@@ -179,6 +180,11 @@ class Bench:
         self.loop.drain()
         self.text.prepare()
 
+    def run(self) -> None:
+        """Runs the loop until it has waited once."""
+        waits = self.link.waits
+        self.loop.run(lambda: self.link.waits > waits)
+
     def steps(self) -> list[Step]:
         return [message for message in self.link.outbox if isinstance(message, Step)]
 
@@ -229,25 +235,19 @@ def test_never_more_rows_than_slots_and_first_come_first_in(bench: Bench) -> Non
 
 
 def test_an_engine_without_a_request_gives_back_once_after_a_while(bench: Bench) -> None:
-    """`wait` asks for the exit in this link, so each run is one wait."""
-
-    def run() -> None:
-        bench.loop._is_exit_asked = False
-        bench.loop.run(lambda: False)
-
-    run()
+    bench.run()
     bench.now = GIVE_BACK_AFTER_S - 1
-    run()
+    bench.run()
     assert "give back" not in bench.story
     bench.start(1)
     while bench.loop.turn():
         pass
     bench.now = GIVE_BACK_AFTER_S + 1
-    run()
+    bench.run()
     assert "give back" not in bench.story, "the time counts from the last request"
     bench.now = 3 * GIVE_BACK_AFTER_S
-    run()
-    run()
+    bench.run()
+    bench.run()
     assert bench.story.count("give back") == 1
 
 
@@ -258,7 +258,12 @@ def test_no_step_when_idle_C5(bench: Bench) -> None:
 
 def test_idle_waits_and_publishes_it_C5(bench: Bench) -> None:
     phases = []
-    bench.link.on_wait = lambda: phases.append(bench.board.current.phase)
+
+    def see() -> None:
+        phases.append(bench.board.current.phase)
+        bench.link.inbox.append(Exit())
+
+    bench.link.on_wait = see
     bench.loop.run(lambda: False)
     assert bench.link.waits == 1
     assert phases == [WorkerPhase.IDLE]
@@ -350,7 +355,8 @@ def test_a_cancel_that_overtakes_its_request_is_remembered_D5(bench: Bench) -> N
     assert bench.finishes() == {1: FinishReason.CANCELLED}
     assert [row.key for step in bench.steps() for row in step.rows].count(RequestKey(1)) == 1
     assert bench.loop.open_keys == {2, 3}
-    assert bench.loop._books().requests == 2
+    bench.loop.turn()
+    assert bench.board.current.books.requests == 2
 
 
 def test_a_request_that_was_cancelled_early_is_answered_with_nothing_else_to_do_D5(
@@ -358,7 +364,7 @@ def test_a_request_that_was_cancelled_early_is_answered_with_nothing_else_to_do_
 ) -> None:
     bench.cancel(1)
     bench.dispatch(1)
-    bench.loop.run(lambda: False)
+    bench.run()
     assert bench.finishes() == {1: FinishReason.CANCELLED}
 
 
@@ -368,8 +374,12 @@ def test_of_cancels_that_came_early_as_many_are_remembered_as_there_are_places_D
     for key in range(1, 1001):
         bench.cancel(key)
     bench.loop.turn()
-    assert list(bench.loop._cancelled_early) == [997, 998, 999, 1000]
     assert bench.loop.open_keys == frozenset()
+    for key in range(996, 1001):
+        bench.dispatch(key)
+    bench.loop.turn()
+    assert bench.finishes() == dict.fromkeys((997, 998, 999, 1000), FinishReason.CANCELLED)
+    assert bench.loop.open_keys == {996}
 
 
 def test_a_refused_request_fails_alone_C7(bench: Bench) -> None:
@@ -461,8 +471,7 @@ def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) 
     # The second wait comes after the engine has given back what it kept.
     for now in (100.0, 100.0 + GIVE_BACK_AFTER_S):
         bench.now, bench.text.busy_since = now, now - 10.0
-        bench.loop._is_exit_asked = False
-        bench.loop.run(lambda: False)
+        bench.run()
         assert bench.link.waited_s == 290.0
     assert "give back" in bench.story
 
@@ -471,10 +480,10 @@ def test_what_is_done_between_steps_is_a_phase_of_its_own_P23(bench: Bench) -> N
     """Whatever blocks there, the beats say so."""
     seen: dict[str, WorkerPhase] = {}
 
-    def note(name: str):
+    def note(name: str) -> None:
         method = getattr(bench.engine, name)
 
-        def call(*arguments):
+        def call(*arguments: Any) -> Any:
             seen[name] = bench.board.current.phase
             return method(*arguments)
 
@@ -486,22 +495,28 @@ def test_what_is_done_between_steps_is_a_phase_of_its_own_P23(bench: Bench) -> N
     bench.loop.turn()
     bench.cancel(1)
     bench.loop.turn()
-    bench.loop.run(lambda: False)
+    bench.run()
     bench.now = 2 * GIVE_BACK_AFTER_S
-    bench.loop._is_exit_asked = False
-    bench.loop.run(lambda: False)
+    bench.run()
     assert seen.pop("step") is WorkerPhase.PREFILL
     assert seen == dict.fromkeys(seen, WorkerPhase.ROWS)
     assert len(seen) == 4
 
 
-def test_a_long_replay_says_that_it_advances_P7(bench: Bench) -> None:
+def test_a_long_replay_says_that_it_advances_P7(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long the answer was, its pieces are far below the limit of a step."""
     bench.dispatch(1)
     bench.loop.drain()
-    begun = []
+    begun: list[WorkerPhase] = []
     publish = bench.board.publish
-    bench.board.publish = lambda *args, **facts: (begun.append(args), publish(*args, **facts))
+
+    def publish_noted(phase: WorkerPhase, **facts: Any) -> None:
+        begun.append(phase)
+        publish(phase, **facts)
+
+    monkeypatch.setattr(bench.board, "publish", publish_noted)
     prompt = Prompt(tokens=[5])
     body = RequestBody(prompt="p", max_tokens=4000)
     acceptance = Acceptance(
@@ -511,8 +526,9 @@ def test_a_long_replay_says_that_it_advances_P7(bench: Bench) -> None:
     resume = Resume(acceptance=acceptance, delivered=pack_tokens([100] * 3000))
     ready = Tokenised(key=RequestKey(1), body=body, prompt=prompt, tokenize_s=0.0, resume=resume)
     bench.text.results.append(ready)
-    bench.loop._take_prepared()
-    assert begun == [(WorkerPhase.ROWS,)] * 4, "one for the row, and one for each 1,024 tokens"
+    bench.loop.turn()
+    said = "one for what came, the row, each 1,024 tokens, and the place in the engine"
+    assert begun.count(WorkerPhase.ROWS) == 1 + 1 + 3 + 1, said
 
 
 def test_beats_count_what_is_held_and_what_was_exchanged_P23(bench: Bench) -> None:
@@ -524,24 +540,22 @@ def test_beats_count_what_is_held_and_what_was_exchanged_P23(bench: Bench) -> No
     bench.link.on_wait = lambda: counts.append(books())
     bench.dispatch(1)
     bench.dispatch(2)
-    bench.loop.run(lambda: False)
+    bench.run()
     assert counts == [(2, 2, 0, 2)]
     bench.text.prepare()
-    bench.loop._is_exit_asked = False
-    bench.link.inbox.clear()
     bench.loop.turn()
-    assert books() == (2, 0, 2, 3), "both accepted; Exit was the third that was taken"
+    assert books() == (2, 0, 2, 2), "both accepted"
     bench.cancel(1)
     bench.loop.turn()
-    assert books() == (2, 0, 3, 4), "the end of a row that was cancelled has yet to be told"
+    assert books() == (2, 0, 3, 3), "the end of a row that was cancelled has yet to be told"
     bench.loop.turn()
-    assert books() == (1, 0, 4, 4)
+    assert books() == (1, 0, 4, 3)
 
 
 def test_a_row_that_the_engine_has_lost_ends_the_worker_P23(bench: Bench) -> None:
     bench.start(1, 2)
     bench.loop.turn()
-    bench.engine._rows.pop(RequestKey(1))
+    bench.engine.remove(RequestKey(1))
     with pytest.raises(WorkerFaultError, match="1 rows, and not 2"):
         bench.loop.turn()
 

@@ -33,6 +33,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import EngineBytes, WorkerFaultError
+from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
@@ -180,7 +181,7 @@ def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
         fake=options,
     )
     life = Life(spec)
-    assert life.run() == ExitCode.ASKED == 0
+    assert life.run() == int(ExitCode.ASKED) == 0
     assert supervisor.heard(last="ready") == [
         Hello(model=spec.model, generation=spec.generation, token="secret", pid=os.getpid(),
               version=VERSION),
@@ -197,12 +198,12 @@ def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
     assert given["sampling"] == {"temperature": 0.5}
     assert isinstance(given["engine"], OwnedEngine)
     assert (given["facts"].context_length, given["facts"].backend) == (300, "fake")
-    assert (given["link"], given["board"]) == (life._link, life._board)
+    assert (given["link"], given["board"]) == (life.link, life.board)
     assert not given["text"].is_alive(), "closed with the life"
-    assert life._board.current.phase is WorkerPhase.CLOSING
-    assert life._board.current.held == EngineBytes(active=77, peak=77)
-    assert life._heartbeat.is_over
-    assert life._link._socket.closed
+    assert life.board.current.phase is WorkerPhase.CLOSING
+    assert life.board.current.held == EngineBytes(active=77, peak=77)
+    assert life.heartbeat.is_over
+    assert life.link.is_closed
 
 
 def test_a_ready_worker_is_idle_before_the_loop_begins(
@@ -225,11 +226,11 @@ def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
 ) -> None:
     life = Life(make_spec(supervisor))
     supervisor.say(Exit())
-    assert life._link._socket.poll(60_000)
+    life.link.wait(60.0)
     assert life.run() == ExitCode.ASKED
     types = [message.TYPE for message in supervisor.heard(last="load_progress")]
     assert types == ["hello", "load_progress"], "the load ends at its first report"
-    assert not life._termination.is_interrupting
+    assert not life.termination.is_interrupting
 
 
 def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
@@ -237,7 +238,7 @@ def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
 ) -> None:
     life = Life(make_spec(supervisor))
     supervisor.say(CancelRow(key=RequestKey(1)))
-    assert life._link._socket.poll(60_000)
+    life.link.wait(60.0)
     assert life.run() == 70
     assert supervisor.heard(last="dying")[-1] == Dying(
         code=70, message="cancel_row came before READY"
@@ -266,7 +267,7 @@ def test_a_load_that_fails_is_the_last_thing_said_F3(
     life = Life(make_spec(supervisor, fake=fake))
     with caplog.at_level(logging.ERROR):
         assert life.run() == code
-    assert not life._termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
+    assert not life.termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
     assert supervisor.heard(last="dying")[-1] == Dying(code=code, message=cause)
     assert ("Traceback" in capsys.readouterr().err) is has_traceback
     assert f"worker dies code={code} cause=" in caplog.text
@@ -301,7 +302,7 @@ def test_an_exit_that_came_with_sigterm_is_what_counts(
 ) -> None:
     def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
         supervisor.say(message)
-        assert loop.given["link"]._socket.poll(60_000)
+        loop.given["link"].wait(60.0)
         signal.raise_signal(signal.SIGTERM)
 
     run_loop(monkeypatch, run, asked=False)
@@ -314,7 +315,7 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
 ) -> None:
     reached = []
 
-    class Loading(process_module.FakeEngine):
+    class Loading(FakeEngine):
         def load(self, report: Any) -> Any:
             reached.append("load")
             signal.raise_signal(signal.SIGTERM)
@@ -324,7 +325,7 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
     life = Life(make_spec(supervisor))
     assert life.run() == 143
     assert reached == ["load"]
-    assert not life._termination.is_interrupting
+    assert not life.termination.is_interrupting
 
 
 def test_heartbeats_that_have_ended_end_the_worker_P23(
@@ -332,7 +333,7 @@ def test_heartbeats_that_have_ended_end_the_worker_P23(
 ) -> None:
     def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
         assert not must_end()
-        life._heartbeat.stop()
+        life.heartbeat.stop()
         must_end()
 
     run_loop(monkeypatch, run, asked=False)
@@ -347,13 +348,13 @@ def test_progress_that_cannot_leave_at_once_is_dropped(
 ) -> None:
     """It is only worth something fresh, and must not push what matters out of the way."""
     life = Life(make_spec(supervisor))
-    flush = life._link.flush
+    flush = life.link.flush
     answers = iter([True, False, False, True, True, True, True])
-    monkeypatch.setattr(life._link, "flush", lambda: flush() and next(answers, True))
-    life._report(LoadPhase.WEIGHTS, 0.25)
-    life._report(LoadPhase.WEIGHTS, 0.5)
+    monkeypatch.setattr(life.link, "flush", lambda: flush() and next(answers, True))
+    life.report(LoadPhase.WEIGHTS, 0.25)
+    life.report(LoadPhase.WEIGHTS, 0.5)
     monkeypatch.undo()
-    life._link.close(10.0)
+    life.link.close(10.0)
     assert supervisor.heard(last="load_progress") == [
         LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25)
     ]
@@ -364,8 +365,13 @@ def test_the_last_messages_have_two_seconds_to_leave(
 ) -> None:
     life = Life(make_spec(supervisor))
     lingered = []
-    close = life._link.close
-    monkeypatch.setattr(life._link, "close", lambda s: (lingered.append(s), close(s)))
+    close = life.link.close
+
+    def close_noted(linger_s: float) -> None:
+        lingered.append(linger_s)
+        close(linger_s)
+
+    monkeypatch.setattr(life.link, "close", close_noted)
     life.run()
     assert lingered == [LINGER_S] == [2.0]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.message import Message
@@ -17,6 +17,7 @@ from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
     Exit,
+    MessageToWorker,
     PrefillProgress,
     Rejected,
     Resume,
@@ -37,6 +38,7 @@ from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S, StepLoop
 from mlxsup.worker.preparing import StuckPreprocessingError
+from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused, Tokenised
 
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
@@ -96,9 +98,9 @@ class Around:
     """The loop's link and its text side."""
 
     def __init__(self) -> None:
-        self.inbox: list[Message] = []
+        self.inbox: list[MessageToWorker] = []
         self.sent_messages: list[Message] = []
-        self.received = 0
+        self.sent = self.received = 0
         self.flushes: list[bool] = []
         self.submitted: list[tuple[Any, ...]] = []
         self.forgotten: list[RequestKey] = []
@@ -106,14 +108,11 @@ class Around:
         self.busy_with: tuple[RequestKey, float] | None = None
         self.is_there = True
 
-    @property
-    def sent(self) -> int:
-        return len(self.sent_messages)
-
-    def receive(self) -> Message | None:
+    def receive(self) -> MessageToWorker | None:
         return self.inbox.pop(0) if self.inbox else None
 
     def send(self, message: Message) -> None:
+        self.sent += 1
         self.sent_messages.append(message)
 
     def flush(self) -> bool:
@@ -162,12 +161,19 @@ class Bench:
         self.around.inbox += [Dispatch(key=key, body=b"body", resume=resume) for key in keys]
         self.loop.drain()
 
-    def prepare(self, key: RequestKey, *, resume: Resume | None = None, **body: Any) -> None:
+    def prepare(
+        self,
+        key: RequestKey,
+        *,
+        resume: Resume | None = None,
+        grammar: Grammar | None = None,
+        **body: Any,
+    ) -> None:
         self.around.ready.append(
             Tokenised(
                 key=key,
                 body=RequestBody.from_wire({"prompt": "p", "max_tokens": 9, "seed": 1} | body),
-                prompt=Prompt(tokens=[5, 6, 7]),
+                prompt=Prompt(tokens=[5, 6, 7], grammar=grammar),
                 tokenize_s=0.25,
                 resume=resume,
             )
@@ -276,24 +282,26 @@ def test_a_row_that_ended_by_itself_is_not_taken_out_again(bench: Bench) -> None
     assert bench.sent() == []
 
 
-class Form:
+def form(*, is_refused: bool) -> Grammar:
     """A grammar that was given up, or was not."""
-
-    has_begun = True
-    is_over = False
-
-    def __init__(self, refusal: RemoteError | None) -> None:
-        self.refusal = refusal
-
-    def accept(self, token: int) -> None:
-        pass
+    matcher = SimpleNamespace(
+        is_error=lambda: is_refused,
+        get_error=lambda: "too complex",
+        is_stopped=lambda: False,
+        consume_token=lambda token: None,
+    )
+    return Grammar(matcher, [])
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_an_answer_whose_form_was_given_up_ends_as_refused(bench: Bench, is_refused: bool) -> None:
-    error = RemoteError(ErrorCode.INVALID_REQUEST, "too complex") if is_refused else None
-    bench.start(A)
-    bench.loop._running[A].grammar = Form(error)  # type: ignore[assignment]
+    grammar = form(is_refused=is_refused)
+    error = grammar.refusal
+    assert (error is not None) is is_refused
+    bench.dispatch(A)
+    bench.prepare(A, grammar=grammar)
+    bench.loop.turn()
+    bench.sent()
     bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=X, finish=FinishReason.STOP)])]
     bench.loop.turn()
     step, *rest = bench.sent()

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.worker import __main__ as worker_main
-from mlxsup.worker import bootstrap, parent_watch
+from mlxsup.worker import bootstrap
 from mlxsup.worker.bootstrap import LaunchError, check_spec, prepare_process, read_launch_spec
 from mlxsup.worker.engine import EngineBytes
 from mlxsup.worker.heartbeat import Board, Books
@@ -265,7 +266,7 @@ def test_the_end_of_the_pipe_ends_the_process_E6(monkeypatch: pytest.MonkeyPatch
         raise Ended
 
     reader, writer = os.pipe()
-    monkeypatch.setattr(parent_watch.threading, "Thread", Thread)
+    monkeypatch.setattr(threading, "Thread", Thread)
     watch_pipe(reader)
     [(watch, name, is_daemon)] = threads
     assert (name, is_daemon) == ("parent-watch", True)
