@@ -86,7 +86,8 @@ class IndexMachine(RuleBasedStateMachine):
     def runs_are_shared_and_none_is_left_over(self) -> None:
         beginnings = {k[:n] for k in self.values for n in range(1, len(k) + 1)}
         assert self.index.held_bytes == 4 * len(beginnings)
-        waiting = list(self.index._root.children.values())
+        (root, _), *_ = self.index.path(as_tokens(()))
+        waiting = list(root.children.values())
         while waiting:
             node = waiting.pop()
             assert node.value is not None or len(node.children) > 1
