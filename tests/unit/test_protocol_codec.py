@@ -24,7 +24,8 @@ CLIENTS = Decoder(CLIENT_MESSAGES, is_strict=True)
 
 
 def pack(value: object) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
+    packed: bytes = msgpack.packb(value)
+    return packed
 
 
 PING = {"type": "ping", "id": "a"}

@@ -55,45 +55,43 @@ def test_a_small_file_takes_every_default_of_the_core(tmp_path: Path) -> None:
     assert config.models == (ModelSettings(name=ModelName("tiny"), launch=launch),)
 
 
+EVERY_KEY = """
+[supervisor]
+runtime_dir = "run"
+log_dir = "~/logs"
+max_queue = 7
+max_queue_per_client = 3
+max_queue_bytes = "2MiB"
+log_level = "debug"
+drain_timeout_s = "90s"
+queue_timeout_s = "5m"
+first_token_timeout_s = "1h"
+[models."a.b-c_1"]
+path = "/models/x"
+preload = false
+max_concurrency = 2
+idle_unload_s = "1.5m"
+load_stall_timeout_s = 9
+step_timeout_s = 8.5
+decode_stall_target_ms = 77
+context_length = 4096
+deterministic = true
+memory = "3GiB"
+cache_limit = 1024
+wired = "auto"
+prefix_cache = "1GiB"
+sampling.temperature = 1
+sampling.top_k = 40
+restart.max_restarts = 1
+restart.window_s = 2
+restart.stable_s = 3
+restart.backoff_initial_s = 4
+restart.backoff_max_s = "5s"
+"""
+
+
 def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
-    config = load_config(
-        write(
-            tmp_path,
-            """
-            [supervisor]
-            runtime_dir = "run"
-            log_dir = "~/logs"
-            max_queue = 7
-            max_queue_per_client = 3
-            max_queue_bytes = "2MiB"
-            log_level = "debug"
-            drain_timeout_s = "90s"
-            queue_timeout_s = "5m"
-            first_token_timeout_s = "1h"
-            [models."a.b-c_1"]
-            path = "/models/x"
-            preload = false
-            max_concurrency = 2
-            idle_unload_s = "1.5m"
-            load_stall_timeout_s = 9
-            step_timeout_s = 8.5
-            decode_stall_target_ms = 77
-            context_length = 4096
-            deterministic = true
-            memory = "3GiB"
-            cache_limit = 1024
-            wired = "auto"
-            prefix_cache = "1GiB"
-            sampling.temperature = 1
-            sampling.top_k = 40
-            restart.max_restarts = 1
-            restart.window_s = 2
-            restart.stable_s = 3
-            restart.backoff_initial_s = 4
-            restart.backoff_max_s = "5s"
-            """,
-        )
-    )
+    config = load_config(write(tmp_path, EVERY_KEY))
     assert config.core == CoreSettings(
         max_queue=7,
         max_queue_per_client=3,

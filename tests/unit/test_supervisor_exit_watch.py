@@ -149,7 +149,7 @@ def test_macos_knows_no_process_that_waits_to_be_reaped(monkeypatch: pytest.Monk
         assert seen == [], "the caller comes first"
         await asyncio.sleep(0)
 
-    queue.close = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(queue, "close", lambda: None)
     run(body)
     Queue.close(queue)
     assert seen == ["watched"]
@@ -171,6 +171,7 @@ def test_macos_without_a_free_file_watches_nothing_and_says_so(
 def test_macos_names_the_process_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     pids = {(0, 2): 77}  # SOL_LOCAL, LOCAL_PEERPID
-    assert process_of(SimpleNamespace(getsockopt=lambda *option: pids[option])) == 77  # type: ignore[arg-type]
+    connection: Any = SimpleNamespace(getsockopt=lambda *option: pids[option])
+    assert process_of(connection) == 77
     pids = {(0, 2): 0}
-    assert process_of(SimpleNamespace(getsockopt=lambda *option: pids[option])) is None  # type: ignore[arg-type]
+    assert process_of(connection) is None
