@@ -85,7 +85,7 @@ from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
 folder = Path({os.fspath(tmp_path)!r})
 sweep.WorkerRecord(folder).add("stuck", int(sys.argv[1]))
-sweep._kill_group = lambda pid: None
+sweep.kill_group = lambda pid: None
 sweep.KILL_LIMIT_S = 0.1
 record = sweep.WorkerRecord(folder)
 writer = LogWriter(print)

@@ -124,7 +124,7 @@ def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
 
 
 def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals_module, "_has_terminal", lambda: True)
+    monkeypatch.setattr(signals_module, "has_terminal", lambda: True)
 
     async def body(stage: Stage) -> None:
         stage.write_config({"a": LAZY, "b": fake()})
@@ -136,7 +136,7 @@ def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_the_terminal_is_the_end_P12(monkeypatch: pytest.MonkeyPatch) -> None:
     has_terminal = [True]
-    monkeypatch.setattr(signals_module, "_has_terminal", lambda: has_terminal[0])
+    monkeypatch.setattr(signals_module, "has_terminal", lambda: has_terminal[0])
 
     async def body(stage: Stage) -> None:
         await stage.ready()

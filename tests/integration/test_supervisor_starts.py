@@ -96,7 +96,7 @@ def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
     is_killed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if not is_killed:
-        monkeypatch.setattr(leftovers_module, "_kill_group", lambda pid: None)
+        monkeypatch.setattr(leftovers_module, "kill_group", lambda pid: None)
         monkeypatch.setattr(leftovers_module, "KILL_LIMIT_S", 0.01)
 
     async def body(stage: Stage) -> None:

@@ -35,7 +35,7 @@ def refusal(**values: Any) -> str:
 def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
     number = NUMBERS[name]
     ends = [number.high] if number.is_low_open else [number.low, number.high]
-    beside = {"logprobs": True} if name == "top_logprobs" else {}
+    beside: dict[str, Any] = {"logprobs": True} if name == "top_logprobs" else {}
     for value in ends:
         if name == "min_tokens":
             beside = {"max_tokens": max(1, int(value))}

@@ -26,7 +26,7 @@ from mlxsup.supervisor.runtime_folder import (
     raise_open_file_limit,
     room_for,
 )
-from mlxsup.supervisor.signals import _has_terminal
+from mlxsup.supervisor.signals import has_terminal
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
     with monkeypatch.context() as played:
         played.setattr(os, "open", open_)
         played.setattr(os, "close", done.append)
-        has = [_has_terminal(), _has_terminal()]
+        has = [has_terminal(), has_terminal()]
     assert has == [True, False]
     looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     assert done == [looked, 77, looked]
