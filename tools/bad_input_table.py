@@ -28,16 +28,16 @@ stream continues with the tokens that it would have had anyway. Another test doe
 random and mutated messages.
 
 The daemon keeps what it can read of a wrong message: its answer carries the `id` of the message, or
-an empty one if the id could not be read (*id* below: "no"). None of these errors is `retryable`: the
-same message would fail again. Logs contain the code of a refused request, and none of its text.
+an empty one if the id could not be read (*id* below: "no"). None of these errors is `retryable`:
+the same message would fail again. Logs contain the code of a refused request, and none of its text.
 """
 
 CLIENT = """\
 ## The Python client
 
 Every body above whose parameters `generate` has is also tried through the Python client, and
-raises `RequestError` with the same code and message. What can be checked without the model is checked
-before anything is sent, by the same code as in the worker, and raised by the call itself. So are
+raises `RequestError` with the same code and message. What can be checked without the model is
+checked before anything is sent, by the same code as in the worker, and raised by the call itself. So are
 these, all `invalid_request`:
 """
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
@@ -32,8 +33,8 @@ SLOW = {"deepseek_v3", "falcon_h1", "qwen3_next"}
 
 def spec_for(name: str, path: Path) -> LaunchSpec:
     return LaunchSpec(
-        model="m",
-        generation=1,
+        model=ModelName("m"),
+        generation=Generation(1),
         token="t",
         endpoint="ipc:///unused",
         supervisor_pid=os.getpid(),

@@ -1,6 +1,7 @@
 """What every `Engine` must do; the step loop relies on nothing else."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from mlxsup.protocol.body import RequestBody
@@ -275,7 +276,7 @@ def test_a_solo_answer_stays_after_churn_C10(loaded: Loaded) -> None:
 @pytest.mark.draws
 @pytest.mark.bits
 def test_a_seed_decides_a_sampled_answer_alone_and_in_a_batch_A6(loaded: Loaded) -> None:
-    sampled = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16}
+    sampled: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16}
     row = loaded.row(1, seed=5, **sampled)
     alone = loaded.run(row)[1]
     assert loaded.run(row)[1] == alone

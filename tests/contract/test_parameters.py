@@ -82,7 +82,7 @@ RANDOM = st.fixed_dictionaries(
 def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(
     worker: LoopDriver, drawn: list[dict[str, Any]]
 ) -> None:
-    requests = [
+    requests: list[dict[str, Any]] = [
         {"prompt": f"prompt {number}", "max_tokens": 8, "seed": number} | parameters
         for number, parameters in enumerate(drawn)
     ]

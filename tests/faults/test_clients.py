@@ -129,7 +129,7 @@ def test_a_flood_of_10000_requests_is_refused_or_served_and_others_are_served_P1
     body = pack({"prompt": "flood", "max_tokens": 2})
     with RawClient(daemon.endpoint) as flood, daemon.client() as client:
         ends: Counter[str] = Counter()
-        ids = set()
+        ids: set[str] = set()
 
         def hear_until(count: int) -> None:
             while len(ids) < count:

@@ -124,6 +124,7 @@ def is_refused(daemon: Daemon) -> bool:
     error = caught.value
     if isinstance(error, RequestError):
         return error.code == "overloaded"
+    assert isinstance(error, ConnectionLost)
     return error.is_turned_away
 
 

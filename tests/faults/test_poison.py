@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,12 +91,12 @@ def test_sigkill_from_outside_20_times_quarantines_nobody_P10(daemon: Daemon) ->
             assert (seen["suspects"], seen["quarantined"]) == (0, 0)
             # Three deaths in a row without a token would end a request.
             held = [len(reader.tokens) for reader in readers]
-            eventually(lambda held=held: all(map(gained, readers, held)), timeout_s=60.0)
+            eventually(partial(all_gained, readers, held), timeout_s=60.0)
             os.kill(seen["pid"], signal.SIGKILL)
-            eventually(lambda kill=kill: row(client, "outside")["generation"] > before + kill)
+            eventually(partial(is_beyond, client, "outside", before + kill))
         wait_for_state(client, "outside", "READY")
         held = [len(reader.tokens) for reader in readers]
-        eventually(lambda: all(map(gained, readers, held)), timeout_s=60.0)
+        eventually(partial(all_gained, readers, held), timeout_s=60.0)
         for prompt, reader in zip(prompts, readers, strict=True):
             reader.stream.cancel()
             result = reader.finished(120)
@@ -104,9 +105,14 @@ def test_sigkill_from_outside_20_times_quarantines_nobody_P10(daemon: Daemon) ->
         assert crashes(client, "outside", before) == 20
 
 
-def gained(reader: Reader, held: int) -> bool:
-    """Whether a stream has more tokens than it held."""
-    return len(reader.tokens) > held
+def all_gained(readers: list[Reader], held: list[int]) -> bool:
+    """Whether every stream has more tokens than it held."""
+    return all(len(reader.tokens) > before for reader, before in zip(readers, held, strict=True))
+
+
+def is_beyond(client: Client, model: str, generation: int) -> bool:
+    """Whether a later generation of the model has begun."""
+    return int(row(client, model)["generation"]) > generation
 
 
 # ---------------------------------------------------------------- a real engine

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,9 +32,12 @@ def write_config(folder: Path, *names: str, step_s: float = STEP_S) -> Path:
     supervisor = {"runtime_dir": "/nowhere/run", "log_dir": "/nowhere/logs"}
     entry = fake(fake={"step_s": step_s}, restart={"max_restarts": 0})
     models = {f"models.{name}": entry for name in names}
-    path.write_text(
-        toml_of({"supervisor": supervisor, "defaults": {"max_concurrency": 2}} | models)
-    )
+    tables: dict[str, dict[str, Any]] = {
+        "supervisor": supervisor,
+        "defaults": {"max_concurrency": 2},
+        **models,
+    }
+    path.write_text(toml_of(tables))
     return path
 
 

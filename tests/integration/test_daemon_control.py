@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -29,7 +30,7 @@ def pair() -> Iterator[Daemon]:
         yield daemon
 
 
-def in_threads(*calls: object) -> list[object]:
+def in_threads(*calls: Callable[[], object]) -> list[object]:
     """Runs callables at once; returns their results."""
     results: list[object] = [None] * len(calls)
 
@@ -195,7 +196,7 @@ def test_the_queue_of_a_model_that_loads_shuts_no_other_and_no_name_opens_it_H5(
 def test_one_bad_request_fails_alone_C7(pair: Daemon) -> None:
     with pair.client() as client:
         good = Reader(client, "one", "good", max_tokens=60).started()
-        bad = (
+        bad: tuple[dict[str, Any], ...] = (
             {"prompt": "x" * 5000, "max_tokens": 1},
             {"prompt_tokens": [4_000_000], "max_tokens": 1},
             {"messages": [{"role": "user", "content": "[[tokenize raise]]"}], "max_tokens": 1},

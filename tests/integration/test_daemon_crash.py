@@ -37,6 +37,7 @@ def test_a_killed_worker_disturbs_nobody_and_comes_back_F1_F2(
             client.load(name)
         undisturbed = client.complete("two", prompt="the other", max_tokens=120)
         pids = {name: row(client, name)["pid"] for name in ("one", "two")}
+        assert pair.process is not None
         assert len({*pids.values(), pair.process.pid}) == 3
         victim = Reader(client, "one", "dies", max_tokens=10_000 // 4, resume=False)
         other = Reader(client, "two", "the other", max_tokens=120)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlxsup.protocol.body import RequestBody
@@ -40,7 +41,7 @@ def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1(
     prompts = [f"tell me about number {n}" for n in range(4)]
     truth = {name: greedy_answers(folder, prompts, TOKENS) for name, folder in folders.items()}
     assert truth["one"] != truth["two"]
-    models = {
+    models: dict[str, dict[str, Any]] = {
         "one": {"path": str(folders["one"]), "max_concurrency": 1},
         "two": {"path": str(folders["two"])},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 
 import pytest
 from mlxsup.client import RequestError
@@ -15,7 +16,7 @@ SLOW = {"step_s": 0.02}
 
 
 @pytest.fixture
-def daemon():
+def daemon() -> Iterator[Daemon]:
     with Daemon({"kept": fake(fake=SLOW), "busy": fake(fake=SLOW)}) as daemon:
         with daemon.client() as client:
             for name in ("kept", "busy"):
@@ -39,6 +40,7 @@ def test_a_reload_touches_only_what_has_changed(daemon: Daemon, how: str) -> Non
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["removed"] == ["busy"]
         else:
+            assert daemon.process is not None
             daemon.process.send_signal(signal.SIGHUP)
         eventually(lambda: len(client.status()["models"]) in (2, 3))
         assert removed.finished().finish_reason == "length", "a removed busy model drains"
@@ -64,6 +66,7 @@ def test_a_bad_file_changes_nothing_and_names_every_problem_P20(daemon: Daemon) 
         done = daemon.run("reload")
         assert done.returncode == 78
         assert "max_concurency" in done.stderr
+        assert daemon.process is not None
         daemon.process.send_signal(signal.SIGHUP)
         eventually(lambda: daemon.log_text().count("reload refused") == 3)
         assert [m["pid"] for m in client.status()["models"]] == pids

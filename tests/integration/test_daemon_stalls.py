@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ LIMIT_S = 1.0
 
 
 @pytest.fixture
-def daemon():
+def daemon() -> Iterator[Daemon]:
     models = {
         "m": fake(fake={"step_s": 0.02}, step_timeout_s=LIMIT_S),
         "other": fake(fake={"step_s": 0.02}),

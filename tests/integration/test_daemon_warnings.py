@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import psutil
 from support.cli import Piped
@@ -74,7 +75,7 @@ def test_start_prints_warnings_and_events_carry_them() -> None:
             eventually(lambda: client.ping() or True)
             client.load("odd")
             client.restart("odd")
-            changes = []
+            changes: list[dict[str, Any]] = []
             while len([c for c in changes if c["to"] == "READY"]) < 1:
                 changes.append(json.loads(events.line()))
             assert (changes[-1]["batching"], changes[-1]["warnings"]) == (ONE_ROW, [WARNING])

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -37,7 +38,7 @@ def is_quiet(client: Client, model: str = "m") -> bool:
     """Whether neither the supervisor nor the worker holds any request of the model."""
     status = client.status()
     [found] = [r for r in status["models"] if r["name"] == model]
-    return (
+    return bool(
         status["queue"] == {"waiting": 0, "per_client": {}}
         and found["running"] == []
         and found["queued"] == 0
@@ -243,12 +244,7 @@ def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> 
         eventually(lambda: is_quiet(client), timeout_s=60.0)
         assert client.complete("m", prompt="last", max_tokens=2).finish_reason == "length"
         for process, (descriptors, threads, resident) in zip(processes, before, strict=True):
-            eventually(
-                lambda p=process, d=descriptors, t=threads: (
-                    footprint(p)[0] <= d and footprint(p)[1] == t
-                ),
-                timeout_s=60.0,
-            )
+            eventually(partial(is_as_small, process, descriptors, threads), timeout_s=60.0)
             after = footprint(process)
             print(f"RSS of {process.name()} grew by {(after[2] - resident) / 2**20:.1f} MiB")
             assert after[2] - resident < 32 * 2**20
@@ -258,6 +254,12 @@ def test_a_soak_of_cancels_and_disconnects_leaves_nothing_behind_J4_D9_D12() -> 
 def footprint(process: psutil.Process) -> tuple[int, int, int]:
     """Open descriptors, threads, resident bytes."""
     return process.num_fds(), process.num_threads(), process.memory_info().rss
+
+
+def is_as_small(process: psutil.Process, descriptors: int, threads: int) -> bool:
+    """Whether it holds no more descriptors than it did, and as many threads."""
+    now = footprint(process)
+    return now[0] <= descriptors and now[1] == threads
 
 
 # ---------------------------------------------------------------- load and unload, window by window

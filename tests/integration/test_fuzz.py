@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgpack
 import pytest
 from fuzz.client_socket import fuzz_socket
 from fuzz.decoder import MAX_MESSAGE_S, fuzz_decoder
 from fuzz.figures import MAX_PEAK_BYTES, TARGET_CALL_S, SocketFigures
 from fuzz.frames import KINDS
 from mlxsup.protocol import codec
+from mlxsup.protocol.message import Message
 from support.verdict import NotShown
 
 DECODED = 20_000
@@ -36,8 +39,10 @@ def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers of any size."""
     init = codec.Decoder.__init__
 
-    def planted(self: codec.Decoder, classes: object, *, is_strict: bool) -> None:
-        init(self, classes, is_strict=is_strict)  # type: ignore[arg-type]
+    def planted(
+        self: codec.Decoder[Message], classes: Iterable[type[Message]], *, is_strict: bool
+    ) -> None:
+        init(self, classes, is_strict=is_strict)
         self._limits = {"strict_map_key": True, "max_ext_len": 0}
 
     monkeypatch.setattr(codec.Decoder, "__init__", planted)
@@ -52,7 +57,7 @@ def with_an_exception_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """msgpack's own kinds come through."""
 
     def planted(frame: bytes, what: str, limits: dict[str, object]) -> object:
-        return codec.msgpack.unpackb(frame, raw=False, **limits)
+        return msgpack.unpackb(frame, raw=False, **limits)
 
     monkeypatch.setattr(codec, "_unpack", planted)
 
@@ -73,9 +78,8 @@ def with_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_bug_planted_in_the_decoder_is_seen_P17(
-    monkeypatch: pytest.MonkeyPatch, plant: object, seen: str
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], seen: str
 ) -> None:
-    assert callable(plant)
     try:
         plant(monkeypatch)
         problems = fuzz_decoder(3000, seed=3).problems

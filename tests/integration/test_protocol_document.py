@@ -125,7 +125,7 @@ def test_commands_get_one_reply_and_cancels_none(daemon: Daemon) -> None:
 def test_signs_of_life_then_a_cancel_then_the_id_again_D7(daemon: Daemon) -> None:
     with RawClient(daemon.endpoint) as raw:
         say(raw, "generate", ENDLESS, id="x", model="m")
-        seen = set()
+        seen: set[str] = set()
         while seen != {"deltas", "alive"}:
             seen.add(raw.hear_any()["type"])
         say(raw, "cancel", id="x")

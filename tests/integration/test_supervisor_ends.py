@@ -272,14 +272,14 @@ def test_a_signal_while_the_last_lines_are_written_changes_nothing_P12(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[object] = []
-    close = daemon_module.LogWriter.close
+    close = LogWriter.close
 
     def close_noted(self: LogWriter, limit_s: float) -> bool:
         found.extend(signal.getsignal(number) for number in ENDING)
         found.append(limit_s)
         return close(self, limit_s)
 
-    monkeypatch.setattr(daemon_module.LogWriter, "close", close_noted)
+    monkeypatch.setattr(LogWriter, "close", close_noted)
 
     async def body(stage: Stage) -> None:
         await stage.ready()

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,7 @@ class Surroundings:
         self.folder = SimpleNamespace(worker_socket=lambda number: self.socket_in(folder, number))
         self.record = SimpleNamespace(add=lambda *_: None, remove=lambda *_: None)
         self.log = SimpleNamespace(write=lambda *_, **__: None)
-        self.argv = (sys.executable, "-c", "import sys; sys.stdin.read()")
+        self.argv: tuple[str, ...] = (sys.executable, "-c", "import sys; sys.stdin.read()")
         self.log_level = "info"
         self.post = self.events.append
         self.now = lambda: 5.0
@@ -75,7 +76,7 @@ def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
         return process
 
     monkeypatch.setattr(incarnation, "WorkerLink", make_link)
-    monkeypatch.setattr(incarnation.WorkerProcess, "spawn", spawn_slowly)
+    monkeypatch.setattr(WorkerProcess, "spawn", spawn_slowly)
 
     async def live() -> None:
         settings = LaunchSettings(path="/x", engine="fake")
@@ -151,7 +152,7 @@ def live_of(
 def test_a_life_is_told_in_order_from_its_spawn_to_its_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(incarnation.time, "time", lambda: 77.0)
+    monkeypatch.setattr(time, "time", lambda: 77.0)
     calls, (pid,) = live_of(("/bin/sh", "-c", "echo words; exit 3"))
     facts = {"model": "m", "generation": 4, "pid": pid}
     exited = Exited(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -197,13 +198,18 @@ sys.stdin.readline()
         await process.output_ended.wait()
         await process.exited
         for child in children:
-            await eventually_async(lambda child=child: not is_alive(child))
+            await eventually_async(partial(is_dead, child))
 
     def look(data: bytes) -> None:
         children.extend(psutil.Process(int(pid)) for pid in data.split())
 
     run_with(code, body, on_output=look)
     assert len(children) == 3
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Whether that very process runs no more."""
+    return not is_alive(process)
 
 
 def test_where_no_descriptor_tells_of_an_exit_a_thread_does(

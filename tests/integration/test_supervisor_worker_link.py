@@ -1,15 +1,12 @@
-"""The sockets of one incarnation of a worker, with a bare DEALER as the worker."""
+"""The sockets of one incarnation of a worker: who counts, what is kept, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable
+import itertools
+import weakref
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import msgpack
@@ -18,83 +15,20 @@ import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import LoadPhase, WorkerPhase
+from mlxsup.protocol.states import LoadPhase
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     CancelRow,
     Dispatch,
-    Heartbeat,
-    Hello,
     LoadProgress,
+    MessageToWorker,
     Step,
 )
-from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
-from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES, WorkerLink
+from mlxsup.supervisor.core.events import WorkerBroke, WorkerSaid, WorkerUnlinked
+from mlxsup.supervisor.sockets import worker_link
+from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES
 from support.eventually_async import eventually_async
-
-HELLO = Hello(
-    model=ModelName("m"), generation=Generation(3), token="secret", pid=42, version="0.1.0"
-)
-BEAT = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.5)
-
-
-class Bench:
-    """A `WorkerLink` under test, with what a worker has at the other end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.events: list[Event] = []
-        self.path = folder / "w1.sock"
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.link = WorkerLink(
-            self.context,
-            self.path,
-            model=ModelName("m"),
-            generation=Generation(3),
-            token="secret",
-            max_concurrency=2,
-            post=self.events.append,
-            now=lambda: 5.0,
-        )
-        self.link.pid = 42
-        self.worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.worker = self.worker_context.socket(zmq.DEALER)
-        self.worker.connect(self.link.endpoint)
-
-    def say(self, message: Message) -> None:
-        self.worker.send_multipart(encode(message))
-
-    def beat(self, message: Message) -> None:
-        with self.worker_context.socket(zmq.PUSH) as socket:
-            socket.connect(self.link.endpoint + ".beat")
-            socket.send_multipart(encode(message))
-
-    async def event(self, number: int = 0) -> Any:
-        await eventually_async(lambda: len(self.events) > number)
-        return self.events[number]
-
-    def close(self) -> None:
-        self.worker_context.destroy(linger=0)
-        self.link.close()
-        self.link.close()
-        self.context.term()
-
-
-def run(body: Callable[[Bench], Awaitable[None]]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
-
-    async def main() -> None:
-        bench = Bench(folder)
-        try:
-            async with asyncio.timeout(60):
-                await body(bench)
-        finally:
-            bench.close()
-        assert not bench.path.exists()
-
-    try:
-        asyncio.run(main())
-    finally:
-        shutil.rmtree(folder)
+from support.link_bench import BEAT, HELLO, Bench, run
 
 
 def test_after_the_right_hello_messages_and_beats_become_events() -> None:
@@ -105,9 +39,9 @@ def test_after_the_right_hello_messages_and_beats_become_events() -> None:
         assert await bench.event(0) == WorkerSaid(
             now=5.0, model=ModelName("m"), generation=Generation(3), message=HELLO
         )
-        assert (await bench.event(1)).message == progress
+        assert await bench.said(1) == progress
         bench.beat(BEAT)
-        assert (await bench.event(2)).message == BEAT
+        assert await bench.said(2) == BEAT
 
     run(body)
 
@@ -138,10 +72,10 @@ def test_a_stranger_on_the_socket_harms_nobody(frames: list[bytes], is_before: b
             if is_before:
                 stranger.send_multipart(frames)
             bench.say(HELLO)
-            assert (await bench.event(0)).message == HELLO
+            assert await bench.said(0) == HELLO
             stranger.send_multipart(frames)
             bench.say(progress)
-            assert (await bench.event(1)).message == progress
+            assert await bench.said(1) == progress
         assert len(bench.events) == 2
 
     run(body)
@@ -192,20 +126,30 @@ def test_what_is_no_message_breaks_it_once() -> None:
     run(body)
 
 
-def test_messages_reach_the_worker_in_order_though_it_reads_late_D5() -> None:
+def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No cancel overtakes its request, in the socket or in what waits before it."""
 
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
         count = 4000
-        sent: list[Message] = []
+        sent: list[MessageToWorker] = []
         for key in range(count // 2):
             sent.append(Dispatch(key=RequestKey(key), body=b"x" * 4000))
             sent.append(CancelRow(key=RequestKey(key)))
+        has_room: list[bool] = []
+        send = bench.socket.send
+
+        def noted(frames: list[bytes]) -> bool:
+            has_room.append(send(frames))
+            return has_room[-1]
+
+        monkeypatch.setattr(bench.socket, "send", noted)
         for message in sent:
             bench.link.send(message)
-        assert len(bench.link._outbox) > 0, "more than the socket takes"
+        assert not has_room[-1], "more than the socket takes"
         assert len(bench.events) == 1
         decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         for message in sent:
@@ -219,7 +163,7 @@ def test_room_that_comes_while_a_send_fails_is_used(monkeypatch: pytest.MonkeyPa
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
-        socket = bench.link._socket.socket
+        socket = bench.socket.socket
         send = socket.send_multipart
 
         def fail_once(frames: list[bytes], flags: int) -> None:
@@ -242,7 +186,8 @@ def test_all_that_a_worker_said_before_its_end_is_taken_F9() -> None:
         bench.worker.close(linger=5000)
         await bench.link.disconnected.wait()
         bench.link.drain()
-        steps = [e.message.step for e in bench.events if isinstance(getattr(e, "message", 0), Step)]
+        messages = [event.message for event in bench.events if isinstance(event, WorkerSaid)]
+        steps = [message.step for message in messages if isinstance(message, Step)]
         assert steps == list(range(25))
 
     run(body)
@@ -258,7 +203,7 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         bench.say(Step(step=1))
-        assert (await bench.event(1)).message == Step(step=1)
+        assert await bench.said(1) == Step(step=1)
         if how == "oversized":
             bench.worker.send(bytes(MAX_FRAME_BYTES + 1))
         else:
@@ -269,7 +214,7 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
         again.connect(bench.link.endpoint)
         again.send_multipart(encode(HELLO))
         bench.beat(BEAT)
-        assert (await bench.event(3)).message == BEAT, "beats come as before"
+        assert await bench.said(3) == BEAT, "beats come as before"
         bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
         bench.link.drain()
         again.close(0)
@@ -280,35 +225,35 @@ def test_the_end_of_the_workers_connection_is_told_once_P23(how: str) -> None:
 
 def test_a_worker_that_says_hello_and_is_gone_before_it_was_read_is_told_of_P23() -> None:
     async def body(bench: Bench) -> None:
-        loop, descriptor = asyncio.get_running_loop(), bench.link._socket._descriptor
+        loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
         loop.remove_reader(descriptor)  # the end of its connection is heard of first
         bench.say(HELLO)
         bench.worker.close(5000)
-        assert (await bench.event(0)).message == HELLO
+        assert await bench.said(0) == HELLO
         assert await bench.event(1) == GONE
         assert bench.link.disconnected.is_set()
-        loop.add_reader(descriptor, bench.link._socket._drain)
+        loop.add_reader(descriptor, bench.socket.drain_soon)
 
     run(body)
 
 
 def test_what_waits_for_a_hello_is_sent_though_a_strangers_end_has_it_read() -> None:
     async def body(bench: Bench) -> None:
-        loop, socket = asyncio.get_running_loop(), bench.link._socket
+        loop, descriptor = asyncio.get_running_loop(), bench.sockets[zmq.ROUTER].descriptor
         dispatch = Dispatch(key=RequestKey(1), body=b"x")
         bench.link.send(dispatch)
         stranger = bench.worker_context.socket(zmq.DEALER)
         stranger.connect(bench.link.endpoint)
-        await eventually_async(lambda: bench.link._connected == 2)
-        loop.remove_reader(socket._descriptor)  # it is the monitor that has it looked at
+        await eventually_async(lambda: bench.heard == [zmq.EVENT_ACCEPTED] * 2)
+        loop.remove_reader(descriptor)  # it is the monitor that has it looked at
         bench.say(HELLO)
-        assert socket.socket.poll(60_000)
+        assert bench.socket.socket.poll(60_000)
         assert bench.events == []
         stranger.close(0)
         await eventually_async(lambda: bench.worker.poll(0))
         decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         assert decoder.decode(bench.worker.recv_multipart()) == dispatch
-        loop.add_reader(socket._descriptor, socket._drain)
+        loop.add_reader(descriptor, bench.socket.drain_soon)
 
     run(body)
 
@@ -319,14 +264,14 @@ def test_the_loop_is_asked_for_another_try_only_while_something_waits(
     async def body(bench: Bench) -> None:
         loop = asyncio.get_running_loop()
         bench.say(HELLO)
-        assert bench.link._socket.socket.poll(60_000)
+        assert bench.socket.socket.poll(60_000)
         asked = Mock(wraps=loop.call_later)
         monkeypatch.setattr(loop, "call_later", asked)
         bench.link.drain()
         bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
         assert asked.mock_calls == []
         with monkeypatch.context() as full:
-            full.setattr(bench.link._socket, "send", lambda frames: False)
+            full.setattr(bench.socket, "send", lambda frames: False)
             for key in range(2, 5):
                 bench.link.send(Dispatch(key=RequestKey(key), body=b"x"))
             assert [call.args[0] for call in asked.mock_calls] == [0.01], "one try for all"
@@ -349,13 +294,15 @@ def test_a_worker_that_cannot_be_sent_to_is_broken_unless_its_end_is_heard_of_so
         bench.say(HELLO)
         await bench.event()
         with monkeypatch.context() as failing:
-            failing.setattr(bench.link._socket, "send", fail)
+            failing.setattr(bench.socket, "send", fail)
             bench.link.send(Dispatch(key=RequestKey(1), body=b"x"))
         dispatch = Dispatch(key=RequestKey(2), body=b"x")
         bench.link.send(dispatch)
         if number != errno.EHOSTUNREACH:
             detail = f"cannot be sent to: {zmq.ZMQError(number).strerror}"
-            assert [broke.detail for broke in bench.events[1:]] == [detail]  # type: ignore[attr-defined]
+            [broke] = bench.events[1:]
+            assert isinstance(broke, WorkerBroke)
+            assert broke.detail == detail
             return
         assert len(bench.events) == 1
         await eventually_async(lambda: bench.worker.poll(0))
@@ -391,28 +338,43 @@ def test_who_connects_after_a_stranger_has_gone_is_waited_for_at_its_end_P23() -
 
 def test_beats_before_hello_are_nobody_s() -> None:
     async def body(bench: Bench) -> None:
-        beats: list[list[bytes]] = []
-        take = bench.link._take_beat
-        bench.link._beats._take = lambda frames: (beats.append(frames), take(frames))[1]
         bench.beat(BEAT)
-        await eventually_async(lambda: beats)
+        await eventually_async(lambda: bench.sockets[zmq.PULL].taken)
         assert bench.events == []
 
     run(body)
 
 
-def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more() -> None:
+class Frames(list[bytes]):
+    """A message as it is sent, which can be referred to without keeping it."""
+
+
+def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owed: weakref.WeakValueDictionary[int, Frames] = weakref.WeakValueDictionary()
+    numbers = itertools.count()
+
+    def noted(message: Message) -> Frames:
+        frames = Frames(encode(message))
+        owed[next(numbers)] = frames
+        return frames
+
+    monkeypatch.setattr(worker_link, "encode", noted)
+
     async def body(bench: Bench) -> None:
         bench.say(HELLO)
         await bench.event()
         dispatch = Dispatch(key=RequestKey(1), body=b"x" * 2000)
+        most = 0
         for _ in range(2 * MAX_OUTBOX_MESSAGES):
             bench.link.send(dispatch)
-            assert len(bench.link._outbox) <= MAX_OUTBOX_MESSAGES
+            most = max(most, len(owed))
+        assert most == MAX_OUTBOX_MESSAGES
         [broke] = bench.events[1:]
         assert isinstance(broke, WorkerBroke)
         assert broke.detail == "does not read what it is sent"
-        assert not bench.link._outbox
+        assert not owed
 
     run(body)
 
@@ -430,7 +392,7 @@ def test_strangers_come_and_go_and_the_workers_connection_stays_P23() -> None:
         for number in range(1, 20):
             visit()
             bench.say(Step(step=number))
-            assert (await bench.event(number)).message.step == number
+            assert await bench.said(number) == Step(step=number)
         assert not bench.link.disconnected.is_set()
         bench.worker.close(0)
         assert await bench.event(20) == GONE

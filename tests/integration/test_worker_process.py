@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
-from mlxsup.protocol.worker_messages import Dying, Exit, Hello, Ready, Step
+from mlxsup.protocol.worker_messages import Dying, Exit, Heartbeat, Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from support.eventually import eventually
 from support.worker_harness import WorkerHarness
@@ -202,10 +202,13 @@ def test_heartbeats_flow_while_a_step_is_stuck_F5() -> None:
     with WorkerHarness(fake={"predicted_s": 0.25, "active_bytes": 123}) as worker:
         worker.wait_until_ready()
         worker.dispatch("[[fault stall=sleep at=3]]")
-        beat = eventually(
-            lambda: (b := worker.beat()).step == 2 and b.phase is WorkerPhase.DECODE and b,
-            what="the stuck step",
-        )
+
+        def stuck_beat() -> Heartbeat | None:
+            beat = worker.beat()
+            return beat if (beat.step, beat.phase) == (2, WorkerPhase.DECODE) else None
+
+        beat = eventually(stuck_beat, what="the stuck step")
+        assert beat is not None
         assert (beat.predicted_s, beat.active_bytes) == (0.25, 123)
         later = worker.beat()
         assert (later.step, later.phase) == (2, WorkerPhase.DECODE)
@@ -246,7 +249,7 @@ def test_wrong_frames_on_demand() -> None:
     with WorkerHarness() as worker:
         worker.wait_until_ready()
         worker.dispatch("[[fault frames=garbage at=2]]", max_tokens=3)
-        received = []
+        received: list[list[bytes]] = []
         while len(received) < 5:  # accepted, step, garbage, step, step
             assert worker.socket.poll(10_000)
             received.append(worker.socket.recv_multipart())

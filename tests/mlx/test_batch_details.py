@@ -268,8 +268,17 @@ def test_nothing_is_read_for_rows_that_have_left(
 ) -> None:
     """Neither their log-probabilities nor what their grammars would need to know."""
     asked: list[str] = []
-    monkeypatch.setattr(LogprobReader, "read", lambda *_: asked.append("logprobs") or {})
-    monkeypatch.setattr(bench.passes, "drawn", lambda uids: asked.append("drawn") or {})
+
+    def read(*_: object) -> dict[int, object]:
+        asked.append("logprobs")
+        return {}
+
+    def drawn(uids: Collection[int]) -> dict[int, int]:
+        asked.append("drawn")
+        return {}
+
+    monkeypatch.setattr(LogprobReader, "read", read)
+    monkeypatch.setattr(bench.passes, "drawn", drawn)
     grammar = Grammar(SimpleNamespace(is_stopped=lambda: False), [STOP])
     for key in (1, 2):
         bench.batch.insert(make_row(key, [1, 2], top_logprobs=1, grammar=grammar))

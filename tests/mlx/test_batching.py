@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.ids import RequestKey
@@ -61,8 +62,7 @@ def make(key: int, max_tokens: int = 24) -> Row:
 
 
 def test_the_way_and_its_reason(name: str, engine: MlxEngine) -> None:
-    facts = engine._facts
-    assert facts is not None
+    facts = engine.facts
     assert facts.batching is WAYS[name]
     assert (name in facts.batching_reason) == (WAYS[name] is not Batching.TOGETHER)
     assert sorted(WAYS) == sorted(CONFIGS)
@@ -108,12 +108,6 @@ def test_rows_that_join_late_and_stay_beside_cancelled_ones_C2_D8(
 def test_an_answer_goes_on_in_a_batch_where_it_stopped_F10(
     engine: MlxEngine, alone: dict[int, list[int]]
 ) -> None:
-    resumed = [
-        Row(**{**row_fields(make(key)), "delivered": alone[key][: 5 + key]}) for key in alone
-    ]
+    resumed = [replace(make(key), delivered=alone[key][: 5 + key]) for key in alone]
     rest = run_rows(engine, resumed)
     assert {key: alone[key][: 5 + key] + token_ids(got) for key, got in rest.items()} == alone
-
-
-def row_fields(row: Row) -> dict[str, object]:
-    return {name: getattr(row, name) for name in Row.__slots__}

@@ -34,9 +34,10 @@ class Tokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self.has_thinking = think is not None
-        self.think_start, self.think_end = think or (None, None)
+        nothing: tuple[str | None, str | None] = (None, None)
+        self.think_start, self.think_end = think or nothing
         self.has_tool_calling = calls is not None
-        self.tool_call_start, self.tool_call_end = calls or (None, None)
+        self.tool_call_start, self.tool_call_end = calls or nothing
         self.tool_parser = parse
         self.init_kwargs = {} if kind is None else {"tool_parser_type": kind}
         self.structural_markers = structure

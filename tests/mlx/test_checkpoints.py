@@ -15,7 +15,7 @@ from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
 from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows
+from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
 from support.tiny_model import VOCABULARY_SIZE, add_tokens
 
 pytestmark = pytest.mark.mlx
@@ -128,8 +128,8 @@ def changes(kind: tuple[str, Batching], folder_of: Make) -> dict[str, Any]:
 def loaded(model_type: str, changes: dict[str, Any], folder_of: Make) -> Iterator[Pair]:
     folder = folder_of(model_type)
     with loaded_engine(folder, prefix_cache_bytes=BYTES, **changes) as cached:
-        assert cached._prefixes is not None
-        assert (cached._prefixes.room.cuttable_tokens is not None) == (model_type in NEVER_CUTTABLE)
+        assert cached.prefixes is not None
+        assert (cached.prefixes.room.cuttable_tokens is not None) == (model_type in NEVER_CUTTABLE)
         with loaded_engine(folder, **changes) as plain:
             yield Pair(cached, plain)
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_serves_whoever_goes_on_from_it(pair: Pair) -> None:
 def test_an_answer_is_gone_on_with(pair: Pair) -> None:
     tokens = tokens_of(1, 70)
     pair.known(row_of(1, tokens))
-    answer = [token.token for token in run_rows(pair.plain, [row_of(1, tokens)])[1]]
+    answer = solo(pair.plain, row_of(1, tokens))
     known = pair.known(row_of(2, [*tokens, *answer, *tokens_of(2, 20)]))
     assert known in (70 + ANSWER - 1, 70 + ANSWER)
 
@@ -198,12 +198,12 @@ def test_what_is_kept_stays_within_its_bytes(
 ) -> None:
     limit = 2**17
     with loaded_engine(folder_of(model_type), prefix_cache_bytes=limit, **changes) as engine:
-        assert engine._prefixes is not None
+        assert engine.prefixes is not None
         for key in range(12):
             stem = tokens_of(key % 3, 50)
             prompt = stem + tokens_of(key, 40)
             run_rows(engine, [make_row(key, prompt, max_tokens=1, checkpoints=(50,))])
-            assert 0 < engine._prefixes.held_bytes <= limit
+            assert 0 < engine.prefixes.held_bytes <= limit
 
 
 @pytest.mark.bits

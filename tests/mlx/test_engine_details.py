@@ -18,9 +18,13 @@ from mlxsup.worker.engines.mlx import engine as mlx_engine
 from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx import memory_need
 from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import ModelFolder
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
 from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
@@ -97,20 +101,11 @@ def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(
 
     monkeypatch.setattr(MlxBatch, "insert", watch)
     engine = MlxEngine(make_spec(tiny, max_concurrency=1))
-    find_facts = engine._find_facts
 
-    def of_four_ids(*arguments: Any) -> EngineFacts:
-        engine._facts = find_facts(*arguments)
-        return EngineFacts(
-            **{
-                name: getattr(engine._facts, name)
-                for name in EngineFacts.__dataclass_fields__
-                if name != "vocabulary_size"
-            },
-            vocabulary_size=4,
-        )
+    def of_four_ids(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) -> MlxText:
+        return load_text(folder, eos_token_ids=eos_token_ids, vocabulary_size=4)
 
-    monkeypatch.setattr(engine, "_find_facts", of_four_ids)
+    monkeypatch.setattr(mlx_text, "load_text", of_four_ids)
     with pytest.raises(Exception, match="seen enough"):
         engine.load(lambda *_: None)
     engine.close()
@@ -137,16 +132,15 @@ def test_an_engine_that_is_not_loaded_says_so_and_has_no_rows(tiny: Path) -> Non
 
 def test_a_machine_without_mlx_is_said_so(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlxsup.worker.engines.mlx.limits", None)
-    with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx_limits"):
+    with pytest.raises(NoDeviceError, match=r"^MLX cannot be imported here: .*mlx\.limits halted"):
         load(tiny)
 
 
 def test_the_room_for_known_prompts_is_told_and_makes_the_text_look_for_them(tiny: Path) -> None:
     for room, wants in ((0, False), (1 << 24, False)):
         with loaded_engine(tiny, prefix_cache_bytes=room, max_concurrency=1) as engine:
-            assert engine._facts is not None
-            assert engine._facts.prefix_cache_bytes == room
-            assert (engine._facts.prefix_cache_tokens > 0) == (room > 0)
+            assert engine.facts.prefix_cache_bytes == room
+            assert (engine.facts.prefix_cache_tokens > 0) == (room > 0)
             text: Any = engine.text
             assert text.wants_checkpoints is wants, "a plain cache can be cut back anywhere"
 
@@ -169,7 +163,7 @@ def test_a_closed_engine_is_as_before_its_load(tiny: Path) -> None:
     assert (engine.has_rows(), engine.row_count()) == (True, 1)
     engine.close()
     assert (engine.has_rows(), engine.row_count()) == (False, 0)
-    assert engine._model is None
+    assert engine.model is None
     assert mx.get_cache_memory() == 0
     with pytest.raises(RuntimeError, match="not loaded"):
         engine.step()
@@ -196,7 +190,12 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
 ) -> None:
     """The same words in every release: a resume asks for the same fingerprint."""
     given: list[dict[str, str]] = []
-    monkeypatch.setattr(mlx_engine, "fingerprint", lambda folder, on: given.append(on) or "f")
+
+    def noted(folder: ModelFolder, on: dict[str, str]) -> str:
+        given.append(on)
+        return "f"
+
+    monkeypatch.setattr(mlx_engine, "fingerprint", noted)
     facts = load(tiny)
     assert facts.fingerprint == "f"
     assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]
@@ -204,8 +203,12 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
 
 def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    pacer = mlx_engine.PrefillPacer
-    monkeypatch.setattr(mlx_engine, "PrefillPacer", lambda **of: asked.append(of) or pacer(**of))
+
+    def noted(**of: Any) -> PrefillPacer:
+        asked.append(of)
+        return PrefillPacer(**of)
+
+    monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
     for deterministic in (False, True):
         load(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
     assert asked == [

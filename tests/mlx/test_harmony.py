@@ -10,8 +10,10 @@ import mlx.core as mx
 import pytest
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.sampling import Processor, make_processors
 from mlxsup.worker.rows import NO_FORM
 from support.loop_driver import Answer, LoopDriver, check_resumes
 from support.mlx_rows import make_spec
@@ -58,9 +60,8 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     """Makes every answer begin with this text; how many tokens it has."""
     codec: Any = driver.engine.text
     tokens = codec.encode(RequestBody(prompt=text)).tokens
-    make = mlx_batch.make_processors
 
-    def make_scripted(row: Any, ending: Sequence[int] = ()) -> list[Any]:
+    def make_scripted(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
         count = len(row.delivered)
 
         def force(seen: mx.array, logits: mx.array) -> mx.array:
@@ -70,7 +71,7 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
                 return logits
             return mx.where(mx.arange(logits.shape[-1]) == tokens[count - 1], 1e4, logits)
 
-        return [force, *make(row, ending)]
+        return [force, *make_processors(row, ending)]
 
     monkeypatch.setattr(mlx_batch, "make_processors", make_scripted)
     return len(tokens)

@@ -13,6 +13,7 @@ from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import load_lazily
+from support.mlx_numbers import number_of
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES
@@ -34,7 +35,7 @@ def answer_without_cache(model: Any, tokens: list[int]) -> list[int]:
     answer: list[int] = []
     for _ in range(ANSWER_TOKENS):
         logits = model(mx.array([tokens + answer]))
-        answer.append(int(mx.argmax(logits[0, -1]).item()))
+        answer.append(int(number_of(mx.argmax(logits[0, -1]))))
     return answer
 
 

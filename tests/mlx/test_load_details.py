@@ -231,7 +231,7 @@ def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.Monk
         real(group)
 
     monkeypatch.setattr(mlx_load, "GROUP_BYTES", 12)
-    monkeypatch.setattr(mlx_load.mx, "eval", evaluate)
+    monkeypatch.setattr(mx, "eval", evaluate)
     materialise([mx.zeros(1) for _ in range(10)], ONE, shares.append)
     assert read == [3, 3, 3, 1]
     assert shares == [0.3, 0.6, 0.9, 1.0]
@@ -243,7 +243,7 @@ def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.Monk
 def test_a_group_is_128_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Larger ones would leave a load of a minute silent."""
     shares: list[float] = []
-    monkeypatch.setattr(mlx_load.mx, "eval", lambda group: None)
+    monkeypatch.setattr(mx, "eval", lambda group: None)
     half = mx.zeros((64, 1024, 1024), dtype=mx.uint8)
     materialise([half, half + 1, half + 2, half + 3], ONE, shares.append)
     assert shares == [0.5, 1.0, 1.0]
@@ -265,7 +265,7 @@ def test_what_goes_wrong_while_arrays_are_read_says_whose_fault_it_is(
     def fail(group: list[mx.array]) -> None:
         raise error
 
-    monkeypatch.setattr(mlx_load.mx, "eval", fail)
+    monkeypatch.setattr(mx, "eval", fail)
     shares: list[float] = []
     with pytest.raises(expected) as caught:
         materialise([mx.zeros(1)], TWO, shares.append)

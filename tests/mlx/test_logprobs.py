@@ -40,9 +40,9 @@ def prompt(key: int) -> list[int]:
 
 def expected_logprobs(engine: MlxEngine, tokens: list[int], answer: list[int]) -> list[list[float]]:
     """Of each token of the answer: a float32 log-softmax of the logits of a plain forward pass."""
-    model: Any = engine._model
+    model: Any = engine.model
     result: list[list[float]] = []
-    with mx.stream(engine._stream):
+    with mx.stream(engine.stream):
         cache = make_prompt_cache(model)
         # As the engine reads it: the prompt, and its last token by itself.
         if tokens[:-1]:

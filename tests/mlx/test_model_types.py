@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import RowLogprobs, RowToken
-from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.batching import Finding, WayFinder
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.run import try_folder, try_model_type
@@ -118,7 +118,7 @@ def test_the_scenarios_see_a_model_that_is_wrong_beside_others(
     noticed = try_folder(model_type, folder, columns)
     assert (noticed.batching, noticed.is_right) == (Batching.ONE_ROW, True)
 
-    monkeypatch.setattr(MlxEngine, "_choose_way", lambda engine, report: None)
+    monkeypatch.setattr(WayFinder, "find", lambda finder: Finding(way=Batching.TOGETHER))
     unnoticed = try_folder(model_type, folder, columns)
     kinds = {column: verdict.kind for column, verdict in unnoticed.verdicts.items()}
     assert unnoticed.batching is Batching.TOGETHER

@@ -124,6 +124,6 @@ def test_the_first_request_has_nothing_to_make_that_the_second_has_not_B10(tmp_p
     made = json.loads(done.stdout)
     assert made.keys() == KINDS.keys()
     for kind, requests in made.items():
-        first, second, third = map(Counter, requests)
+        first, second, third = (Counter[str](request) for request in requests)
         assert second == third, f"{kind}: else nothing could be said"
         assert (kind, first - second, second - first) == (kind, Counter(), Counter())

@@ -98,9 +98,8 @@ def test_short_prompts_are_not_kept(engine: MlxEngine) -> None:
 def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
     limit = 500 * BYTES_PER_TOKEN
     with loaded_engine(folder, prefix_cache_bytes=limit) as engine:
-        batch = engine._batch
-        assert batch is not None
-        prefixes = batch._prefixes
+        prefixes = engine.prefixes
+        assert prefixes is not None
         for seed in range(8):
             prefilled(engine, tokens_of(seed, 150))
             assert prefixes.held_bytes <= limit
@@ -221,9 +220,9 @@ def test_the_loop_tells_of_cached_tokens_with_the_first_token(folder: Path) -> N
 def test_an_exact_hit_of_mlx_lms_cache_leaves_nothing_to_compute(plain: MlxEngine) -> None:
     """Hence our look-up without the last token."""
     cache = LRUPromptCache()
-    model: Any = plain._model
+    model: Any = plain.model
     layers = make_prompt_cache(model)
-    with mx.stream(plain._stream):
+    with mx.stream(plain.stream):
         model(mx.array([[1, 2, 3]]), cache=layers)
         mx.eval([layer.state for layer in layers])
     cache.insert_cache("m", [1, 2, 3], layers)

@@ -98,7 +98,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.kept = []
 
     def order(self) -> list[Sequence]:
-        return [sequence_of(node) for node in self.cache._used]
+        return [sequence_of(node) for node in self.cache.entries()]
 
     def is_cuttable(self, sequence: Sequence) -> bool:
         return can_cut(filled(self.kind, sequence))
@@ -169,7 +169,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert self.cache.held_bytes <= self.limit
         arrays = 0
-        for node in self.cache._used:
+        for node in self.cache.entries():
             assert node.value is not None
             expected = filled(self.kind, sequence_of(node))
             assert content(node.value.cache) == content(expected)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -54,7 +55,7 @@ def test_free_memory_is_below_the_limit_of_the_process(monkeypatch: pytest.Monke
     assert 0 <= free_memory_bytes("cpu", limit) <= 1000
     assert free_memory_bytes("cpu", 0) == 0
     told = {"free_memory": 7 * GIB, "total_memory": 8 * GIB}
-    monkeypatch.setattr(mlx_prefix_size.mx, "device_info", lambda: told)
+    monkeypatch.setattr(mx, "device_info", lambda: told)
     assert free_memory_bytes("cuda", None) == 7 * GIB, "of the device, not of the machine"
     del told["free_memory"]
     assert free_memory_bytes("cuda", None) == 8 * GIB, "an older MLX tells only the whole"
@@ -66,8 +67,8 @@ def test_free_memory_is_what_the_machine_has_or_what_the_limit_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = SimpleNamespace(available=5000)
-    monkeypatch.setattr(mlx_prefix_size.psutil, "virtual_memory", lambda: free)
-    monkeypatch.setattr(mlx_prefix_size.mx, "get_active_memory", lambda: 700)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 700)
     for backend in ("cpu", "metal"):
         assert free_memory_bytes(backend, None) == 5000
     limits = (9000, 5700, 5699, 701, 700, 1)
@@ -79,12 +80,12 @@ def test_what_a_row_takes_is_known_from_one_token(tmp_path: Path, model_type: st
     """Nothing is computed for it, and it is what a real row of that length is kept with."""
     folder = make_cache_model(tmp_path, model_type)
     with loaded_engine(folder, prefix_cache_bytes=2**26, max_concurrency=1) as engine:
-        prefixes = engine._prefixes
+        prefixes = engine.prefixes
         assert prefixes is not None
-        with mx.stream(engine._stream):
-            row = row_after_one_token(engine._model)
+        with mx.stream(engine.stream):
+            row = row_after_one_token(engine.model)
         run_rows(engine, [make_row(1, list(range(200)), max_tokens=1)])
-        longest = max(prefixes._used, key=lambda node: node.end)
+        longest = max(prefixes.entries(), key=lambda node: node.end)
         assert longest.value is not None
         # The state-space layers and the windows do not grow.
         assert longest.value.array_bytes == row_bytes(row, longest.end)
@@ -127,7 +128,7 @@ def test_which_caches_can_be_cut(tmp_path: Path) -> None:
     for model_type in CONFIGURATIONS:
         folder = make_cache_model(tmp_path / model_type, model_type)
         with loaded_engine(folder, max_concurrency=1) as engine:
-            fresh = make_prompt_cache(engine._model)
+            fresh = make_prompt_cache(engine.model)
             assert tokens_that_can_be_cut(fresh) == expected.get(model_type, 0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlxsup.worker.engine import StepResult
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from support.loop_driver import LoopDriver
@@ -39,11 +40,18 @@ def test_a_long_prompt_that_is_tokenised_holds_up_no_step_and_no_short_prompt_G1
         while not driver.answers[runs].deltas:
             driver.turn()
         long = driver.dispatch(prompt=LONG, max_tokens=1)
-        before = driver.loop._steps
+        steps: list[int] = []
+        step = engine.step
+
+        def counted() -> StepResult:
+            steps.append(1)
+            return step()
+
+        monkeypatch.setattr(engine, "step", counted)
         short = driver.dispatch(prompt="short", max_tokens=10)
         answers = driver.finish(runs, short)
         assert [len(answer.tokens) for answer in answers] == [200, 10]
-        assert driver.loop._steps - before < 200 + 10, "they shared the steps"
+        assert len(steps) < 200 + 10, "they shared the steps"
         assert not driver.answers[long].is_over
         assert encoding_on
         assert threading.get_ident() not in encoding_on

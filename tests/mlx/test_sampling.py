@@ -221,10 +221,9 @@ def test_logprobs_are_those_of_the_model(worker: LoopDriver) -> None:
         assert sum(math.exp(other.logprob) for other in entry.top) <= 1.0001
         assert len({other.token for other in entry.top}) == 20
     prompt = worker.engine.text.encode(body_of("hello")).tokens
-    model: Any = worker.engine._model  # type: ignore[attr-defined]
-    stream: Any = worker.engine._stream  # type: ignore[attr-defined]
-    with mx.stream(stream):
-        logits = model(mx.array([prompt]))[0, -1]
+    assert isinstance(worker.engine, MlxEngine)
+    with mx.stream(worker.engine.stream):
+        logits = worker.engine.model(mx.array([prompt]))[0, -1]
         logprobs = logits - mx.logsumexp(logits)
         expected: Any = logprobs[mx.argmax(logprobs)].item()
     assert entries[0].chosen.logprob == pytest.approx(expected, abs=1e-5)

@@ -253,7 +253,7 @@ def test_a_prompt_leaves_the_helper_thread_as_plain_lists_G2(tmp_path: Path) -> 
 @pytest.mark.parametrize("written", TEXTS)
 def test_a_twin_gives_the_same_and_shares_no_tokenizer_G7(demo_text: MlxText, written: str) -> None:
     twin = demo_text.twin()
-    assert twin._tokenizer._tokenizer is not demo_text._tokenizer._tokenizer
+    assert twin.tokenizer is not demo_text.tokenizer
     asked = body(messages=[{"role": "user", "content": written}])
     assert twin.encode(asked) == demo_text.encode(asked)
     assert twin.vocabulary_size == demo_text.vocabulary_size
@@ -265,7 +265,7 @@ def test_a_tokenizer_in_use_is_not_copied_meanwhile_G7(demo_text: MlxText) -> No
     """It may just be changing its settings."""
     twins: list[MlxText] = []
     thread = threading.Thread(target=lambda: twins.append(demo_text.twin()))
-    with demo_text._in_use:
+    with demo_text.in_use:
         thread.start()
         thread.join(0.2)
         assert twins == []

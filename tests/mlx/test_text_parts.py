@@ -12,10 +12,10 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.text import (
     MlxText,
-    _byte_level_tokens,
-    _sentencepiece_strips,
-    _sentencepiece_tokens,
+    byte_level_tokens,
     load_text,
+    sentencepiece_strips,
+    sentencepiece_tokens,
 )
 from support.tiny_model import VOCABULARY_SIZE, write_tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -45,15 +45,15 @@ def test_every_byte_has_its_character_in_a_byte_level_vocabulary() -> None:
         ((shown, _),) = split.pre_tokenize_str(character)
         stand_ins.append((shown, character.encode()))
     tokens: Any = Vocabulary(*(shown for shown, _ in stand_ins))
-    assert _byte_level_tokens(tokens) == [encoded for _, encoded in stand_ins]
+    assert byte_level_tokens(tokens) == [encoded for _, encoded in stand_ins]
     alphabet = sorted(ByteLevel.alphabet())
     singles: Any = Vocabulary(*alphabet)
-    assert sorted(_byte_level_tokens(singles)) == [bytes([byte]) for byte in range(256)]
+    assert sorted(byte_level_tokens(singles)) == [bytes([byte]) for byte in range(256)]
 
 
 def test_a_token_outside_the_byte_alphabet_is_plain_text() -> None:
     tokens: Any = Vocabulary("Ġa", "a b", None, "", "€Ġ", "\ud800", "ń")
-    assert _byte_level_tokens(tokens) == [
+    assert byte_level_tokens(tokens) == [
         b" a", b"a b", b"", b"", "€Ġ".encode(), b"?", "ń".encode(),
     ]  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_a_sentencepiece_vocabulary_has_single_bytes_and_spaces() -> None:
     tokens: Any = Vocabulary(
         "\u2581a\u2581", "<0x0A>", "<0xFF>", "<0x0A", "<0x0A>>", "(0x0A>", "<0x0A)", None, "\ud800"
     )
-    assert _sentencepiece_tokens(tokens) == [
+    assert sentencepiece_tokens(tokens) == [
         b" a ", b"\n", b"\xff", b"<0x0A", b"<0x0A>>", b"(0x0A>", b"<0x0A)", b"", b"?",
     ]  # fmt: skip
 
@@ -91,7 +91,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     ],
 )
 def test_which_decoder_is_sentencepieces(decoder: dict[str, Any], strips: bool | None) -> None:
-    assert _sentencepiece_strips(decoder) is strips
+    assert sentencepiece_strips(decoder) is strips
 
 
 def tiny(folder: Path, template: str | None = None) -> MlxText:
@@ -173,9 +173,9 @@ def test_one_token_alone_is_text_and_an_id_of_nobody_is_none(tmp_path: Path) -> 
 def test_a_twin_shares_no_tokenizer(tmp_path: Path) -> None:
     text = tiny(tmp_path)
     twin = text.twin()
-    assert twin._tokenizer is not text._tokenizer
-    assert twin._in_use is not text._in_use
-    assert twin._grammars is not text._grammars
+    assert twin.tokenizer is not text.tokenizer
+    assert twin.in_use is not text.in_use
+    assert twin.grammars is not text.grammars
     body = RequestBody(prompt="hello")
     assert twin.encode(body) == text.encode(body)
 
@@ -214,7 +214,7 @@ def test_an_answer_in_a_form_ends_with_an_id_that_is_in_no_text(
     write_tokenizer(tmp_path)
     text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
     assert text.stop_tokens == []
-    text._token_bytes = token_bytes
+    text.token_bytes = token_bytes
 
     def watch(tokenizer: Any, *, end_tokens: list[int], **options: Any) -> None:
         ends.append(end_tokens)
@@ -232,8 +232,8 @@ def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -
     place = tmp_path / "tokenizer.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"decoder": {"type": "Fuse"}}))
     text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
-    assert text._token_bytes is None
-    assert text._decoding_tokenizer not in (text._tokenizer, text._tokenizer._tokenizer)
+    assert text.token_bytes is None
+    assert text.decoding_tokenizer not in (text.tokenizer, text.tokenizer._tokenizer)
     assert text.decode(text.encode(RequestBody(prompt="babe")).tokens) == "babe"
 
 

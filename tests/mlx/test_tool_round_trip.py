@@ -194,7 +194,7 @@ def calls_in(text: MlxText, said: str, opening: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_call_comes_back_the_same(family: Family, tmp_path: Path) -> None:
     text = load(tmp_path / "model", family)
-    ask = [{"role": "user", "content": "hi"}]
+    ask: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
     prompt = text.encode(RequestBody(messages=ask, tools=TOOLS))
     [call] = calls_in(text, family.said, family.opening)
     assert call["function"]["name"] == "weather"
@@ -235,7 +235,7 @@ def test_a_call_that_is_cut_short_is_whole_or_none(family: Family, tmp_path: Pat
 def test_a_call_of_another_model_is_rendered(family: Family, call_id: str, tmp_path: Path) -> None:
     text = load(tmp_path / "model", family)
     function = {"name": "weather", "arguments": SPELLED}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "tool_calls": [{"id": call_id, "function": function}]},
         {"role": "tool", "tool_call_id": call_id, "content": "sunny"},

@@ -11,10 +11,9 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.utils import load_model
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
+from mlxsup.worker.engine import GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx import batching as mlx_way
 from mlxsup.worker.engines.mlx.batching import ONLY_ROW, TOO_SHORT, Finding, WayFinder, has_state
-from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.engines.mlx.load import MODEL_FAULTS, raise_if_passing
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.probe import (
@@ -23,7 +22,8 @@ from mlxsup.worker.engines.mlx.probe import (
     largest_distance,
     make_sequence,
 )
-from support.mlx_rows import loaded_engine, make_row, make_spec, random_state, run_rows, solo
+from support.mlx_numbers import number_of
+from support.mlx_rows import random_state
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -202,7 +202,7 @@ def test_ids_that_a_router_sends_elsewhere_cost_only_an_exact_model_its_batch(mo
     first = set(make_sequence(2048))
 
     def flip(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
-        is_flipped = tokens.shape[0] > 1 and int(tokens[0, 0].item()) in first
+        is_flipped = tokens.shape[0] > 1 and int(number_of(tokens[0, 0])) in first
         return mixed(logits) if is_flipped else logits
 
     assert find(Broken(model, flip), is_exact=False).way is TOGETHER
@@ -217,7 +217,7 @@ def test_noise_of_rows_that_pad_nothing_is_allowed_up_to_a_limit(model: Any) -> 
 
         return Broken(model, add)
 
-    size = float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+    size = number_of(mx.std(model(mx.array([[1, 2, 3]]))))
     assert find(noisy(0.004 * size)).way is TOGETHER, "four times the floor, as in the control"
     assert find(noisy(0.1 * size)).way is ONE_ROW, "beyond the cap, whatever the control"
 
@@ -231,7 +231,7 @@ def test_how_much_is_rounding_follows_from_the_numbers_and_the_device(
     model: Any, is_exact: bool, dtype: mx.Dtype, way: Batching
 ) -> None:
     """A distance of 0.015 is between the limits of both kinds."""
-    scale = 0.021 * float(mx.std(model(mx.array([[1, 2, 3]]))).item())
+    scale = 0.021 * number_of(mx.std(model(mx.array([[1, 2, 3]]))))
 
     def add(number: int, tokens: mx.array, cache: Any, logits: mx.array) -> mx.array:
         wave = mx.sin(mx.arange(logits.shape[-1]) * number) if tokens.shape[0] > 1 else 0.0
@@ -340,124 +340,3 @@ def test_a_distance_is_that_of_probabilities_not_of_a_constant() -> None:
     assert distance(mx.array([1.0, mx.nan, 0.0, 4.0]), alone) == float("inf")
     assert distance(mx.array([4.0, 2.0, 0.0, 1.0]), alone) > 1.0
     assert largest_distance({}, {}) == 0.0
-
-
-def test_a_row_alone_that_raises_is_a_bad_model_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
-        raise RuntimeError("[GatherMM::eval] Currently only supports float32.")
-
-    monkeypatch.setattr(FloatLogits, "__call__", call)
-    for max_concurrency in (1, 4):
-        engine = MlxEngine(make_spec(folder, max_concurrency=max_concurrency))
-        with pytest.raises(BadModelError, match=r"cannot run: \[GatherMM") as caught:
-            engine.load(lambda phase, progress: None)
-        assert str(folder) in str(caught.value)
-        engine.close()
-
-
-def test_the_gpu_that_fails_in_a_load_is_not_the_models_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def call(self: FloatLogits, *args: Any, **named: Any) -> mx.array:
-        raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Hang Error")
-
-    monkeypatch.setattr(FloatLogits, "__call__", call)
-    engine = MlxEngine(make_spec(folder))
-    with pytest.raises(RuntimeError, match="GPU Hang") as caught:
-        engine.load(lambda phase, progress: None)
-    assert caught.type is RuntimeError
-
-
-def test_the_probe_leaves_nothing_behind(folder: Path) -> None:
-    with loaded_engine(folder, prefix_cache_bytes=1 << 24) as engine:
-        assert not engine.has_rows()
-        assert engine._batch is not None
-        assert len(engine._batch._prefixes) == 0
-        assert engine._facts is not None
-        assert (engine._facts.batching, engine._facts.batching_reason) == (TOGETHER, "")
-
-
-def test_the_load_goes_on_during_the_probe(folder: Path) -> None:
-    reports: list[float] = []
-    engine = MlxEngine(make_spec(folder))
-    engine.load(lambda phase, progress: reports.append(progress))
-    engine.close()
-    known: list[float] = []
-    engine = MlxEngine(make_spec(folder, known_batching=found_in(folder, SERIAL)))
-    facts = engine.load(lambda phase, progress: known.append(progress))
-    engine.close()
-    assert len(reports) > len(known) + 10, "each step of the probe is a report"
-    assert (facts.batching, facts.batching_reason) == (SERIAL, "an earlier life")
-
-
-def found_in(folder: Path, way: str, **changes: str) -> dict[str, str]:
-    engine = MlxEngine(make_spec(folder, max_concurrency=1))
-    facts = engine.load(lambda phase, progress: None)
-    engine.close()
-    known = {"fingerprint": facts.fingerprint, "batching": way, "reason": "an earlier life"}
-    return known | changes
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"fingerprint": "another"},
-        {"batching": "sideways"},
-        {"reason": ONLY_ROW},
-        {"reason": TOO_SHORT},
-    ],
-    ids=["another model", "an unknown way", "one row by configuration", "a short context"],
-)
-def test_what_is_not_known_of_this_model_is_probed(folder: Path, changes: dict[str, str]) -> None:
-    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW, **changes)) as engine:
-        assert engine._facts is not None
-        assert engine._facts.batching is TOGETHER
-
-
-def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
-    """Twice as many rows as fit come one after the other; nobody who decodes is passed over."""
-    with loaded_engine(folder, known_batching=found_in(folder, ONE_ROW)) as engine:
-        alone = [solo(engine, make_row(key, [key + 1, 7, 9], max_tokens=9)) for key in range(16)]
-        waiting = list(range(16))
-        decoding: set[int] = set()
-        got: dict[int, list[int]] = {key: [] for key in waiting}
-        while waiting or engine.has_rows():
-            while waiting and engine.row_count() < 8:
-                key = waiting.pop(0)
-                engine.insert(make_row(key, [key + 1, 7, 9], max_tokens=9))
-            result = engine.step()
-            keys = {int(token.key) for token in result.tokens}
-            assert decoding <= keys, "a row that decodes got no token"
-            decoding |= {int(read.key) for read in result.prefill if read.done == read.total}
-            for token in result.tokens:
-                assert token.token is not None
-                got[int(token.key)].append(token.token)
-                if token.finish is not None:
-                    decoding.discard(int(token.key))
-        assert [got[key] for key in range(16)] == alone
-        assert run_rows(engine) == {}
-        assert engine._batch is not None
-        passes: Any = engine._batch._passes
-        assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
-
-
-def test_rows_that_end_are_forgotten_where_prompts_are_read_alone(folder: Path) -> None:
-    with loaded_engine(folder, known_batching=found_in(folder, SERIAL)) as engine:
-        run_rows(engine, [make_row(key, [key + 1, 7, 9], max_tokens=3 + key) for key in range(4)])
-        assert engine._batch is not None
-        passes: Any = engine._batch._passes
-        assert (passes.waiting, passes.decode._uids, passes.decode._own_uids) == ({}, {}, {})
-
-
-def test_a_model_without_numbers_warns_in_every_life(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "model")
-    weights: Any = mx.load(str(folder / "model.safetensors"))
-    mx.eval(weights)
-    weights["model.norm.weight"] *= float("nan")
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    for known in (None, found_in(folder, TOGETHER)):
-        with loaded_engine(folder, known_batching=known) as engine:
-            assert engine._facts is not None
-            assert engine._facts.warnings == (NO_NUMBERS,)

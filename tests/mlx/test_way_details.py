@@ -73,7 +73,7 @@ class Probe:
             assert (alone[0], alone[2]) == (ONE_ROW, start)
             return self._noise if scenario is run_side_by_side else self._found[way][start]
 
-        monkeypatch.setattr(WayFinder, "_run", run)
+        monkeypatch.setattr(WayFinder, "run", run)
         monkeypatch.setattr(mlx_way, "largest_distance", measure)
 
 
@@ -209,14 +209,14 @@ def test_what_the_probe_cannot_see_is_said_in_words(
 def test_a_way_that_raises_is_named_with_what_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way that is tried last is the one whose reason counts."""
     Probe(monkeypatch, [0.0] * 3)
-    run = WayFinder._run
+    run = WayFinder.run
 
     def fail(finder: WayFinder, way: Batching, scenario: Any, script: Any) -> Any:
         if way is not ONE_ROW:
             raise IndexError(f"no row\nfor {way.value}")
         return run(finder, way, scenario, script)
 
-    monkeypatch.setattr(WayFinder, "_run", fail)
+    monkeypatch.setattr(WayFinder, "run", fail)
     assert find() == Finding(
         way=ONE_ROW,
         reason=f"rows cannot be decoded together (tiny): no row for {SERIAL.value}",

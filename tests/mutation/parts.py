@@ -81,7 +81,7 @@ PARTS = (
         globs=("worker/*.py", "worker/text/*.py"),
         tests=(
             "tests/unit/test_worker_*.py",
-            "tests/mlx/test_structured.py",
+            "tests/mlx/test_structured*.py",
             "tests/integration/test_worker_parent_watch.py",
             "tests/contract/test_*.py",
             "tests/mlx/test_harmony.py",

@@ -96,13 +96,12 @@ def known_as(path: Path, way: Batching) -> dict[str, str]:
 
 def check_no_row_is_left(engine: MlxEngine) -> None:
     """Neither in our books nor in mlx-lm's."""
-    batch: Any = engine._batch
-    assert (batch._keys, batch._uids, len(batch._turns)) == ({}, {}, 0)
-    assert (batch._wanted_logprobs, batch._grammars) == ({}, {})
-    passes = batch._passes
+    assert engine.batch is not None
+    assert set(engine.batch.books()) == {0}
+    passes = engine.batch.passes
     if isinstance(passes, SerialPasses):
         assert not passes.waiting
-    decode = getattr(passes, "decode", passes)
+    decode: Any = getattr(passes, "decode", passes)
     if isinstance(decode, LoneDecode):
         assert (decode.rows, decode.new) == ({}, {})
         return

@@ -35,12 +35,13 @@ class MlxBatch:
     """Rows that prefill and decode.
 
     Attributes:
+        passes: run the rows.
         logits_width: of the model's output, known after the first token.
         gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
             that of an id that can never be drawn.
 
     Args:
-        passes: run the rows; closed with the batch.
+        passes: closed with the batch.
         turns: which prompts they read next.
         stream: made on this thread.
         stop_tokens: ids that end an answer.
@@ -60,7 +61,7 @@ class MlxBatch:
         pacer: PrefillPacer,
         prefixes: PrefixCache,
     ) -> None:
-        self._passes = passes
+        self.passes = passes
         self._turns = turns
         self._stream = stream
         self._pacer = pacer
@@ -91,7 +92,7 @@ class MlxBatch:
             found = self._prefixes.find(tokens)
             cached = found.count
             ending = self._ending_of(row)
-            uid = self._passes.insert(
+            uid = self.passes.insert(
                 NewRow(
                     tokens=tokens[cached:],
                     known=tokens[:cached],
@@ -136,7 +137,7 @@ class MlxBatch:
                 kept.add(uid)
         if not uids:
             return
-        self._keep(self._passes.remove(uids, kept=kept).values())
+        self._keep(self.passes.remove(uids, kept=kept).values())
 
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
         """Keeps what rows have read for other rows that begin alike."""
@@ -158,6 +159,11 @@ class MlxBatch:
     def row_count(self) -> int:
         """How many rows there are, in prefill or decode."""
         return len(self._keys)
+
+    def books(self) -> tuple[int, ...]:
+        """How many entries each book has that is kept of rows: all 0 once there is no row."""
+        of_rows = (self._keys, self._uids, self._turns, self._wanted_logprobs, self._grammars)
+        return tuple(map(len, of_rows))
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
@@ -186,9 +192,9 @@ class MlxBatch:
         started = time.perf_counter()
         try:
             self._tell_grammars()
-            reads, tokens = self._passes.step(self._turns.plan(decode_rows=decoding))
+            reads, tokens = self.passes.step(self._turns.plan(decode_rows=decoding))
             took_s = time.perf_counter() - started
-            self._keep(self._passes.take_checkpoints())
+            self._keep(self.passes.take_checkpoints())
         except RuntimeError as error:
             raise_if_memory(error)
             raise_if_innocent(error)
@@ -215,7 +221,7 @@ class MlxBatch:
         """Gives each grammar the token of its row that the step will return: the mask for the
         token after it depends on it. One read for all of them."""
         if self._grammars:
-            for uid, token in self._passes.drawn(self._grammars.keys()).items():
+            for uid, token in self.passes.drawn(self._grammars.keys()).items():
                 self._grammars[uid].accept(token)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
@@ -249,4 +255,4 @@ class MlxBatch:
         self.remove(*self._uids)
         self._prefixes.clear()
         mx.synchronize(self._stream)
-        self._passes.close()
+        self.passes.close()

@@ -181,7 +181,7 @@ class WayFinder:
     def _is_wrong(self, way: Batching, start: float) -> bool:
         tolerance = self._tolerance
         alone = self._run_alone(start)
-        company = self._run(way, run_in_company, self._script(start, LENGTHS, TOKENS))
+        company = self.run(way, run_in_company, self._script(start, LENGTHS, TOKENS))
         with mx.stream(self._stream):
             found = largest_distance(company, alone)
         if found <= tolerance.floor:
@@ -191,14 +191,14 @@ class WayFinder:
     def _run_alone(self, start: float) -> Rows:
         if start not in self._alone:
             script = self._script(start, LENGTHS, TOKENS)
-            self._alone[start] = self._run(Batching.ONE_ROW, run_alone, script)
+            self._alone[start] = self.run(Batching.ONE_ROW, run_alone, script)
         return self._alone[start]
 
     def _noise(self, way: Batching, start: float) -> float:
         """How much rows of equal length differ from what they are alone."""
         script = self._script(start, (CONTROL_LENGTH,) * 2, (CONTROL_TOKENS,) * 2)
-        alone = self._run(Batching.ONE_ROW, run_alone, script)
-        company = self._run(way, run_side_by_side, script)
+        alone = self.run(Batching.ONE_ROW, run_alone, script)
+        company = self.run(way, run_side_by_side, script)
         with mx.stream(self._stream):
             return largest_distance(company, alone)
 
@@ -214,7 +214,8 @@ class WayFinder:
     def _tolerance(self) -> Tolerance:
         return EXACT if self._is_exact and self._model.own_dtype == mx.float32 else ROUNDED
 
-    def _run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
+    def run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
+        """What the rows of a script give in one way, in passes of their own."""
         passes = make_passes(
             way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
         )

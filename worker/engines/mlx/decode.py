@@ -48,6 +48,11 @@ class Decode(Protocol):
 class BatchDecode:
     """All rows in one batch of mlx-lm's generator, which reads no prompts here.
 
+    Attributes:
+        generator: of mlx-lm.
+        own_uids: the generator's numbers of rows, by ours.
+        uids: ours, by the generator's.
+
     Args:
         model: materialised.
         stream: made on this thread.
@@ -55,8 +60,8 @@ class BatchDecode:
     """
 
     def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
-        self._own_uids: dict[int, int] = {}  # of ours
-        self._uids: dict[int, int] = {}  # ours, by the generator's
+        self.own_uids: dict[int, int] = {}
+        self.uids: dict[int, int] = {}
         with mx.stream(stream):
             self.generator = BatchGenerator(
                 model,
@@ -77,15 +82,15 @@ class BatchDecode:
             logits_processors=[list(row.processors)] if row.processors else None,
             stop_sequences=[row.stops],
         )[0]
-        self._own_uids[uid] = own
-        self._uids[own] = uid
+        self.own_uids[uid] = own
+        self.uids[own] = uid
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `Decode.remove`."""
-        own = [self._own_uids.pop(uid) for uid in uids if uid in self._own_uids]
+        own = [self.own_uids.pop(uid) for uid in uids if uid in self.own_uids]
         if not own:
             return {}
-        ours = {number: self._uids.pop(number) for number in own}
+        ours = {number: self.uids.pop(number) for number in own}
         removed = take_out(
             self.generator, own, kept=[number for number, uid in ours.items() if uid in kept]
         )
@@ -93,9 +98,9 @@ class BatchDecode:
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Decode.drawn`."""
-        own = [self._own_uids[uid] for uid in uids if uid in self._own_uids]
+        own = [self.own_uids[uid] for uid in uids if uid in self.own_uids]
         return {
-            self._uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
+            self.uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
         }
 
     def next(self) -> list[Any]:
@@ -103,9 +108,9 @@ class BatchDecode:
         responses = self.generator.next()[1]
         for response in responses:
             own = response.uid
-            response.uid = self._uids[own]
+            response.uid = self.uids[own]
             if response.finish_reason is not None:
-                del self._own_uids[self._uids.pop(own)]
+                del self.own_uids[self.uids.pop(own)]
         return list(responses)
 
     def close(self) -> None:

@@ -63,17 +63,23 @@ _MATERIALISED = 0.9
 class MlxEngine:
     """One MLX model; every method belongs to the thread that calls `load`.
 
+    Attributes:
+        model: materialised; None before `load` and after `close`.
+        stream: of every pass; there after `load`.
+        batch: its rows; None before `load` and after `close`.
+        prefixes: what earlier rows have computed; None before `load`.
+
     Args:
         spec: what the worker was launched with.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
-        self._model: Any = None
+        self.model: Any = None
         self._model_type = ""
-        self._stream: Any = None
-        self._batch: MlxBatch | None = None
-        self._prefixes: PrefixCache | None = None
+        self.stream: Any = None
+        self.batch: MlxBatch | None = None
+        self.prefixes: PrefixCache | None = None
         self._text: MlxText | None = None
         self._facts: EngineFacts | None = None
         self._limits: MemoryLimits | None = None
@@ -105,6 +111,13 @@ class MlxEngine:
         self._facts = replace(self._facts, warnings=(*self._facts.warnings, *held))
         return self._facts
 
+    @property
+    def facts(self) -> EngineFacts:
+        """What the load found out; there after `load`."""
+        if self._facts is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._facts
+
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
         try:
             from .limits import MemoryLimits
@@ -113,7 +126,7 @@ class MlxEngine:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
 
         # The stream of every pass, made before any work and kept for all of it (A2).
-        backend, self._stream = open_stream()
+        backend, self.stream = open_stream()
         self._limits = MemoryLimits(self._spec)
         self._limits.set()
         return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
@@ -126,7 +139,7 @@ class MlxEngine:
         from .text import load_text
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
-        with mx.stream(self._stream):
+        with mx.stream(self.stream):
             model, config = load_lazily(folder)
             # Not those of the files: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
@@ -143,26 +156,25 @@ class MlxEngine:
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
             )
-        self._model = FloatLogits(model)
+        self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
 
     def _choose_way(self, report: ReportProgress) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
         from .batching import ONLY_ROW, UNTRIED
 
-        assert self._facts is not None
         known = self._spec.known_batching or {}
         if (
-            known.get("fingerprint") == self._facts.fingerprint
+            known.get("fingerprint") == self.facts.fingerprint
             and known.get("batching") in list(Batching)
             and known.get("reason") not in UNTRIED
         ):
             way, reason = Batching(known["batching"]), known.get("reason", "")
-            self._facts = replace(self._facts, batching=way, batching_reason=reason)
+            self._facts = replace(self.facts, batching=way, batching_reason=reason)
             return
         started = time.perf_counter()
         finding = self._find_way(report)
-        self._facts = replace(self._facts, batching=finding.way, batching_reason=finding.reason)
+        self._facts = replace(self.facts, batching=finding.way, batching_reason=finding.reason)
         seconds = round(time.perf_counter() - started, 2)
         if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
             logger.info(
@@ -187,15 +199,14 @@ class MlxEngine:
     def _find_way(self, report: ReportProgress) -> Finding:
         from .batching import WayFinder
 
-        assert self._facts is not None
         finder = WayFinder(
-            self._model,
+            self.model,
             model_type=self._model_type,
-            stream=self._stream,
-            is_exact=self._facts.backend == "cpu",
+            stream=self.stream,
+            is_exact=self.facts.backend == "cpu",
             max_concurrency=self._spec.max_concurrency,
-            context_length=self._facts.context_length,
-            vocabulary_size=self._facts.vocabulary_size,
+            context_length=self.facts.context_length,
+            vocabulary_size=self.facts.vocabulary_size,
             report=lambda: report(LoadPhase.WARMUP, _MATERIALISED),
         )
         with self._blaming_the_model():
@@ -220,27 +231,26 @@ class MlxEngine:
         from .prefix_cache import PrefixCache
 
         assert self._text is not None
-        assert self._facts is not None
-        way = self._facts.batching
+        way = self.facts.batching
         pacer = PrefillPacer(
             decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
             step_timeout_s=self._spec.step_timeout_s,
             is_fixed=self._spec.deterministic,
         )
-        self._prefixes = PrefixCache()
-        self._batch = MlxBatch(
+        self.prefixes = PrefixCache()
+        self.batch = MlxBatch(
             make_passes(
                 way,
-                self._model,
-                stream=self._stream,
+                self.model,
+                stream=self.stream,
                 max_concurrency=self._spec.max_concurrency,
             ),
             TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
-            stream=self._stream,
+            stream=self.stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
             pacer=pacer,
-            prefixes=self._prefixes,
+            prefixes=self.prefixes,
         )
         if self._limits is not None:
             self._limits.set_wired()
@@ -266,13 +276,12 @@ class MlxEngine:
         """Runs a short request, so that the first one is as fast as the second (B10), and learns
         the model's speed from it. Its row is removed in every case (B5)."""
         report(LoadPhase.WARMUP, _MATERIALISED)
-        assert self._facts is not None
         from .batch import WARMUP_KEY
 
-        length = max(min(WARMUP_PROMPT_TOKENS, self._facts.context_length - WARMUP_TOKENS), 1)
+        length = max(min(WARMUP_PROMPT_TOKENS, self.facts.context_length - WARMUP_TOKENS), 1)
         row = Row(
             key=WARMUP_KEY,
-            tokens=[number % self._facts.vocabulary_size for number in range(length)],
+            tokens=[number % self.facts.vocabulary_size for number in range(length)],
             max_tokens=WARMUP_TOKENS,
             seed=0,
         )
@@ -287,7 +296,7 @@ class MlxEngine:
             batch.remove(WARMUP_KEY)
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:
-            self._facts = replace(self._facts, warnings=(*self._facts.warnings, NO_NUMBERS))
+            self._facts = replace(self.facts, warnings=(*self.facts.warnings, NO_NUMBERS))
         report(LoadPhase.WARMUP, 1.0)
 
     def _open_prefix_cache(self) -> None:
@@ -296,25 +305,23 @@ class MlxEngine:
 
         from .prefix_size import find_room
 
-        assert self._facts is not None
         assert self._text is not None
-        assert self._prefixes is not None
-        with mx.stream(self._stream):
-            room = find_room(self._model, self._spec, self._facts)
-        self._prefixes.room = room
+        assert self.prefixes is not None
+        with mx.stream(self.stream):
+            room = find_room(self.model, self._spec, self.facts)
+        self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(
-            self._facts, prefix_cache_bytes=room.max_bytes, prefix_cache_tokens=room.row_tokens
+            self.facts, prefix_cache_bytes=room.max_bytes, prefix_cache_tokens=room.row_tokens
         )
 
     def _narrow_vocabulary(self, logits_width: int | None) -> None:
         """A tokenizer may know ids that the model has no output for; a bias or a penalty for one
         of them would write beyond the logits."""
-        assert self._facts is not None
         assert self._text is not None
-        if logits_width is not None and logits_width < self._facts.vocabulary_size:
+        if logits_width is not None and logits_width < self.facts.vocabulary_size:
             self._text.vocabulary_size = logits_width
-            self._facts = replace(self._facts, vocabulary_size=logits_width)
+            self._facts = replace(self.facts, vocabulary_size=logits_width)
 
     @property
     def text(self) -> TextCodec:
@@ -333,11 +340,11 @@ class MlxEngine:
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
-        return self._batch is not None and self._batch.has_rows()
+        return self.batch is not None and self.batch.has_rows()
 
     def row_count(self) -> int:
         """See `Engine.row_count`."""
-        return 0 if self._batch is None else self._batch.row_count()
+        return 0 if self.batch is None else self.batch.row_count()
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most, from what was measured; 0 when unknown."""
@@ -370,8 +377,8 @@ class MlxEngine:
 
     def close(self) -> None:
         """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
-        batch, limits = self._batch, self._limits
-        self._batch = self._limits = None
+        batch, limits = self.batch, self._limits
+        self.batch = self._limits = None
         if limits is None:
             return  # nothing was loaded, not even MLX
         if batch is not None:
@@ -379,12 +386,12 @@ class MlxEngine:
         limits.restore()
         # The batch runs the model: while it is held, so are the weights.
         del batch
-        self._model = None
+        self.model = None
         import mlx.core as mx
 
         mx.clear_cache()
 
     def _ready(self) -> MlxBatch:
-        if self._batch is None:
+        if self.batch is None:
             raise RuntimeError("the engine is not loaded")
-        return self._batch
+        return self.batch

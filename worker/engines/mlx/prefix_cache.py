@@ -44,7 +44,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class Entry:
+    """A kept cache.
+
+    Attributes:
+        cache: a layer each.
+        array_bytes: of its arrays.
+        is_cuttable: whether it can be cut back to any of its tokens.
+    """
+
     cache: list[Any]
     array_bytes: int
     is_cuttable: bool
@@ -59,8 +67,8 @@ class PrefixCache:
 
     def __init__(self, room: PrefixRoom | None = None) -> None:
         self.room = room or PrefixRoom()
-        self._index: PrefixIndex[_Entry] = PrefixIndex()
-        self._used: OrderedDict[Node[_Entry], None] = OrderedDict()  # the last used one at the end
+        self._index: PrefixIndex[Entry] = PrefixIndex()
+        self._used: OrderedDict[Node[Entry], None] = OrderedDict()  # the last used one at the end
         self._array_bytes = 0
         self._longest_cuttable = 0
 
@@ -68,6 +76,10 @@ class PrefixCache:
     def held_bytes(self) -> int:
         """Of what it keeps: arrays and ids."""
         return self._array_bytes + self._index.held_bytes
+
+    def entries(self) -> list[Node[Entry]]:
+        """What it keeps, the least recently used first."""
+        return list(self._used)
 
     def __len__(self) -> int:
         return len(self._used)
@@ -81,7 +93,7 @@ class PrefixCache:
             return Found()
         path = self._index.path(as_tokens(tokens)[:-1])
         shared = path[-1][1]
-        came_from: Node[_Entry] | None = None
+        came_from: Node[Entry] | None = None
         for node, matched in reversed(path):
             if matched < LEAST_TOKENS:
                 break
@@ -92,15 +104,15 @@ class PrefixCache:
         return Found(shared=shared)
 
     def _source(
-        self, node: Node[_Entry], matched: int, *, besides: Node[_Entry] | None
-    ) -> Node[_Entry] | None:
+        self, node: Node[Entry], matched: int, *, besides: Node[Entry] | None
+    ) -> Node[Entry] | None:
         """An entry that holds so many tokens of the path, or can be cut back to them."""
         if node.value is not None and node.end == matched:
             return node
         below = self._index.below(node, besides=besides, longest=self._longest_cuttable)
         return next((n for n in below if n.value is not None and n.value.is_cuttable), None)
 
-    def _copy(self, node: Node[_Entry], count: int) -> list[Any]:
+    def _copy(self, node: Node[Entry], count: int) -> list[Any]:
         assert node.value is not None
         self._used.move_to_end(node)
         # The arrays are not copied here, but by whoever writes to them first.
@@ -148,7 +160,7 @@ class PrefixCache:
         # Without this the arrays would hold on to those of the whole batch.
         evaluate_soon: Any = mx.async_eval
         evaluate_soon(list(iterate_arrays(cache)))
-        self._add(ids, _Entry(cache=cache, array_bytes=size, is_cuttable=is_cuttable))
+        self._add(ids, Entry(cache=cache, array_bytes=size, is_cuttable=is_cuttable))
 
     def _fitting(self, size: int, count: int) -> int:
         return self.room.max_bytes * count // (size + BYTES_PER_TOKEN * count)
@@ -162,7 +174,7 @@ class PrefixCache:
         self._used.move_to_end(source)
         return True
 
-    def _add(self, ids: Tokens, entry: _Entry) -> None:
+    def _add(self, ids: Tokens, entry: Entry) -> None:
         if entry.is_cuttable:
             # What it begins with can be cut from it.
             for node, matched in self._index.path(ids):
@@ -174,7 +186,7 @@ class PrefixCache:
         while self.held_bytes > self.room.max_bytes or len(self._used) > MAX_ENTRIES:
             self._drop(next(iter(self._used)))
 
-    def _drop(self, node: Node[_Entry]) -> None:
+    def _drop(self, node: Node[Entry]) -> None:
         assert node.value is not None
         self._array_bytes -= node.value.array_bytes
         del self._used[node]
@@ -184,7 +196,7 @@ class PrefixCache:
         """Gives everything back."""
         # One by one: the tree's nodes refer to each other, so that only a garbage collection would
         # find the caches of a tree that was let go as a whole.
-        for node in list(self._used):
+        for node in self.entries():
             self._drop(node)
         self._longest_cuttable = 0
 

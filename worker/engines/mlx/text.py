@@ -34,11 +34,16 @@ class MlxText:
     """Renders, tokenises and detokenises; `encode` runs on a helper thread.
 
     Attributes:
+        tokenizer: as mlx-lm loads it.
+        in_use: held while the tokenizer is used by a helper thread.
         vocabulary_size: valid ids are below it.
         wants_checkpoints: whether a prompt says how much of it others are likely to share.
+        token_bytes: of each id; None if only the tokenizer can say.
+        decoding_tokenizer: of the owner thread, if the tokenizer is needed to decode.
+        grammars: compiled ones.
 
     Args:
-        tokenizer: as mlx-lm loads it.
+        tokenizer: becomes this one's own.
         vocabulary_size: valid ids are below it.
         decoder: the `decoder` entry of tokenizer.json; empty where there is none.
     """
@@ -46,38 +51,38 @@ class MlxText:
     def __init__(
         self, tokenizer: TokenizerWrapper, *, vocabulary_size: int, decoder: dict[str, Any]
     ) -> None:
-        self._tokenizer = tokenizer
-        self._in_use = threading.Lock()
+        self.tokenizer = tokenizer
+        self.in_use = threading.Lock()
         self.vocabulary_size = vocabulary_size
         self.wants_checkpoints = False
-        self._token_bytes: list[bytes] | None = None
+        self.token_bytes: list[bytes] | None = None
         self._strips_first_space = False
         if decoder.get("type") == BYTE_LEVEL:
-            self._token_bytes = _byte_level_tokens(tokenizer)
-        elif (strips := _sentencepiece_strips(decoder)) is not None:
-            self._token_bytes = _sentencepiece_tokens(tokenizer)
+            self.token_bytes = byte_level_tokens(tokenizer)
+        elif (strips := sentencepiece_strips(decoder)) is not None:
+            self.token_bytes = sentencepiece_tokens(tokenizer)
             self._strips_first_space = strips
         self._format = chat_format(tokenizer)
-        self._grammars = GrammarCompiler(self._grammar_tokenizer)
-        self._decoding_tokenizer: Any = tokenizer
-        if self._token_bytes is None:
+        self.grammars = GrammarCompiler(self.grammar_tokenizer)
+        self.decoding_tokenizer: Any = tokenizer
+        if self.token_bytes is None:
             # The owner thread decodes while a helper thread encodes, and one tokenizer object
             # refuses to be used by two threads at once.
-            self._decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
+            self.decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
 
     @property
     def stop_tokens(self) -> list[int]:
         """The ids that end an answer, from tokenizer and configuration."""
-        ends = {int(token) for token in self._tokenizer.eos_token_ids}
+        ends = {int(token) for token in self.tokenizer.eos_token_ids}
         if self._format.is_harmony:
             # Of some conversions the configuration names only the first of them.
-            ends.update(map(int, self._tokenizer.convert_tokens_to_ids(list(ENDS))))
+            ends.update(map(int, self.tokenizer.convert_tokens_to_ids(list(ENDS))))
         return sorted(ends)
 
     @property
     def spared_tokens(self) -> list[int]:
         """The ids without which an answer could not end: those of end of text and line break."""
-        line_breaks = self._tokenizer.encode("\n", add_special_tokens=False)
+        line_breaks = self.tokenizer.encode("\n", add_special_tokens=False)
         return sorted({*self.stop_tokens, *map(int, line_breaks)})
 
     @property
@@ -87,12 +92,12 @@ class MlxText:
 
     def twin(self) -> MlxText:
         """The same for another thread: tokenizers change their own settings while they encode."""
-        with self._in_use:
-            tokenizer = copy.deepcopy(self._tokenizer)
+        with self.in_use:
+            tokenizer = copy.deepcopy(self.tokenizer)
         other = copy.copy(self)
-        other._tokenizer = tokenizer
-        other._in_use = threading.Lock()
-        other._grammars = GrammarCompiler(other._grammar_tokenizer)
+        other.tokenizer = tokenizer
+        other.in_use = threading.Lock()
+        other.grammars = GrammarCompiler(other.grammar_tokenizer)
         return other
 
     def encode(self, body: RequestBody) -> Prompt:
@@ -101,7 +106,7 @@ class MlxText:
         Raises:
             RemoteError: `invalid_request`, the request's own fault (G6, C7).
         """
-        with self._in_use:
+        with self.in_use:
             return self._encode(body)
 
     def _encode(self, body: RequestBody) -> Prompt:
@@ -132,13 +137,18 @@ class MlxText:
         """
         parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
         begins_after = () if parser.is_in_content else self._format.content_after
-        return self._grammars.compile(body.response_format, begins_after)
+        return self.grammars.compile(body.response_format, begins_after)
 
-    def _grammar_tokenizer(self) -> Any:
+    def grammar_tokenizer(self) -> Any:
+        """llguidance's view of the vocabulary.
+
+        Raises:
+            RemoteError: `invalid_request`; it cannot make one of this tokenizer.
+        """
         try:
-            with self._in_use:
+            with self.in_use:
                 return make_grammar_tokenizer(
-                    self._tokenizer._tokenizer,
+                    self.tokenizer._tokenizer,
                     vocabulary_size=self.vocabulary_size,
                     end_tokens=self.stop_tokens or [self._unused_token()],
                 )
@@ -152,32 +162,32 @@ class MlxText:
     def _unused_token(self) -> int:
         """An id for the end of text where the model has none: llguidance would take 0, which may
         be a character. The byte 255 is in no text."""
-        token_bytes = self._token_bytes or []
+        token_bytes = self.token_bytes or []
         return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one answer."""
-        if self._token_bytes is not None:
-            return ByteDetokenizer(self._token_bytes, strips_first_space=self._strips_first_space)
+        if self.token_bytes is not None:
+            return ByteDetokenizer(self.token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
 
     def token_text(self, token: int) -> str:
         """One token alone; half a character becomes a replacement character."""
-        if self._token_bytes is None:
+        if self.token_bytes is None:
             return self.decode([token])
-        if not 0 <= token < len(self._token_bytes):
+        if not 0 <= token < len(self.token_bytes):
             return ""
-        return self._token_bytes[token].decode(errors="replace")
+        return self.token_bytes[token].decode(errors="replace")
 
     def decode(self, tokens: list[int]) -> str:
         """All tokens at once, special ones included."""
-        return str(self._decoding_tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        return str(self.decoding_tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _encode_text(self, text: str) -> list[int]:
         # A prompt that already begins with the begin-of-text token must not get a second one.
-        bos = self._tokenizer.bos_token
+        bos = self.tokenizer.bos_token
         adds_special_tokens = bos is None or not text.startswith(bos)
-        return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens))
+        return list(self.tokenizer.encode(text, add_special_tokens=adds_special_tokens))
 
     def _raw_opening(self, tokens: list[int], opening: str | None) -> str:
         """Without messages the caller opens a part, at the very end of the prompt, or nobody does:
@@ -186,7 +196,7 @@ class MlxText:
             return opening
         if not self._format.is_harmony and self._format.reasoning is None:
             return ""
-        tail = str(self._tokenizer.decode(tokens[-MAX_OPENING // 4 :]))
+        tail = str(self.tokenizer.decode(tokens[-MAX_OPENING // 4 :]))
         if self._format.is_harmony:
             return opening_of(tail)
         begin = (self._format.reasoning or ("",))[0]
@@ -198,7 +208,7 @@ class MlxText:
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
-        if not self._tokenizer.has_chat_template:
+        if not self.tokenizer.has_chat_template:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
                 "this model has no chat template: send prompt instead of messages",
@@ -228,12 +238,12 @@ class MlxText:
             tokens,
             render=lambda messages: self._render(messages, extra, opens=True),
             encode=self._encode_rendered,
-            special_tokens=list(self._tokenizer.get_added_vocab()),
+            special_tokens=list(self.tokenizer.get_added_vocab()),
         )
         return tokens, opening, checkpoints
 
     def _encode_rendered(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _render_either(
         self, plain: list[dict[str, Any]], extra: dict[str, Any]
@@ -255,7 +265,7 @@ class MlxText:
 
     def _render(self, messages: list[dict[str, Any]], extra: dict[str, Any], *, opens: bool) -> str:
         return str(
-            self._tokenizer.apply_chat_template(
+            self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=opens, tokenize=False, **extra
             )
         )
@@ -286,7 +296,7 @@ def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) 
         raise tokenizer_error(folder, error) from error
 
 
-def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+def byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
     """The bytes of each id; an entry outside the byte alphabet (an added token) is plain text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     byte_of = {chr(byte): byte for byte in printable}
@@ -302,7 +312,8 @@ def _byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
     return result
 
 
-def _sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+def sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
+    """The bytes of each id of a vocabulary that spells single bytes out, as `<0x0A>`."""
     result = []
     for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
         text = token or ""
@@ -313,7 +324,7 @@ def _sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
     return result
 
 
-def _sentencepiece_strips(decoder: dict[str, Any]) -> bool | None:
+def sentencepiece_strips(decoder: dict[str, Any]) -> bool | None:
     """Whether a sentencepiece decoder strips the first space; None if it is another decoder."""
     steps = decoder.get("decoders")
     if decoder.get("type") != "Sequence" or not isinstance(steps, list):

@@ -1,0 +1,266 @@
+"""Grammars themselves: where they begin and end, what they refuse, what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
+from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
+from support.forms import of_schema
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_spec
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
+
+pytestmark = pytest.mark.mlx
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path_factory.mktemp("tiny"))))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None), 8)
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
+    text: Any = worker.engine.text
+    body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "[0-9]{2}"})
+    compiled = text.grammar(body, "")
+    assert compiled.mask() is not None
+    end = text.encode(RequestBody(prompt="tide moor")).tokens
+    stages = [end[:2], end[2:]]
+    assert all(stages)
+    waiting = text.grammars.compile(body.response_format, stages)
+    for token in [*end[:1], *end[2:], *end[:2], *end[:1], *end[2:]]:
+        assert waiting.mask() is None
+        assert not waiting.is_over
+        waiting.accept(token)
+    for digit in "42":
+        assert waiting.mask() == compiled.mask()
+        for one in (waiting, compiled):
+            one.accept(text.encode(RequestBody(prompt=digit)).tokens[0])
+    assert waiting.is_over
+
+
+def test_a_model_without_an_end_of_text_token_can_write_every_character(
+    worker: LoopDriver,
+) -> None:
+    """Token 0 is the exclamation mark here."""
+    form = {"type": "regex", "regex": "a!{2}b?"}
+    for seed in range(6):
+        got = worker.answer(prompt="x", temperature=1.0, seed=seed, response_format=form)
+        assert re.fullmatch("a!{2}b?", got.text), got.text
+
+
+@pytest.mark.bits
+def test_a_model_without_an_end_ends_where_the_form_may_and_shows_no_sign_of_it(
+    worker: LoopDriver,
+) -> None:
+    """The form may end at many places, and the model has no token to say that it does."""
+    pattern = "[a-z]{3,9}(-[0-9]{2}){1,9}"
+    form = {"type": "regex", "regex": pattern}
+    answers = [
+        worker.answer(prompt="x", temperature=1.5, seed=seed, response_format=form)
+        for seed in range(20)
+    ]
+    for answer in answers:
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish is FinishReason.STOP
+    assert len({answer.text.count("-") for answer in answers}) > 3
+    check_every_resume(worker, answers[0])
+    assert not worker.engine.has_rows()
+
+
+@pytest.mark.bits
+def test_an_answer_may_end_with_the_models_own_token(tmp_path: Path) -> None:
+    """Where the form allows an end and more, the model decides."""
+    end = 111  # the letter o, which no number holds
+    engine = MlxEngine(make_spec(make_tiny_model(tmp_path, eos_token_id=end)))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    form = of_schema({"type": "integer", "minimum": 0})
+    answers = [
+        driver.answer(prompt="x", temperature=2.0, seed=seed, response_format=form, max_tokens=60)
+        for seed in range(4)
+    ]
+    assert all(answer.text.isdigit() for answer in answers)
+    assert {answer.finish for answer in answers} == {FinishReason.STOP}
+    check_every_resume(driver, answers[0])
+    driver.close()
+    engine.close()
+
+
+def test_a_matcher_never_raises_whatever_comes(worker: LoopDriver) -> None:
+    """Processors run once more after the last token."""
+    text: Any = worker.engine.text
+    body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "ab"})
+    grammar: Grammar = text.grammar(body, "")
+    for token in (5, 2047, 10**9, 5):
+        grammar.accept(token)
+        grammar.mask()
+    assert grammar.is_over
+    assert grammar.error
+
+
+NAMES = ("<|end|>", "a<|end|>b", "<|mark|>🦊\n")
+
+
+SPECIAL = {VOCABULARY_SIZE - 2, VOCABULARY_SIZE - 1}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
+    """A model with two special tokens, one of them its end of text."""
+    folder = tmp_path_factory.mktemp("models") / "named"
+    make_tiny_model(folder, eos_token_id=VOCABULARY_SIZE - 1)
+    add_tokens(folder, ["<|mark|>", "<|end|>"], is_special=True)
+    engine = MlxEngine(make_spec(folder))
+    driver = LoopDriver(engine, engine.load(lambda phase, at: None))
+    yield driver
+    driver.close()
+    engine.close()
+
+
+def of_names(name: str) -> dict[str, dict[str, Any]]:
+    """Forms that demand this text, and one that allows it."""
+    digit = {"enum": [3, 4]}
+    both = {"type": "object", "properties": {"stop": {"const": name}, "n": digit}}
+    return {
+        "const": of_schema({"const": name}),
+        "object": of_schema(both | {"required": ["stop", "n"], "additionalProperties": False}),
+        "enum": of_schema({"enum": [name, name + "!"]}),
+        "regex": {"type": "regex", "regex": re.escape(json.dumps(name, ensure_ascii=False))},
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", of_names(""))
+def test_the_name_of_a_special_token_is_text_like_any_other(
+    named: LoopDriver, form: str, name: str
+) -> None:
+    """Where the form leaves no choice, too: no end of text comes in its stead."""
+    answer = named.answer(prompt="x", max_tokens=90, response_format=of_names(name)[form])
+    assert (answer.error, answer.finish) == (None, FinishReason.STOP)
+    found = json.loads(answer.text)
+    assert (found["stop"] if form == "object" else found.rstrip("!")) == name
+    assert not SPECIAL & set(answer.tokens[:-1])
+    check_every_resume(named, answer)
+
+
+ENDLESS_SCHEMA = {
+    "$ref": "#/$defs/n",
+    "$defs": {
+        "n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [of_schema(ENDLESS_SCHEMA), of_schema({"$ref": "#"}), {"type": "regex", "regex": r"[^\s\S]"}],
+)
+def test_a_form_that_breaks_where_every_answer_goes_is_refused(
+    worker: LoopDriver, form: dict[str, Any]
+) -> None:
+    answer = worker.answer(prompt="x", max_tokens=20, response_format=form)
+    assert answer.error is not None
+    assert answer.error["code"] == "invalid_request"
+    assert answer.tokens == []
+    assert "<state>" not in answer.error["message"]
+
+
+def test_a_wide_schema_is_followed(worker: LoopDriver) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    wide = {"type": "object", "properties": properties, "additionalProperties": False}
+    answer = worker.answer(
+        prompt="x", max_tokens=40, seed=1, temperature=1.0, response_format=of_schema(wide)
+    )
+    assert answer.error is None
+    assert answer.text.startswith(('{"p', "{}"))
+
+
+def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    """llguidance gives up in mid-answer; its neighbour does not notice."""
+    made: list[Grammar | None] = []
+    compiled = MlxText.grammar
+
+    def noted(text: MlxText, body: RequestBody, opening: str) -> Grammar | None:
+        made.append(compiled(text, body, opening))
+        return made[-1]
+
+    monkeypatch.setattr(MlxText, "grammar", noted)
+    free: dict[str, Any] = {"prompt": "tell", "max_tokens": 30}
+    alone = worker.answer(**free).tokens
+    form = {"type": "regex", "regex": "[a-z]{40}"}
+    beside = worker.dispatch(**free)
+    key = worker.dispatch(prompt="x", max_tokens=90, seed=2, temperature=1.0, response_format=form)
+    while len(worker.answers[key].tokens) < 3:
+        worker.turn()
+    [grammar] = [grammar for grammar in made if grammar is not None]
+    grammar.accept(worker.facts.vocabulary_size - 1)
+    broken, kept = worker.finish(key, beside)
+    assert broken.finish is None
+    assert broken.error is not None
+    assert broken.error["code"] == "invalid_request"
+    assert broken.error["detail"]["parameter"] == "response_format"
+    assert kept.tokens == alone
+    assert not worker.engine.has_rows()
+
+
+def test_compiled_grammars_are_kept_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
+) -> None:
+    from llguidance import LLMatcher
+
+    made: list[int] = []
+    compiled: list[str] = []
+    text: Any = worker.engine.text
+
+    def make() -> Any:
+        made.append(1)
+        return text.grammar_tokenizer()
+
+    class Matcher:
+        """llguidance's own, and a note that one was compiled."""
+
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
+        def __new__(cls, tokenizer: Any, grammar: str, **options: Any) -> Any:
+            compiled.append(grammar)
+            return LLMatcher(tokenizer, grammar, **options)
+
+    monkeypatch.setattr("llguidance.LLMatcher", Matcher)
+    compiler = GrammarCompiler(make)
+
+    def compile_all(numbers: Iterable[int]) -> int:
+        """How many of these forms were not known."""
+        before = len(compiled)
+        for number in numbers:
+            assert compiler.compile({"type": "regex", "regex": f"a{number}"}) is not None
+        return len(compiled) - before
+
+    assert compile_all(range(MAX_KEPT + 5)) == MAX_KEPT + 5
+    assert len(made) == 1
+    assert compile_all(range(5, MAX_KEPT + 5)) == 0, "the latest ones are kept"
+    assert compile_all(range(5)) == 5, "and no more of them"
+
+
+def test_without_llguidance_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RemoteError, match=r"mlxsup\[structured\]"):
+        GrammarCompiler(lambda: None).compile({"type": "json_object"})
