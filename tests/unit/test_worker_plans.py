@@ -160,7 +160,7 @@ def test_an_answer_resumes_in_the_same_model_alone_F10() -> None:
     assert error is not None
     assert (error.code, error.detail) == (ErrorCode.WORKER_CRASHED, {"tokens_sent": 3})
     assert error.message == (
-        "the model changed while its worker was restarted, so the answer cannot go on"
+        "the model changed while its worker was restarted, so the answer cannot continue"
     )
 
 
