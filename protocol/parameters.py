@@ -27,6 +27,7 @@ class NumberParameter:
         is_integer: whether fractions are refused.
         is_low_open: whether `low` itself is refused.
         says: what it does, in words.
+        unit: of its values.
     """
 
     low: float
@@ -35,6 +36,7 @@ class NumberParameter:
     is_integer: bool = False
     is_low_open: bool = False
     says: str = ""
+    unit: str = ""
 
     @property
     def expected(self) -> str:
@@ -60,17 +62,19 @@ def _integer(low: int, high: int, default: int | None) -> NumberParameter:
 
 
 def _number(
-    default: float, low: float, high: float, says: str, *, is_low_open: bool = False
+    default: float, low: float, high: float, unit: str, says: str, *, is_low_open: bool = False
 ) -> float:
     number = NumberParameter(
-        low=low, high=high, default=default, is_low_open=is_low_open, says=says
+        low=low, high=high, default=default, is_low_open=is_low_open, says=says, unit=unit
     )
     result: float = field(default=default, metadata={"number": number})
     return result
 
 
 def _count(default: int, says: str) -> int:
-    number = NumberParameter(low=0, high=LARGEST, default=default, is_integer=True, says=says)
+    number = NumberParameter(
+        low=0, high=LARGEST, default=default, is_integer=True, says=says, unit="tokens"
+    )
     result: int = field(default=default, metadata={"number": number})
     return result
 
@@ -83,30 +87,34 @@ class Sampling:
     """
 
     temperature: float = _number(
-        0.0, 0.0, 10.0, "0 picks the likeliest token; higher values vary more"
+        0.0, 0.0, 10.0, "number", "0 picks the likeliest token; higher values vary more"
     )
     top_p: float = _number(
-        1.0, 0.0, 1.0, is_low_open=True,
+        1.0, 0.0, 1.0, "share", is_low_open=True,
         says="nucleus sampling: keep tokens up to this probability mass",
     )  # fmt: skip
     top_k: int = _count(0, "sample from this many of the likeliest tokens; 0: from all")
     min_p: float = _number(
-        0.0, 0.0, 1.0, "drop tokens below this share of the likeliest token's probability"
+        0.0, 0.0, 1.0, "share", "drop tokens below this share of the likeliest token's probability"
     )
     xtc_probability: float = _number(
-        0.0, 0.0, 1.0, "how often to leave out all likely tokens but the least likely of them"
+        0.0,
+        0.0,
+        1.0,
+        "share",
+        "how often to leave out all likely tokens but the least likely",
     )
     xtc_threshold: float = _number(
-        0.1, 0.0, 0.5, "the probability from which xtc counts a token as likely"
+        0.1, 0.0, 0.5, "share", "the probability from which xtc counts a token as likely"
     )
     repetition_penalty: float = _number(
-        1.0, 0.01, 10.0, "divides the logits of tokens that have already appeared"
+        1.0, 0.01, 10.0, "factor", "divides the logits of tokens that have already appeared"
     )
     presence_penalty: float = _number(
-        0.0, -2.0, 2.0, "subtracted from the logits of tokens that have already appeared"
+        0.0, -2.0, 2.0, "logits", "subtracted from the logits of tokens that have already appeared"
     )
     frequency_penalty: float = _number(
-        0.0, -2.0, 2.0, "the same, once for each time they have appeared"
+        0.0, -2.0, 2.0, "logits", "the same, once for each time they have appeared"
     )
     penalty_window: int = _count(20, "how many of the latest tokens the penalties look at; 0: all")
 

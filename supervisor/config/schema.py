@@ -58,7 +58,8 @@ def _readable(
         entry |= choice
     if entry.get("default", "") is None:
         del entry["default"]
-    entry.pop("title", None)
+    for ours in ("title", "more", "unit"):
+        entry.pop(ours, None)
     what = title or name
     entry["description"] = f"{what[:1].upper()}{what[1:]}. Takes {expected}."
     pattern = None

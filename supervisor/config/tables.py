@@ -54,17 +54,41 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def _duration(settings: type, name: str, title: str, *, is_zero_allowed: bool = True) -> Any:
+def _more(text: str = "", unit: str = "") -> dict[str, Any]:
+    """What docs/operations.md adds: behind the sentence, and as the unit if neither the name nor
+    the type of the key gives it."""
+    return {"more": text, "unit": unit}
+
+
+def _duration(
+    settings: type, name: str, title: str, *, is_zero_allowed: bool = True, more: str = ""
+) -> Any:
     limit: dict[str, Any] = {"ge": 0} if is_zero_allowed else {"gt": 0}
     least = "" if is_zero_allowed else ", above 0"
     description = DURATION_EXPECTED + least
+    limit["json_schema_extra"] = _more(more)
     return Field(_default(settings, name), title=title, description=description, **limit)
 
 
-def _integer(settings: type, name: str, title: str, low: int, high: int | None = None) -> Any:
+def _integer(
+    settings: type,
+    name: str,
+    title: str,
+    low: int,
+    high: int | None = None,
+    *,
+    unit: str,
+    more: str = "",
+) -> Any:
     top = "" if high is None else f" to {high}"
-    description = f"an integer from {low}{top}"
-    return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
+    return Field(
+        _default(settings, name),
+        ge=low,
+        le=high,
+        title=title,
+        description=f"an integer from {low}{top}",
+        json_schema_extra=_more(more, unit),
+    )
 
 
 class SupervisorTable(Table):
@@ -74,34 +98,54 @@ class SupervisorTable(Table):
         DEFAULT_RUNTIME_DIR,
         title="created with mode 0700; holds the sockets and the lock",
         description="a folder",
+        json_schema_extra=_more("; refused with any other mode"),
     )
     log_dir: Folder = Field(
         DEFAULT_LOG_DIR,
         title="one log for each model, and the daemon's own",
         description="a folder",
     )
-    max_queue: int = _integer(CoreSettings, "max_queue", "waiting requests, over all models", 1)
+    max_queue: int = _integer(
+        CoreSettings,
+        "max_queue",
+        "waiting requests, over all models",
+        1,
+        unit="requests",
+        more="; beyond that they are answered `overloaded`. When the queue is full, each model may"
+        " still have its equal share of it waiting",
+    )
     max_queue_per_client: int = _integer(
-        CoreSettings, "max_queue_per_client", "waiting requests of one client or connection", 1
+        CoreSettings,
+        "max_queue_per_client",
+        "waiting requests of one client or connection",
+        1,
+        unit="requests",
+        more=", no matter which clients a connection names; beyond that they are answered"
+        " `overloaded`",
     )
     max_queue_bytes: Size = Field(
         _default(CoreSettings, "max_queue_bytes"),
         ge=1,
         title="the bodies of all open requests together",
         description=SIZE_EXPECTED,
+        json_schema_extra=_more("; beyond it, requests are answered `overloaded`"),
     )
     log_level: LogLevel = Field(
         "info",
         title="the lowest level that is logged",
         description='"debug", "info", "warning" or "error"',
+        json_schema_extra=_more(": `debug`, `info`, `warning` or `error`; applies to workers, too"),
     )
     drain_timeout_s: Duration = _duration(
         CoreSettings,
         "drain_timeout_s",
-        "how long running requests may take to finish when a model is shut down",
+        "how long running requests may take when their model is to go",
     )
     queue_timeout_s: Duration = _duration(
-        CoreSettings, "queue_timeout_s", "how long a request may wait; requests can override it"
+        CoreSettings,
+        "queue_timeout_s",
+        "how long a request may wait; requests can override it",
+        more="; 0: no limit. An interrupted answer counts as started",
     )
     first_token_timeout_s: Duration = _duration(
         CoreSettings,
@@ -116,8 +160,9 @@ class RestartTable(Table):
     max_restarts: int = _integer(
         RestartSettings,
         "max_restarts",
-        "restarts after crashes within window_s; one more crash makes it FAILED",
+        "restarts within window_s; one more crash makes the model FAILED",
         0,
+        unit="restarts",
     )
     window_s: Duration = _duration(
         RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
@@ -137,6 +182,7 @@ def _sampling(number: NumberParameter) -> tuple[Any, Any]:
     """A request parameter, with its range and its default."""
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
     kind = int if number.is_integer else Number
+    limits["json_schema_extra"] = _more(unit=number.unit)
     return kind, Field(number.default, title=number.says, description=number.expected, **limits)
 
 
@@ -153,7 +199,10 @@ class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
     path: Folder | None = Field(
-        None, title="a model folder in mlx-lm's format", description="a folder"
+        None,
+        title="a model folder in mlx-lm's format",
+        description="a folder",
+        json_schema_extra=_more("; required"),
     )
     preload: bool = Field(
         _default(ModelSettings, "preload"),
@@ -166,6 +215,8 @@ class ModelTable(Table):
         "requests that run at the same time, as rows of one batch",
         1,
         MAX_CONCURRENCY,
+        unit="requests",
+        more=f"; up to {MAX_CONCURRENCY}",
     )
     idle_unload_s: Duration = _duration(
         ModelSettings, "idle_unload_s", "unload after this long without a request; 0: never"
@@ -175,24 +226,30 @@ class ModelTable(Table):
         "load_stall_timeout_s",
         "a load is ended after this long without progress",
         is_zero_allowed=False,
+        more=", which counts as a crash",
     )
     step_timeout_s: Duration = _duration(
         LaunchSettings,
         "step_timeout_s",
-        "time limit for one step; a chunk of a prompt takes at most a tenth of it",
+        "time limit for one step; a chunk of a prompt takes at most a tenth",
         is_zero_allowed=False,
+        more=", and preparing one prompt may take ten times as long",
     )
     decode_stall_target_ms: int = _integer(
         LaunchSettings,
         "decode_stall_target_ms",
         "how long a chunk of a new prompt may hold up running answers",
         1,
+        unit="milliseconds",
     )
     context_length: int = _integer(
         LaunchSettings,
         "context_length",
-        "tokens of the prompt and the answer together; 0: the model's own limit",
+        "tokens of prompt and answer together; 0: the model's own limit",
         0,
+        unit="tokens",
+        more=", or 4,096 with a warning if config.json declares none. It is capped at what the"
+        " model declares, with a warning",
     )
     deterministic: bool = Field(
         _default(LaunchSettings, "deterministic"),
@@ -203,16 +260,25 @@ class ModelTable(Table):
         AUTO,
         title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more(
+            '; `"auto"`: MLX\'s own limit. Smaller than the weights: FAILED; more than 0.8 of it in'
+            " use before the first request: a warning"
+        ),
     )
     cache_limit: SizeOrAuto = Field(
         AUTO,
         title="how much memory MLX may keep for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more('; `"auto"`: MLX\'s own limit'),
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,
         title="memory for the prefixes of earlier prompts, to be reused; 0: none",
         description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more(
+            '; `"auto"`: a tenth of the memory that is free after the load, or as much as a prompt'
+            " of the whole context takes if that is more, but never more than half of what is free"
+        ),
     )
     wired: SizeAutoOrOff = Field(
         OFF,
