@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS
-from support.bad_input import BODIES, CLIENT_ONLY, RAW, UNANSWERED
+from support.bad_messages import RAW, UNANSWERED
 from support.bad_models import MODELS
 
 INTRODUCTION = """\
