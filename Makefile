@@ -1,6 +1,6 @@
 .PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak models mutants captures clean
 
-help: ## what can be made
+help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 setup: ## .venv with mlxsup and its development tools
@@ -9,18 +9,18 @@ setup: ## .venv with mlxsup and its development tools
 models/smollm2/config.json: | setup
 	@.venv/bin/python -m mlxsup.cli.demo_model models/smollm2
 
-demo: setup models/smollm2/config.json ## two models of a real kind, a crash, a restart: two minutes
+demo: setup models/smollm2/config.json ## two workers with a real model, a crash, a restart: two minutes
 	@.venv/bin/mlxsup demo --config config.example.toml
 
-test: setup models/smollm2/config.json ## everything but what is slow: six minutes on two cores
+test: setup models/smollm2/config.json ## all tests but the slow ones: six minutes on two cores
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n auto --dist worksteal -m 'not slow'
 
-unit: setup ## the tests without processes and sockets: seconds
+unit: setup ## the tests that need no processes or sockets: seconds
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest tests/unit -m 'not slow'
 
 SLOW ?= tests
 
-slow: setup models/smollm2/config.json ## the tests that take minutes each; SLOW: of which folder or file
+slow: setup models/smollm2/config.json ## the tests that take minutes each; SLOW=folder or file
 	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -m slow $(SLOW)
 
 check: setup ## format, lint and types
@@ -28,27 +28,27 @@ check: setup ## format, lint and types
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-bench: setup models/smollm2/config.json ## throughput, router CPU, memory, start-up, side by side
+bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench
 
 SEEDS ?= 10000
 FIRST ?= 1
 REQUESTS ?= 100000
 
-simulate: setup ## the core against 10,000 seeds of faults in virtual time, then planted bugs
+simulate: setup ## the core under 10,000 seeds of faults in virtual time, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m simulation --seeds $(SEEDS) --first $(FIRST)
 	@PYTHONPATH=tests .venv/bin/python -m simulation.mutants
 
-mutants: setup ## random bugs in every part, which fast tests must notice: docs/mutants.md; an hour
+mutants: setup ## random bugs in every part that fast tests must notice: docs/mutants.md; an hour
 	@PYTHONPATH=typings:tests .venv/bin/python -m mutation
 
-fuzz: setup ## hostile bytes: a million at the decoder, 100,000 that arrive through the socket
+fuzz: setup ## hostile bytes: a million to the decoder, 100,000 through the socket
 	@PYTHONPATH=tests .venv/bin/python -m fuzz
 
-promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this very commit; hours, can be interrupted
+promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this commit; hours, can be interrupted
 	@PYTHONPATH=tests .venv/bin/python -m promises
 
-chaos: setup ## requests on real processes under a seeded mix of faults, fake engine and MLX, then planted bugs
+chaos: setup ## requests to real processes under seeded faults, fake engine and MLX, then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
 	@PYTHONPATH=tests .venv/bin/python -m chaos --real
 	@PYTHONPATH=tests .venv/bin/python -m chaos.mutants
@@ -56,15 +56,15 @@ chaos: setup ## requests on real processes under a seeded mix of faults, fake en
 MINUTES ?= 30
 OUT ?= build/soak
 
-soak: setup ## ordinary use with crashes, for MINUTES: nothing grows; curves in OUT
+soak: setup ## ordinary use with crashes for MINUTES: nothing may grow; curves in OUT
 	@PYTHONPATH=tests .venv/bin/python -m soak --minutes $(MINUTES) --out $(OUT)
 
-models: setup ## every model type of mlx-lm as a tiny model, and the tables of docs/models.md; ten minutes
+models: setup ## every model type of mlx-lm as a tiny model, for the tables of docs/models.md; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m support.model_types
 
-captures: setup models/smollm2/config.json ## the pictures in docs/images
+captures: setup models/smollm2/config.json ## redraw the pictures in docs/images
 	@.venv/bin/python tools/captures.py
 
-clean: ## everything that was made
+clean: ## remove everything that make made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,12 +15,15 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxsup.client import AsyncClient
 from support.daemon import Daemon
 
 from .report import print_table, spread
+
+if TYPE_CHECKING:
+    from .peers import Server
 
 REQUESTS = 16
 ROWS = 4
@@ -71,7 +74,7 @@ class InProcess:
         self._process.communicate()
 
 
-def asking(server: Any) -> Measure:
+def asking(server: Server) -> Measure:
     """The measurement of a server."""
 
     async def measure(clients: int, seed: int) -> list[float]:

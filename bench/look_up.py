@@ -56,12 +56,12 @@ def run(repeats: int) -> None:
             tokens = [*giant[:NEW_TOKENS], *words(SMALL)]
             cache.keep(tokens, kept(tokens))
         new = {
-            "shares 3 tokens": lambda giant=giant: [*giant[:3], *words(NEW_TOKENS)],
-            f"shares {NEW_TOKENS} tokens": lambda giant=giant: [*giant[:NEW_TOKENS], *words(20)],
-            "shares all": lambda giant=giant: [*giant, 1],
+            "shares 3 tokens": (giant[:3], NEW_TOKENS),
+            f"shares {NEW_TOKENS} tokens": (giant[:NEW_TOKENS], 20),
+            "shares all": (giant, 1),
         }
-        for what, make in new.items():
-            prompts = [make() for _ in range(20 * repeats)]
+        for what, (shared, count) in new.items():
+            prompts = [[*shared, *words(count)] for _ in range(20 * repeats)]
             times = [timed_ms(partial(cache.find, prompt)) for prompt in prompts]
             rows.append([f"{others:,}", f"look-up, {what}", spread(times, " ms", 3)])
         times = []

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlxsup.client import AsyncClient
 from support.cache_models import make_cache_model
@@ -98,7 +99,7 @@ def run(model: Path, kinds: Path, repeats: int) -> None:
 
 async def _run(model: Path, name: str, repeats: int) -> None:
     print(f"## The second turn of a chat (CPU, {name})\n", flush=True)
-    models = {
+    models: dict[str, dict[str, Any]] = {
         "with": {"path": str(model)},
         "without": {"path": str(model), "prefix_cache": 0},
     }

@@ -8,8 +8,8 @@ import signal
 def run() -> None:
     """Runs a command and exits.
 
-    While its modules are imported nobody could turn an interrupt into an exit code: until then it
-    ends the process as it would any other program.
+    While its modules are being imported, nothing can turn an interrupt into an exit code: until
+    then an interrupt ends the process as it would any other program.
     """
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:

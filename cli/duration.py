@@ -10,11 +10,11 @@ def duration(text: str) -> float:
     """The type of an option that takes seconds, as the `*_s` keys of the configuration do.
 
     Raises:
-        click.BadParameter: the text is none.
+        click.BadParameter: the text is not a duration.
     """
     try:
         is_plain = text.strip().replace(".", "", 1).isdecimal()
         return parse_duration(f"{text}s" if is_plain else text)
     except ValueError:
-        message = f"{text!r} is no duration; it takes 90s, 10m, 2h or seconds"
+        message = f"{text!r} is not a duration; use 90s, 10m, 2h or a number of seconds"
         raise click.BadParameter(message) from None

@@ -1,4 +1,4 @@
-"""Who holds a runtime folder though nobody answers there."""
+"""Who holds a runtime folder even though nobody answers there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mlxsup.protocol.folders import LOCK_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """A daemon that lives.
+    """A live daemon.
 
     Attributes:
         pid: its process.
-        is_stopped: as by SIGSTOP or Ctrl-Z.
+        is_stopped: whether it was stopped, by SIGSTOP or Ctrl-Z.
     """
 
     pid: int
@@ -23,10 +23,10 @@ class LockHolder:
 
 
 def lock_holder(endpoint: str) -> LockHolder | None:
-    """The daemon of an endpoint; None where none lives, or none that we may look at.
+    """The daemon of an endpoint; None if there is none, or none that we may inspect.
 
-    The lock is not tried: a daemon that starts in that instant would find it taken. Whoever has the
-    file open is the holder, whatever process has the written pid by now.
+    We do not try the lock: a daemon starting at that instant would find it taken. Whoever has the
+    file open is the holder, no matter which process has the recorded pid by now.
     """
     lock = Path(endpoint.removeprefix("ipc://")).parent / LOCK_NAME
     try:

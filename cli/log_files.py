@@ -1,4 +1,4 @@
-"""The log files of models: their ends, and what is added to them, across rotation."""
+"""The log files of models: reads their ends and follows them, across rotation."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import BinaryIO
 
 BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
-"""A line that grows beyond this is shown in parts."""
+"""Longer lines are shown in parts."""
 
 MAX_ROTATED = 9
-"""Rotated files are looked for up to this number; the supervisor keeps fewer."""
+"""The highest number of a rotated file to look for; the supervisor keeps fewer."""
 
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_]|)|[\x00-\x08\x0b-\x1f\x7f]")
-"""What could move a reader's cursor; a worker's libraries may well write such."""
+"""What could move a reader's cursor; a worker's libraries may well print it."""
 
 ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
 """Lines that are written in every life of a worker, and the end of a fault handler's report."""
 
 
 def last_line(path: Path) -> str:
-    """The last line that says anything about a failure, else the last that holds anything."""
+    """The last line that says anything about a failure, or else the last that is not empty."""
     lines = [line for line in tail(path, 20) if line.strip()]
     telling = [line for line in lines if not ROUTINE.match(line)]
     return (telling or lines or [""])[-1]
 
 
 def tail(path: Path, count: int, end: int | None = None) -> list[str]:
-    """The last lines of a log, with those of its rotated files where it needs them.
+    """The last lines of a log, taking from its rotated files if it needs them.
 
     Args:
         path: the newest file.
@@ -46,7 +46,7 @@ def tail(path: Path, count: int, end: int | None = None) -> list[str]:
             with file_path.open("rb") as file:
                 found = _tail_of(file, count - len(lines), end if number == 0 else None)
         except (FileNotFoundError, NotADirectoryError):
-            # The newest may be missing just now, while it is being rotated.
+            # The newest may be missing for a moment while it is being rotated.
             if number > 0:
                 break
             continue
@@ -70,7 +70,7 @@ def all_lines(path: Path) -> list[str]:
 
 
 def written_at(path: Path) -> float:
-    """When a log was last written to; 0 where there is none."""
+    """When a log was last written to; 0 if there is none."""
     try:
         return path.stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
@@ -94,12 +94,12 @@ def _tail_of(file: BinaryIO, count: int, end: int | None) -> list[str]:
 
 
 def clean(line: bytes) -> str:
-    """A line as text, without what could act on a terminal."""
+    """A line as text, without anything that a terminal would act on."""
     return ESCAPES.sub("", line.decode("utf-8", "replace")).expandtabs()
 
 
 class FollowedFile:
-    """A log that is being written: gives what is added, also when the file is replaced.
+    """Follows a log that is being written, even when the file is replaced.
 
     Args:
         path: the newest file; it may not exist yet.
@@ -123,7 +123,7 @@ class FollowedFile:
             self._file = _open(self._path)
         if self._file is None:
             return
-        # Asked before reading: what the old file got before it was replaced is read below.
+        # Checked before reading: what the old file got before it was replaced is read below.
         is_replaced = self._is_replaced(self._file)
         yield from self._read(self._file)
         if is_replaced:
@@ -148,7 +148,7 @@ class FollowedFile:
         try:
             now = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # Renamed, and the new one is not there yet: go on with the old one until it is.
+            # Renamed, and the new file does not exist yet: keep reading the old one until it does.
             return False
         opened = os.fstat(file.fileno())
         is_cut = now.st_size < file.tell()

@@ -1,4 +1,4 @@
-"""Which lines of a log are meant: those since a time, or those of the generation before."""
+"""Which lines of a log to show: those since a time, or those of the previous generation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
     """The lines from a time on.
 
-    A line without a time of its own was written between its neighbours; in doubt it is shown, for
-    what a process says at its death has no time.
+    A line without a time was written between its neighbours; if in doubt it is shown, because what
+    a process prints as it dies has no time.
 
     Args:
         lines: oldest first.
@@ -35,12 +35,12 @@ def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:
 
 
 def previous_generation(lines: Sequence[str]) -> list[str] | None:
-    """What the process before the current one wrote, with its rule; None if there was none."""
+    """The previous process's output, with its rule line; None if there was none."""
     rules = [place for place, line in enumerate(lines) if GENERATION_HEADER.match(line)]
     if not rules:
         return None
     if len(rules) == 1:
-        # The rule of the one before may have gone with the oldest file.
+        # The previous one's rule line may have gone with the oldest file.
         return list(lines[: rules[0]]) or None
     return list(lines[rules[-2] : rules[-1]])
 

@@ -36,14 +36,14 @@ COMMANDS = (
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
 PROGRAM = "mlxsup"
 COMPLETE_VARIABLE = "_MLXSUP_COMPLETE"
-"""Set by a shell that asks for completions, as click's scripts do."""
+"""Set by click's scripts when a shell asks for completions."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are needed."""
+        """In the order in which users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
 def root() -> None:
     """Example: mlxsup start --config mlxsup.toml
 
-    Serves several MLX language models at once, each in a process of its own.
+    Serves several MLX language models at once, each in its own process.
     """
 
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         sys.exit(_complete(instruction))
     if hasattr(sys.stdout, "reconfigure"):
-        # An answer may hold what a terminal's encoding does not.
+        # An answer may contain what the terminal's encoding cannot express.
         sys.stdout.reconfigure(errors="replace")
     try:
         status = _run(given, output)
@@ -84,21 +84,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         status = ExitStatus.FAILED
         discard_stdout()
-        what = error.filename or "the output cannot be written"
+        what = error.filename or "cannot write the output"
         message = f"{what}: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)
 
 
 def _complete(instruction: str) -> int:
-    """Answers a shell: what could stand at the cursor."""
+    """Answers a shell: what may be typed at the cursor."""
     from click.shell_completion import shell_complete
 
     return shell_complete(root, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
 
 
 def _replace_closed_streams() -> None:
-    """Gives what was closed before the start (`>&-`) somewhere to write to."""
+    """Gives streams that were closed before the start (`>&-`) somewhere to write to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as we run
@@ -106,7 +106,7 @@ def _replace_closed_streams() -> None:
 
 def _run(arguments: list[str], output: Output) -> int:
     try:
-        # Not `root.main`: that has its own way with interrupts and broken pipes.
+        # Not `root.main`: it handles interrupts and broken pipes in its own way.
         with root.make_context(PROGRAM, arguments) as context:
             result = root.invoke(context)
     except click.exceptions.Exit as error:
@@ -120,7 +120,7 @@ def _run(arguments: list[str], output: Output) -> int:
     except (KeyboardInterrupt, click.Abort):
         return ExitStatus.INTERRUPTED
     except OSError:
-        # The output's, in all likelihood; `main` knows what is left to say.
+        # Most likely the output's; `main` knows what is left to say.
         raise
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
@@ -137,7 +137,7 @@ def _usage_error(error: click.ClickException) -> CliError:
         click.echo(error.message, err=True)
         return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
     hint = f"see `{command} -h`"
-    # Not asked for by its class, which click has from 8.4 on.
+    # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
         close = difflib.get_close_matches(str(name), COMMANDS, n=1)
@@ -147,7 +147,7 @@ def _usage_error(error: click.ClickException) -> CliError:
 
 def _internal_error(error: Exception) -> CliError:
     return CliError(
-        f"mlxsup met what it should not have: {type(error).__name__}: {error}",
+        f"internal error: {type(error).__name__}: {error}",
         code="internal",
         hint=f"set {TRACEBACK_VARIABLE}=1 to see where, and report it",
     )

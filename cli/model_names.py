@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 ANSWER_LIMIT_S = 0.5
-"""Whoever presses Tab waits no longer than this for a daemon."""
+"""Pressing Tab waits no longer than this for a daemon."""
 
 CONFIG_VARIABLE = "MLXSUP_CONFIG"
 
@@ -25,7 +25,7 @@ CONFIG_VARIABLE = "MLXSUP_CONFIG"
 def complete_model(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The names that begin so, each with the model's state where a daemon answers."""
+    """The names that begin so, each with the model's state if a daemon answers."""
     from click.shell_completion import CompletionItem
 
     config = context.params.get("config")
@@ -44,7 +44,7 @@ model_argument = click.argument("model", shell_complete=complete_model)
 
 
 def check_known(status: Mapping[str, Any], model: str) -> None:
-    """Refuses a name that the daemon does not know, before anything is asked of it.
+    """Refuses a name that the daemon does not know, before anything is sent to it.
 
     Raises:
         CliError: with close matches and the configured names.
@@ -55,7 +55,7 @@ def check_known(status: Mapping[str, Any], model: str) -> None:
 
 
 def _ask_daemon(target: Target) -> dict[str, str]:
-    # Filled by the thread at most once, and read after it ended or is given up.
+    # Filled by the thread at most once, and read after it has ended or been given up.
     answers: list[dict[str, str]] = []
 
     def ask() -> None:
@@ -68,7 +68,7 @@ def _ask_daemon(target: Target) -> dict[str, str]:
                 rows = client.status()["models"]
             answers.append({row["name"]: str(row["state"]) for row in rows})
         except (CliError, ConnectionLost, RequestError):
-            # A shell has no place for errors: the configuration is asked instead.
+            # A shell has no place for errors: use the configuration instead.
             return
 
     thread = threading.Thread(target=ask, name="mlxsup-completion", daemon=True)

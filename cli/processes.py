@@ -1,4 +1,4 @@
-"""Waiting for processes of others to be gone."""
+"""Waiting until processes of others are gone."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 import psutil
 
 LOOK_INTERVAL_S = 0.05
-"""There is no event for the end of another's process that every system has."""
+"""How often to look: not every system has an event for the end of another's process."""
 
 
 class Watched:
-    """Processes that shall end; known by pid and start time, so that no later one is mistaken.
+    """Processes that must end; known by pid and start time, so that a later one is not mistaken.
 
     Args:
-        pids: of processes that live now, or have just ended.
+        pids: of processes that are alive now or have just ended.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -27,7 +27,7 @@ class Watched:
                 continue
 
     def alive(self) -> list[int]:
-        """The pids of those that have not ended; one that only waits to be reaped has."""
+        """The pids of those that have not ended; one that only waits to be reaped has ended."""
         return [process.pid for process in self._processes if _is_alive(process)]
 
     def wait(
@@ -37,14 +37,14 @@ class Watched:
         leader: int,
         rest_s: float,
     ) -> list[int]:
-        """Returns when all are gone, or those that are left at the limit.
+        """Returns when all are gone, or at the limit; gives the pids that are left.
 
         Args:
             limit_s: how long to wait.
-            on_wait: told after a second, and whenever another has gone, how long it has been and
-                who is left.
-            leader: the pid of the one that ends the others.
-            rest_s: how long the others are waited for when it is gone.
+            on_wait: called after a second and whenever another is gone, with how long it has been
+                and who is left.
+            leader: the pid of the process that ends the others.
+            rest_s: how long to wait for the others once the leader is gone.
         """
         start = time.monotonic()
         told: list[int] | None = None

@@ -1,4 +1,4 @@
-"""The changes of the models' states, as they are heard of."""
+"""Changes of the models' states, as they arrive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def state_changes(client: Client) -> Iterator[dict[str, Any]]:
-    """The changes of state from the return of this call on, each with the time it was heard of."""
+    """The changes of state from the return of this call on, each with the time it arrived."""
     events = client.events()
-    # The daemon answers in order: once this is answered, no change is missed.
+    # The daemon answers in order: once it has answered this, no change is missed.
     client.ping()
     return (
         {"at": time.time(), **change} for change in events if change.get("from") != change.get("to")

@@ -119,13 +119,13 @@ class ClientBase(ABC, Generic[StreamType]):
             min_tokens: nothing ends the answer before it has this many tokens.
             temperature: 0 picks the likeliest token; larger spreads further. None, here and below:
                 what the model's entry says, else no effect.
-            top_k: sample from so many of the likeliest tokens; 0 for all.
+            top_k: sample from this many of the likeliest tokens; 0: from all.
             top_p: sample from the smallest set of tokens whose probabilities reach this sum.
             min_p: leave out tokens less likely than this share of the likeliest one's probability.
-            xtc_probability: how often the likeliest of the likely tokens are left out.
+            xtc_probability: how often to leave out all likely tokens but the least likely.
             xtc_threshold: from which probability a token counts as likely for that.
-            repetition_penalty: divides the logits of tokens that were there; 1 for none.
-            presence_penalty: taken off the logits of tokens that were there.
+            repetition_penalty: divides the logits of tokens that have already appeared; 1 for none.
+            presence_penalty: subtracted from the logits of tokens that have already appeared.
             frequency_penalty: taken off the logits of tokens once for each time they were there.
             penalty_window: how many of the last tokens, prompt included, the penalties look at; 0
                 for all.

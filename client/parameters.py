@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.protocol.body import RequestBody, invalid
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
-from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 
@@ -37,6 +36,8 @@ def encode_generate(
     Raises:
         RequestError: `invalid_request`, naming the parameter and what it takes.
     """
+    from mlxsup.protocol.body import RequestBody
+
     try:
         if client is not None:
             _check_name("client", client, MAX_CLIENT_CHARACTERS)

@@ -1,4 +1,4 @@
-"""A request's body: the prompt and how to answer it. Opaque to the supervisor, read in the worker.
+"""A request's body: the prompt and how to answer it. Only the worker reads it.
 
 The client checks a body before it sends it and the worker checks it again before it acts on it,
 with the same code, so both name the same parameter and the same range.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .errors import ErrorCode, RemoteError
+from .errors import ErrorCode, RemoteError, invalid
 from .parameters import (
     LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -41,7 +41,7 @@ RESERVED_TEMPLATE_NAMES = frozenset(
         "return_assistant_tokens_mask",
     }
 )
-"""What the worker or the library itself says to a template."""
+"""Names that the worker or the template library itself gives to a template."""
 
 FORMAT_EXPECTED = (
     'a map of type "json_schema" (with json_schema, which has a schema), "json_object", "regex"'
@@ -56,28 +56,28 @@ MAX_STOP_LENGTH = 256
 class RequestBody:
     """What a client asks of an engine. Exactly one of the three inputs is given.
 
-    What is None was left out: the model's entry or `parameters.NUMBERS` says what it is then.
-    docs/parameters.md tells more of each.
+    A field that is None was left out: the model's entry or `parameters.NUMBERS` gives its default.
+    docs/parameters.md describes each in more detail.
 
     Attributes:
-        prompt: text that is tokenised as it stands.
-        prompt_tokens: token ids, taken as they are.
+        prompt: text, tokenised as it is.
+        prompt_tokens: token ids, used as they are.
         messages: a chat, rendered with the model's template; each has `role` and `content`, which
             may be None.
-        max_tokens: tokens to generate at most; None for what still fits into the context.
-        min_tokens: nothing ends the answer before it has this many tokens.
-        sampling: what was given of `parameters.Sampling`, by name; on the wire each stands beside
+        max_tokens: how many tokens to generate at most; None for as many as fit into the context.
+        min_tokens: the answer does not end before it has this many tokens.
+        sampling: the given fields of `parameters.Sampling`, by name; on the wire they are next to
             the other parameters.
         logit_bias: added to the logits, by token id (a number, or its decimal digits as text).
         stop: texts that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer; they are not part of it.
-        ignore_eos: whether the model's own end-of-text tokens end no answer.
-        seed: makes sampling repeatable; drawn at admission where absent.
-        logprobs: whether to tell how likely each token was.
-        top_logprobs: of how many of the likeliest tokens at each place besides.
+        ignore_eos: whether to continue past the model's own end-of-text tokens.
+        seed: makes sampling repeatable; drawn at admission if absent.
+        logprobs: whether to return how likely each token was.
+        top_logprobs: for how many of the likeliest tokens at each position to return it as well.
         tools: what the model may call, in OpenAI's form; given to the template.
         tool_choice: `auto`, or `none` to answer as if there were no tools.
-        chat_template_kwargs: what else the template is given, by name.
+        chat_template_kwargs: further arguments for the template, by name.
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
             `{"type": "text"}`.
@@ -219,7 +219,7 @@ class RequestBody:
             raise invalid("chat_template_kwargs", "messages for the template", shown="none of them")
 
     def bias_by_token(self) -> dict[int, float]:
-        """`logit_bias` with its keys as numbers; empty where absent."""
+        """`logit_bias` with its keys as numbers; empty if absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
 
     @property
@@ -228,7 +228,7 @@ class RequestBody:
         return None if self.tool_choice == "none" else self.tools
 
     def parameters(self) -> dict[str, Any]:
-        """How to answer, by name: all but the seed and what made the prompt, and what is None."""
+        """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""
         left_out = (*INPUTS, "seed", "chat_template_kwargs")
         return {name: value for name, value in self.to_wire().items() if name not in left_out}
 
@@ -236,15 +236,15 @@ class RequestBody:
     def accepted(
         cls, prompt_tokens: list[int], parameters: dict[str, Any], seed: int
     ) -> RequestBody:
-        """The body of a request that was accepted before, from what `parameters` gave then.
+        """The body of a request that was accepted earlier, from what `parameters` returned then.
 
         Raises:
-            RemoteError: `invalid_request`; another version of mlxsup has accepted it.
+            RemoteError: `invalid_request`; another version of mlxsup had accepted it.
         """
         return cls.from_wire({**parameters, "prompt_tokens": prompt_tokens, "seed": seed})
 
     def to_wire(self) -> dict[str, Any]:
-        """The map that is sent: what was given, in the order of the fields."""
+        """The map to send: what was given, in the order of the fields."""
         wire = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         wire |= wire.pop("sampling")
         return _with_text_keys(wire)
@@ -277,29 +277,6 @@ class RequestBody:
         return cls(sampling=sampling, **others)
 
 
-def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:
-    """The error for a value that is not what its parameter takes; never repeats a prompt.
-
-    Args:
-        parameter: its name.
-        expected: what it takes, as a noun phrase.
-        got: the value, of which only its kind or a number is shown.
-        shown: what to say instead of that.
-    """
-    return RemoteError(
-        ErrorCode.INVALID_REQUEST,
-        f"{parameter} takes {expected}, not {shown or _describe(got)}",
-        detail={"parameter": parameter, "expected": expected},
-    )
-
-
-def _describe(value: object) -> str:
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)[:40]
-    kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
-    return kinds.get(type(value).__name__, f"a {type(value).__name__}")
-
-
 def _is_format(value: object) -> bool:
     match value:
         case {"type": "text" | "json_object", **rest}:
@@ -325,7 +302,7 @@ def _is_token_id(key: object) -> bool:
 
 
 def _with_text_keys(wire: dict[str, Any]) -> dict[str, Any]:
-    """Maps that travel have texts as keys only."""
+    """Converts keys to strings: maps on the wire have no other keys."""
     if "logit_bias" in wire:
         wire["logit_bias"] = {str(key): value for key, value in wire["logit_bias"].items()}
     return wire

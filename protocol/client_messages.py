@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .ids import ModelName, RequestId
-from .message import Logprobs, Message
+from .message import Logprobs, Message, Record, record
 from .states import Channel, FinishReason, NoticeKind
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- client → supervisor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Generate(Message):
     """Client → supervisor: answer this. The body frame holds a `RequestBody`.
 
@@ -48,7 +48,7 @@ class Generate(Message):
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cancel(Message):
     """Client → supervisor: end this request now, in whatever state it is."""
 
@@ -57,7 +57,7 @@ class Cancel(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ping(Message):
     """Client → supervisor: answer with `Reply`."""
 
@@ -66,7 +66,7 @@ class Ping(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StatusQuery(Message):
     """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints.
 
@@ -80,7 +80,7 @@ class StatusQuery(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Load(Message):
     """Client → supervisor: have the model READY; answered when it is, or cannot be."""
 
@@ -90,7 +90,7 @@ class Load(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Unload(Message):
     """Client → supervisor: end the model's process; answered when it is gone."""
 
@@ -100,7 +100,7 @@ class Unload(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Restart(Message):
     """Client → supervisor: one new generation; answered when it is READY, or cannot be.
 
@@ -115,7 +115,7 @@ class Restart(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stop(Message):
     """Client → supervisor: end everything; answered at once with the pids that will go.
 
@@ -131,7 +131,7 @@ class Stop(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Subscribe(Message):
     """Client → supervisor: send an `Event` for each state change from now on."""
 
@@ -140,7 +140,7 @@ class Subscribe(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reload(Message):
     """Client → supervisor: read the configuration file again; answered with the names of the
     models that were added, changed and removed, or with `invalid_request`, whose detail has
@@ -182,7 +182,7 @@ class ClientDelta:
     logprobs: list[Logprobs] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Deltas(Message):
     """Supervisor → client: what one engine step gave the streams of this connection."""
 
@@ -190,7 +190,7 @@ class Deltas(Message):
     deltas: list[ClientDelta]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Notice(Message):
     """Supervisor → client: what a request waits for, when that is news, where it asked to be
     told.
@@ -209,8 +209,8 @@ class Notice(Message):
     detail: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+@record
+class Usage(Record):
     """Tokens counted for one request; `cached_tokens` of the prompt needed no prefill."""
 
     prompt_tokens: int = 0
@@ -218,8 +218,8 @@ class Usage:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+@record
+class Timings(Record):
     """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival."""
 
     queued_s: float = 0.0
@@ -229,7 +229,7 @@ class Timings:
     total_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Done(Message):
     """Supervisor → client: the stream ended well; nothing follows for this id.
 
@@ -255,7 +255,7 @@ class Done(Message):
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Failed(Message):
     """Supervisor → client: the request or command ended with an error; nothing follows for this id.
 
@@ -269,7 +269,7 @@ class Failed(Message):
     error: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reply(Message):
     """Supervisor → client: the answer to a command."""
 
@@ -278,7 +278,7 @@ class Reply(Message):
     value: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Event(Message):
     """Supervisor → client: a model changed its state (to those who subscribed under this id)."""
 
@@ -287,7 +287,7 @@ class Event(Message):
     value: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Alive(Message):
     """Supervisor → client: a sign of life each second while something of this client is open."""
 

@@ -12,14 +12,16 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgpack
 
-from .body import RequestBody
 from .errors import ErrorCode, RemoteError
 from .message import Message
 from .version import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from .body import RequestBody
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -169,6 +171,8 @@ def decode_body(frame: bytes) -> RequestBody:
         value = _unpack(frame, "the body", {"strict_map_key": True, "max_ext_len": 0})
     except DecodeError as error:
         raise RemoteError(error.code, error.message) from None
+    from .body import RequestBody
+
     return RequestBody.from_wire(value)
 
 

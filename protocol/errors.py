@@ -99,3 +99,26 @@ class RemoteError(Exception):
                 if code in set(ErrorCode) and isinstance(detail, dict):
                     return cls(ErrorCode(code), message, retryable=retryable, detail=detail)
         raise ValueError("an error needs a known code, a message, retryable and a detail map")
+
+
+def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:
+    """The error for a value that is not what its parameter takes; never repeats a prompt.
+
+    Args:
+        parameter: its name.
+        expected: what it takes, as a noun phrase.
+        got: the value; only its type is shown, or the value itself if it is a number.
+        shown: what to show instead of that.
+    """
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"{parameter} takes {expected}, not {shown or _describe(got)}",
+        detail={"parameter": parameter, "expected": expected},
+    )
+
+
+def _describe(value: object) -> str:
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)[:40]
+    kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
+    return kinds.get(type(value).__name__, f"a {type(value).__name__}")

@@ -1,7 +1,7 @@
-"""The parameters of a request that are numbers: what each takes, and what it is if absent.
+"""The numeric parameters of a request: what each takes, and its default.
 
-`Sampling` is the one list of those that decide which token is taken: the client, the worker, the
-configuration and its documents read names, ranges, defaults and sentences from its fields.
+`Sampling` is the only list of those that decide which token is picked: the client, the worker, the
+configuration and its documents read names, ranges, defaults and descriptions from its fields.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class NumberParameter:
     Attributes:
         low: the least value.
         high: the greatest value.
-        default: what it is if a request leaves it out; None: decided for each request.
+        default: its value if a request leaves it out; None: decided for each request.
         is_integer: whether fractions are refused.
         is_low_open: whether `low` itself is refused.
-        says: what it does, for people.
+        says: what it does, in words.
+        unit: of its values.
     """
 
     low: float
@@ -35,13 +36,14 @@ class NumberParameter:
     is_integer: bool = False
     is_low_open: bool = False
     says: str = ""
+    unit: str = ""
 
     @property
     def expected(self) -> str:
         """What it takes, as a noun phrase."""
         if self.is_integer:
             return f"an integer from {self.low:d} to {self.high:d}"
-        border = f"above {self.low:g} up" if self.is_low_open else f"from {self.low:g}"
+        border = f"above {self.low:g} and up" if self.is_low_open else f"from {self.low:g}"
         return f"a number {border} to {self.high:g}"
 
     def is_right(self, value: object) -> bool:
@@ -60,55 +62,61 @@ def _integer(low: int, high: int, default: int | None) -> NumberParameter:
 
 
 def _number(
-    default: float, low: float, high: float, says: str, *, is_low_open: bool = False
+    default: float, low: float, high: float, unit: str, says: str, *, is_low_open: bool = False
 ) -> float:
     number = NumberParameter(
-        low=low, high=high, default=default, is_low_open=is_low_open, says=says
+        low=low, high=high, default=default, is_low_open=is_low_open, says=says, unit=unit
     )
     result: float = field(default=default, metadata={"number": number})
     return result
 
 
 def _count(default: int, says: str) -> int:
-    number = NumberParameter(low=0, high=LARGEST, default=default, is_integer=True, says=says)
+    number = NumberParameter(
+        low=0, high=LARGEST, default=default, is_integer=True, says=says, unit="tokens"
+    )
     result: int = field(default=default, metadata={"number": number})
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is chosen; a model's entry may give other defaults (docs/parameters.md).
+    """How a token is picked; a model's entry may set other defaults (docs/parameters.md).
 
     A parameter is added here, in the signature of `client.api` and in `worker/engines/mlx/`.
     """
 
     temperature: float = _number(
-        0.0, 0.0, 10.0, "0 picks the likeliest token; larger spreads further"
+        0.0, 0.0, 10.0, "number", "0 picks the likeliest token; higher values vary more"
     )
     top_p: float = _number(
-        1.0, 0.0, 1.0, is_low_open=True,
+        1.0, 0.0, 1.0, "share", is_low_open=True,
         says="nucleus sampling: keep tokens up to this probability mass",
     )  # fmt: skip
-    top_k: int = _count(0, "sample from this many of the likeliest tokens; 0: all")
+    top_k: int = _count(0, "sample from this many of the likeliest tokens; 0: from all")
     min_p: float = _number(
-        0.0, 0.0, 1.0, "drop tokens below this share of the likeliest token's probability"
+        0.0, 0.0, 1.0, "share", "drop tokens below this share of the likeliest token's probability"
     )
     xtc_probability: float = _number(
-        0.0, 0.0, 1.0, "how often the likeliest of the likely tokens are left out"
+        0.0,
+        0.0,
+        1.0,
+        "share",
+        "how often to leave out all likely tokens but the least likely",
     )
     xtc_threshold: float = _number(
-        0.1, 0.0, 0.5, "from which probability a token counts as likely for that"
+        0.1, 0.0, 0.5, "share", "the probability from which xtc counts a token as likely"
     )
     repetition_penalty: float = _number(
-        1.0, 0.01, 10.0, "divides the logits of tokens that were there"
+        1.0, 0.01, 10.0, "factor", "divides the logits of tokens that have already appeared"
     )
     presence_penalty: float = _number(
-        0.0, -2.0, 2.0, "taken off the logits of tokens that were there"
+        0.0, -2.0, 2.0, "logits", "subtracted from the logits of tokens that have already appeared"
     )
     frequency_penalty: float = _number(
-        0.0, -2.0, 2.0, "the same, once for each time they were there"
+        0.0, -2.0, 2.0, "logits", "the same, once for each time they have appeared"
     )
-    penalty_window: int = _count(20, "how many of the last tokens the penalties look at; 0: all")
+    penalty_window: int = _count(20, "how many of the latest tokens the penalties look at; 0: all")
 
 
 SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
@@ -134,14 +142,14 @@ TOOL_CHOICES = ("auto", "none")
 
 NOT_SUPPORTED: Mapping[str, str] = MappingProxyType(
     {
-        "n": "send the request n times, each time with another seed; one batch answers them",
+        "n": "send the request n times with different seeds; one batch answers them",
         "skip_special_tokens": (
-            "the text leaves out what ends an answer and the markers of its parts, and shows every"
-            " other token; leave out more by the ids in token_ids"
+            "the text leaves out end-of-text tokens and the markers of an answer's parts, and shows"
+            " every other token; to leave out more, use the ids in token_ids"
         ),
     }
 )
-"""Parameters that users of other servers look for, each with what to do instead."""
+"""Parameters that users of other servers may expect, each with what to do instead."""
 
 
 def sampling_defaults() -> dict[str, Any]:

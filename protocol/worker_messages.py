@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .ids import Generation, ModelName, RequestKey
-from .message import Logprobs, Message
+from .message import Logprobs, Message, Record, record
 from .states import Batching, Channel, FinishReason, LoadPhase, WorkerPhase
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+@record
+class Acceptance(Record):
     """What a worker made of a request: enough to go on with it in another life.
 
     Attributes:
@@ -36,8 +36,8 @@ class Acceptance:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+@record
+class Resume(Record):
     """Where an answer stood when its worker died.
 
     Attributes:
@@ -49,7 +49,7 @@ class Resume:
     delivered: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Dispatch(Message):
     """Supervisor → worker: run this request. The body frame is the client's, unread.
 
@@ -65,7 +65,7 @@ class Dispatch(Message):
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CancelRow(Message):
     """Supervisor → worker: take this request out; it answers with a finished row in any case
     but one: a key it does not know, because its end is already on the way."""
@@ -74,7 +74,7 @@ class CancelRow(Message):
     key: RequestKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Exit(Message):
     """Supervisor → worker: close the engine and exit with code 0."""
 
@@ -89,7 +89,7 @@ SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWork
 # ---------------------------------------------------------------- worker → supervisor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Hello(Message):
     """Worker → supervisor: the first message of an incarnation."""
 
@@ -102,7 +102,7 @@ class Hello(Message):
     v: int = PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LoadProgress(Message):
     """Worker → supervisor: how far the load has come; `progress` is from 0 to 1 over all phases."""
 
@@ -111,7 +111,7 @@ class LoadProgress(Message):
     progress: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ready(Message):
     """Worker → supervisor: loaded, materialised, warmed up; send requests.
 
@@ -137,7 +137,7 @@ class Ready(Message):
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Accepted(Message):
     """Worker → supervisor: the request is valid and tokenised; it will be inserted next."""
 
@@ -147,7 +147,7 @@ class Accepted(Message):
     tokenize_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rejected(Message):
     """Worker → supervisor: the request is wrong, by itself; it held no row.
 
@@ -190,8 +190,8 @@ class RowDelta:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillProgress:
+@record
+class PrefillProgress(Record):
     """How many of a row's prompt tokens have been processed."""
 
     key: RequestKey
@@ -199,7 +199,7 @@ class PrefillProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Step(Message):
     """Worker → supervisor: everything one engine step gave, in one message.
 
@@ -217,7 +217,7 @@ class Step(Message):
     prefill: list[PrefillProgress] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Heartbeat(Message):
     """Worker → supervisor: each second, from a thread of its own; numbers the owner published.
 
@@ -251,7 +251,7 @@ class Heartbeat(Message):
     prefill_chunk: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Dying(Message):
     """Worker → supervisor: the last message before an exit that nobody asked for.
 

@@ -283,7 +283,7 @@ class App:
         try:
             self._on_change(change)
         except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
-            self._log.write("warning", "changes are not shown any more", error=error.strerror)
+            self._log.write("warning", "status output disabled", error=error.strerror)
             self._on_change = _show_nothing
 
     def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:

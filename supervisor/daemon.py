@@ -94,7 +94,7 @@ def _serve(
     log.write("info", "daemon ended", code=code)
     log.close()
     if not writer.close(LOG_LIMIT_S):
-        report(f"mlxsup: the log folder {config.log_dir} takes nothing; lines are lost")
+        report(f"mlxsup: the log folder {config.log_dir} accepts no data; lines are lost")
     return code
 
 
@@ -104,7 +104,7 @@ def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     except OSError as error:
         raise RuntimeFolderError(
             f"the log folder {config.log_dir} cannot be created: {error.strerror}",
-            hint="set a log_dir that you may write to",
+            hint="set log_dir to a folder that you can write to",
         ) from None
     return DaemonLog(config.log_dir, config.log_level, writer)
 
@@ -114,7 +114,7 @@ def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
     try:
         leftovers = record.sweep()
     except OSError as error:
-        log.write("warning", "leftovers not looked for", error=error.strerror)
+        log.write("warning", "leftover scan failed", error=error.strerror)
         return
     for leftover in leftovers:
         facts = {"model": leftover.model, "pid": leftover.pid}

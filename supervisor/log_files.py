@@ -117,6 +117,11 @@ class RotatingFile:
 class LogFile:
     """What is to be written to one file; made by `LogWriter.open`.
 
+    Attributes:
+        pieces: what waits, in order.
+        waiting_bytes: how much that is.
+        lost_bytes: how much was dropped since; the file does not say so yet.
+
     Args:
         file: only the writer's thread touches it.
         writer: the thread.
@@ -128,20 +133,20 @@ class LogFile:
         # All guarded by the writer's lock. Bounded by MAX_WAITING_BYTES, and a few marks.
         self.pieces: list[bytes | Callable[[RotatingFile], None]] = []
         self.waiting_bytes = 0
-        self._lost_bytes = 0
+        self.lost_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Appends, or drops and counts if too much waits already."""
         with self._writer.lock:
             if self.waiting_bytes + len(data) > MAX_WAITING_BYTES:
-                self._lost_bytes += len(data)
+                self.lost_bytes += len(data)
             else:
                 self._add(data)
 
     def skip(self, lost_bytes: int) -> None:
         """This many bytes are dropped on purpose; the file will say so."""
         with self._writer.lock:
-            self._lost_bytes += lost_bytes
+            self.lost_bytes += lost_bytes
 
     def end(self, tail: bytes) -> None:
         """Writes the end of what was dropped last, if anything was.
@@ -150,9 +155,9 @@ class LogFile:
             tail: the latest bytes of all, the dropped ones among them.
         """
         with self._writer.lock:
-            if self._lost_bytes:
-                kept = tail[-self._lost_bytes :]
-                self._lost_bytes -= len(kept)
+            if self.lost_bytes:
+                kept = tail[-self.lost_bytes :]
+                self.lost_bytes -= len(kept)
                 self._add(kept)
 
     def call(self, function: Callable[[RotatingFile], None]) -> None:
@@ -166,8 +171,8 @@ class LogFile:
         self.call(RotatingFile.close)
 
     def _add(self, data: bytes) -> None:
-        if self._lost_bytes:
-            lost_bytes, self._lost_bytes = self._lost_bytes, 0
+        if self.lost_bytes:
+            lost_bytes, self.lost_bytes = self.lost_bytes, 0
             self.pieces.append(lambda file: file.skip(lost_bytes))
         self.pieces.append(data)
         self.waiting_bytes += len(data)
@@ -196,6 +201,8 @@ class LogWriter:
 
     Attributes:
         lock: of all that waits.
+        files: those that have something to write, each once.
+        writes_since: when the write under way began (monotonic); None while nothing is written.
 
     Args:
         report: told of trouble, on this thread.
@@ -205,11 +212,10 @@ class LogWriter:
         self.lock = threading.Lock()
         self._report = report
         self._has_work = threading.Condition(self.lock)
-        # Each file at most once.
-        self._files: deque[LogFile] = deque()
+        self.files: deque[LogFile] = deque()
         self._queued: set[LogFile] = set()
         self._is_ending = False
-        self._writes_since: float | None = None
+        self.writes_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlxsup-logs", daemon=True)
         self._thread.start()
 
@@ -221,13 +227,13 @@ class LogWriter:
         """The file has something to write; called with the lock."""
         if file not in self._queued:
             self._queued.add(file)
-            self._files.append(file)
+            self.files.append(file)
             self._has_work.notify()
 
     async def flushed(self, file: LogFile, limit_s: float) -> bool:
         """Returns whether all of the file is written, after `limit_s` at most; at once if a write
         hangs already."""
-        began_at = self._writes_since
+        began_at = self.writes_since
         if began_at is not None and time.monotonic() - began_at >= STUCK_S:
             return False
         loop = asyncio.get_running_loop()
@@ -259,12 +265,12 @@ class LogWriter:
 
     def _next(self) -> LogFile | None:
         with self.lock:
-            self._writes_since = None
-            while not self._files:
+            self.writes_since = None
+            while not self.files:
                 if self._is_ending:
                     return None
                 self._has_work.wait()
-            self._writes_since = time.monotonic()
-            file = self._files.popleft()
+            self.writes_since = time.monotonic()
+            file = self.files.popleft()
             self._queued.discard(file)
             return file

@@ -26,6 +26,10 @@ MAX_LOG_BYTES_PER_S = 8 * 1024 * 1024
 class ModelLog:
     """Everything that one model's workers print, over all generations.
 
+    Attributes:
+        file: what it is written to.
+        tail: what was printed last, in pieces.
+
     Args:
         log_dir: where the file is.
         model: its name.
@@ -41,28 +45,28 @@ class ModelLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
-        self._file = writer.open(log_path(log_dir, model))
+        self.file = writer.open(log_path(log_dir, model))
         self._clock = clock
         self._second = clock()
         self._second_bytes = 0
         # Bounded by TAIL_BYTES and the length of one piece.
-        self._tail: deque[bytes] = deque()
+        self.tail: deque[bytes] = deque()
         self._tail_bytes = 0
 
     @property
     def last_lines(self) -> tuple[str, ...]:
         """The latest lines of the current generation, oldest first."""
-        *lines, rest = b"".join(self._tail).split(b"\n")
+        *lines, rest = b"".join(self.tail).split(b"\n")
         latest = [*lines, rest] if rest else lines
         return tuple(_readable(line) for line in latest[-LAST_LINES:])
 
     def begin(self, generation: int, pid: int) -> None:
         """Draws the rule under which a new generation writes."""
         header = generation_header(generation, pid, timestamp(time.time()))
-        gap = b"\n" if self._tail and not self._tail[-1].endswith(b"\n") else b""
-        self._tail.clear()
+        gap = b"\n" if self.tail and not self.tail[-1].endswith(b"\n") else b""
+        self.tail.clear()
         self._tail_bytes = 0
-        self._file.write(gap + header.encode() + b"\n")
+        self.file.write(gap + header.encode() + b"\n")
 
     def write(self, data: bytes) -> None:
         """Takes what came out of the worker's pipe, in whatever pieces."""
@@ -72,27 +76,27 @@ class ModelLog:
             self._second, self._second_bytes = now, 0
         self._second_bytes += len(data)
         if self._second_bytes > MAX_LOG_BYTES_PER_S:
-            self._file.skip(len(data))
+            self.file.skip(len(data))
         else:
-            self._file.write(data)
+            self.file.write(data)
 
     async def ended(self, limit_s: float) -> None:
         """A worker has printed its last: returns when it is written, after `limit_s` at most."""
-        self._file.end(b"".join(self._tail))
-        await self._writer.flushed(self._file, limit_s)
+        self.file.end(b"".join(self.tail))
+        await self._writer.flushed(self.file, limit_s)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        self.file.close()
 
     def _keep(self, data: bytes) -> None:
-        if self._tail and len(self._tail[-1]) < SMALL_PIECE_BYTES:
-            self._tail[-1] += data
+        if self.tail and len(self.tail[-1]) < SMALL_PIECE_BYTES:
+            self.tail[-1] += data
         else:
-            self._tail.append(data)
+            self.tail.append(data)
         self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
+        while self._tail_bytes - len(self.tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(self.tail.popleft())
 
 
 class DaemonLog:

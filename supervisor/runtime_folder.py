@@ -201,12 +201,12 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be created: {error.strerror}",
-            hint="set a runtime_dir that you may write to",
+            hint="set runtime_dir to a folder that you can write to",
         ) from None
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
             f"the runtime folder {path} belongs to another user (uid {status.st_uid})",
-            hint="set a runtime_dir of your own",
+            hint="set runtime_dir to a folder that you own",
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode != 0o700:
@@ -233,7 +233,7 @@ def _take_lock(path: Path) -> int:
         where = f" ({error.filename})" if error.filename else ""
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be used: {error.strerror}{where}",
-            hint="set a runtime_dir that you may write to",
+            hint="set runtime_dir to a folder that you can write to",
         ) from None
 
 

@@ -37,7 +37,7 @@ class Signals:
         self._on_reload = on_reload
         self._loop = asyncio.get_running_loop()
         self._count = 0
-        self._had_terminal = _has_terminal()
+        self._had_terminal = has_terminal()
         # An ignored SIGHUP means `nohup`: the daemon shall outlive its terminal.
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         for number in ENDING:
@@ -56,7 +56,7 @@ class Signals:
         self._on_end(number, self._count > 1)
 
     def _hang_up(self) -> None:
-        if self._had_terminal and not _has_terminal():
+        if self._had_terminal and not has_terminal():
             if not self._outlives_terminal:
                 self._ask_for_end(signal.SIGHUP)
             self._had_terminal = False
@@ -64,7 +64,7 @@ class Signals:
             self._on_reload()
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     """Whether this process has a controlling terminal that is still there."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))

@@ -12,31 +12,32 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS
-from support.bad_input import BODIES, CLIENT_ONLY, RAW, UNANSWERED
+from support.bad_messages import RAW, UNANSWERED
 from support.bad_models import MODELS
 
 INTRODUCTION = """\
 # Bad input
 
-Everything that can be wrong with what is sent to mlxsup, and the error that it gets. This page is
+Everything that can be wrong with a message to mlxsup, and the error that it gets. This page is
 printed by `tools/bad_input_table.py` from the cases of `tests/support/bad_*.py`;
 `tests/integration/test_bad_input.py` sends each of them to a real daemon while a stream runs on the
 same model, and checks that the error is the one below, that exactly one answer comes, and that the
-stream goes on with the tokens that it would have had. A further test does the same with 2,000
+stream continues with the tokens that it would have had. Another test does the same with 2,000
 random and mutated messages.
 
 The daemon keeps what it can read of a wrong message: its answer carries the `id` of the message, or
-an empty one where that could not be read (*id* below: "no"). None of these errors is `retryable`:
-the same message would fail again. Logs hold the code of a refused request, and none of its text.
+an empty one if the id could not be read (*id* below: "no"). None of these errors is `retryable`:
+the same message would fail again. Logs contain the code of a refused request, and none of its text.
 """
 
 CLIENT = """\
 ## The Python client
 
-Every case of a body above whose parameters `generate` has is tried through this door too, and
-raises `RequestError` with the same code and message. What can be seen without the model is found
-before anything is sent, with the same code as in the worker, and raised by the call itself. So are
+Every body above whose parameters `generate` has is also tried through the Python client, and
+raises `RequestError` with the same code and message. What can be checked without the model is
+checked before anything is sent, with the worker's code, and raised by the call itself. So are
 these, all `invalid_request`:
 """
 

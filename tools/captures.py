@@ -104,6 +104,11 @@ class Screen:
         return bool(block)
 
 
+def has(words: str, times: int) -> Callable[[str], bool]:
+    """Whether a text has these words so often."""
+    return lambda text: text.count(words) >= times
+
+
 def settled(text: str) -> str:
     """What stands on the screen at the end: live lines are gone, and so are the prompt's codes."""
     text = re.sub(r"\x1b\[\?\d+[hl]\r?", "", text)
@@ -134,9 +139,9 @@ def capture_commands(home: Path, client: Client) -> None:
     save("error", "mlxsup load smolm2", Screen(home, "load", "smolm2").read_all(), home)
     chat = Screen(home, "chat", "smollm2", "--max-tokens", "60", "-v")
     for number, turn in enumerate(["What is the capital of France?", "And of Italy?"], start=1):
-        chat.read_until(lambda text, count=number: text.count("> ") >= count)
+        chat.read_until(has("> ", number))
         chat.type(f"{turn}\r")
-        chat.read_until(lambda text, count=number: text.count("tokens/s") >= count)
+        chat.read_until(has("tokens/s", number))
     chat.read_until(lambda text: text.rstrip(" ").endswith(">"))
     chat.type("\x04")
     save("chat", "mlxsup chat smollm2 --max-tokens 60 -v", chat.read_all(), home)

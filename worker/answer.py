@@ -18,6 +18,9 @@ class AnswerText:
 
     Stop strings are looked for in all that the model writes, markers included.
 
+    Attributes:
+        count: its tokens so far.
+
     Args:
         codec: the model's text side.
         stops: the request's stop strings.
@@ -39,7 +42,7 @@ class AnswerText:
     ) -> None:
         self._codec = codec
         self._min_tokens = min_tokens
-        self._count = 0
+        self.count = 0
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops)
         self._channels = ChannelParser(
@@ -63,7 +66,7 @@ class AnswerText:
 
     def add(self, token: int) -> list[Piece]:
         """The text that became certain with this token."""
-        self._count += 1
+        self.count += 1
         return self._channels.add(self._match(self._detokenizer.add(token)))
 
     def finish(self) -> list[Piece]:
@@ -74,7 +77,7 @@ class AnswerText:
         return self._channels.add(text) + self._channels.finish()
 
     def _match(self, text: str) -> str:
-        return self._matcher.add(text, may_stop=self._count >= self._min_tokens)
+        return self._matcher.add(text, may_stop=self.count >= self._min_tokens)
 
     def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
         """Logprobs as clients see them, with texts."""

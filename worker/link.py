@@ -50,6 +50,11 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its socket is closed."""
+        return bool(self._socket.closed)
+
     def wake(self) -> None:
         """Ends the current `wait`, or the next one; from any thread or signal handler."""
         try:

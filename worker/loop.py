@@ -292,7 +292,7 @@ class StepLoop:
             running = self._running.get(token.key)
             if running is None:
                 # A row that has left must not linger as a phantom that fills a slot (D8).
-                logger.warning(log_line("a token of a row that has left", key=token.key))
+                logger.warning(log_line("token for a row that is gone", key=token.key))
                 leaving.append(token.key)
                 continue
             deltas = running.advance(token, now)

@@ -132,38 +132,44 @@ class TerminationHandler:
 class Life:
     """Connects, loads, serves and ends; everything of the engine happens on this thread (A1).
 
+    Attributes:
+        board: what the owner thread publishes.
+        link: to the supervisor.
+        heartbeat: sends what is on the board.
+        termination: what SIGTERM does.
+
     Args:
         spec: what the supervisor said.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
-        self._board = Board()
-        self._link = Link(spec.endpoint)
-        self._heartbeat = HeartbeatThread(spec.endpoint, self._board, on_end=self._link.wake)
-        self._termination = TerminationHandler(self._link)
+        self.board = Board()
+        self.link = Link(spec.endpoint)
+        self.heartbeat = HeartbeatThread(spec.endpoint, self.board, on_end=self.link.wake)
+        self.termination = TerminationHandler(self.link)
         self._started_at = time.monotonic()
 
     def run(self) -> int:
         """The whole life; returns the exit code, with every message sent or given up."""
-        signal.signal(signal.SIGTERM, self._termination)
-        self._heartbeat.start()
+        signal.signal(signal.SIGTERM, self.termination)
+        self.heartbeat.start()
         try:
             code = self._live()
         except ExitAskedError:
             code = ExitCode.ASKED
         except BaseException as error:  # noqa: BLE001  the last handler: the process ends (F3)
-            self._termination.is_interrupting = False
+            self.termination.is_interrupting = False
             code = self._die(judge(error), error)
-        self._heartbeat.stop()
-        self._link.close(LINGER_S)
+        self.heartbeat.stop()
+        self.link.close(LINGER_S)
         logger.info(log_line("worker exits", model=self._spec.model, code=int(code)))
         return code
 
     def _live(self) -> int:
         spec = self._spec
         logger.info(log_line("worker started", model=spec.model, generation=spec.generation))
-        self._link.send(
+        self.link.send(
             Hello(
                 model=spec.model,
                 generation=spec.generation,
@@ -172,19 +178,19 @@ class Life:
                 version=VERSION,
             )
         )
-        self._termination.interrupt_from_now_on()
-        self._report(LoadPhase.IMPORT, 0.0)
+        self.termination.interrupt_from_now_on()
+        self.report(LoadPhase.IMPORT, 0.0)
         engine = OwnedEngine(self._make_engine(), spec.step_timeout_s)
-        facts = engine.load(self._report)
-        self._termination.is_interrupting = False
+        facts = engine.load(self.report)
+        self.termination.is_interrupting = False
         return self._serve(engine, facts)
 
     def _make_engine(self) -> Engine:
         if self._spec.engine == "fake":
             reach = Reach(
-                send_frames=self._link.send_frames,
-                drop_link=self._link.drop,
-                end_beats=self._heartbeat.stop,
+                send_frames=self.link.send_frames,
+                drop_link=self.link.drop,
+                end_beats=self.heartbeat.stop,
             )
             return FakeEngine(self._spec, reach)
         try:
@@ -195,14 +201,14 @@ class Life:
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()
-        text = TextThreads(engine.text, self._link.wake)
+        text = TextThreads(engine.text, self.link.wake)
         text.start()
         loop = StepLoop(
             engine=engine,
             facts=facts,
-            link=self._link,
+            link=self.link,
             text=text,
-            board=self._board,
+            board=self.board,
             max_concurrency=spec.max_concurrency,
             step_timeout_s=spec.step_timeout_s,
             sampling=spec.sampling,
@@ -218,8 +224,8 @@ class Life:
                 prefix_cache_tokens=facts.prefix_cache_tokens,
             )
         )
-        self._board.publish(WorkerPhase.IDLE, step=0, held=held)
-        self._link.send(
+        self.board.publish(WorkerPhase.IDLE, step=0, held=held)
+        self.link.send(
             Ready(
                 context_length=facts.context_length,
                 fingerprint=facts.fingerprint,
@@ -232,7 +238,7 @@ class Life:
             )
         )
         loop.run(self._must_end)
-        self._board.publish(WorkerPhase.CLOSING, step=self._board.current.step)
+        self.board.publish(WorkerPhase.CLOSING, step=self.board.current.step)
         text.close()
         engine.close()
         if loop.is_exit_asked:
@@ -246,20 +252,20 @@ class Life:
             WorkerFaultError: the heartbeats have ended, and a step that is stuck would be noticed
                 late: no beat would say how long it was predicted to take.
         """
-        if self._heartbeat.is_over:
+        if self.heartbeat.is_over:
             raise WorkerFaultError("the thread that sends heartbeats has ended")
-        return self._termination.has_come()
+        return self.termination.has_come()
 
-    def _report(self, phase: LoadPhase, progress: float) -> None:
+    def report(self, phase: LoadPhase, progress: float) -> None:
         """Sends load progress, and looks for an Exit meanwhile (B9)."""
-        if self._link.flush():  # progress is only worth sending fresh
-            self._link.send(LoadProgress(phase=phase, progress=progress))
+        if self.link.flush():  # progress is only worth sending fresh
+            self.link.send(LoadProgress(phase=phase, progress=progress))
         self._look_for_exit()
 
     def _look_for_exit(self) -> None:
-        while (message := self._link.receive()) is not None:
+        while (message := self.link.receive()) is not None:
             if isinstance(message, Exit):
-                self._termination.is_interrupting = False
+                self.termination.is_interrupting = False
                 raise ExitAskedError
             raise LinkBrokenError(f"{message.TYPE} came before READY")
 
@@ -275,5 +281,5 @@ class Life:
         logger.error(log_line("worker dies", code=int(death.code), cause=death.message))
         if not death.is_expected:
             traceback.print_exception(error)
-        self._link.send(Dying(code=int(death.code), message=death.message))
+        self.link.send(Dying(code=int(death.code), message=death.message))
         return death.code

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.body import RequestBody, invalid
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason
@@ -31,12 +31,12 @@ NO_FORM = "the answer ended before the part that response_format applies to"
 
 
 def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
-    """Why an answer cannot go on in this engine; None if it can."""
+    """Why an answer cannot continue in this engine; None if it can."""
     if resume.acceptance.fingerprint == facts.fingerprint:
         return None
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
-        "the model changed while its worker was restarted, so the answer cannot go on",
+        "the model changed while its worker was restarted, so the answer cannot continue",
         detail={"tokens_sent": len(resume.delivered) // BYTES_PER_TOKEN},
     )
 
@@ -60,7 +60,34 @@ def plan_row(
         RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
             the model does not have.
     """
-    length, limit = len(prompt.tokens), facts.context_length
+    max_tokens, min_tokens = _limits(body, len(prompt.tokens), facts.context_length)
+    bias = body.bias_by_token()
+    stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
+    _check_ids("logit_bias", bias, facts)
+    _check_ids("stop_token_ids", stop_token_ids, facts)
+    return Row(
+        key=key,
+        tokens=prompt.tokens,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=body.ignore_eos or False,
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        delivered=list(delivered),
+        logit_bias=bias,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=prompt.grammar,
+        checkpoints=prompt.checkpoints,
+        sampling=Sampling(**{**(sampling or {}), **body.sampling}),
+    )
+
+
+def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
+    """How many tokens the answer may and must have; `length` is the prompt's, `limit` the context.
+
+    Raises:
+        RemoteError: `context_length_exceeded`, with the numbers.
+    """
     detail = {"prompt_tokens": length, "context_length": limit}
     if length + 1 > limit:
         raise RemoteError(
@@ -84,25 +111,7 @@ def plan_row(
             f"at most {limit - length} fit",
             detail=detail | {"min_tokens": min_tokens},
         )
-    bias = body.bias_by_token()
-    stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
-    _check_ids("logit_bias", bias, facts)
-    _check_ids("stop_token_ids", stop_token_ids, facts)
-    return Row(
-        key=key,
-        tokens=prompt.tokens,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=body.ignore_eos or False,
-        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
-        delivered=list(delivered),
-        logit_bias=bias,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=prompt.grammar,
-        checkpoints=prompt.checkpoints,
-        sampling=Sampling(**{**(sampling or {}), **body.sampling}),
-    )
+    return max_tokens, min_tokens
 
 
 def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:

@@ -81,6 +81,9 @@ class TextThreads:
     its own, since two threads must not share a tokenizer; the one of the long prompts is made when
     the first of them comes.
 
+    Attributes:
+        lanes: the thread of the short ones and that of the long ones.
+
     Args:
         codec: the engine's text side.
         wake: called from either thread after each result, so that the step loop looks.
@@ -94,13 +97,13 @@ class TextThreads:
     ) -> None:
         self._results: deque[Tokenised | Refused] = deque()
         self._wake = wake
-        self._short = _Lane("text", lambda: codec, self._finished, clock)
-        self._long = _Lane("long text", codec.twin, self._finished, clock)
-        self._lanes = (self._short, self._long)
+        self._short = Lane("text", lambda: codec, self._finished, clock)
+        self._long = Lane("long text", codec.twin, self._finished, clock)
+        self.lanes = (self._short, self._long)
 
     def start(self) -> None:
         """Starts both threads."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.thread.start()
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
@@ -114,7 +117,7 @@ class TextThreads:
 
     def forget(self, key: RequestKey) -> None:
         """Drops a request that has not been begun; the result of one that has may still come."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.forget(key)
 
     def take(self) -> list[Tokenised | Refused]:
@@ -126,16 +129,16 @@ class TextThreads:
 
     def busy(self) -> tuple[RequestKey, float] | None:
         """Of the requests that are being prepared now the one begun first, and when (monotonic)."""
-        begun = [busy for lane in self._lanes if (busy := lane.busy) is not None]
+        begun = [busy for lane in self.lanes if (busy := lane.busy) is not None]
         return min(begun, key=lambda busy: busy[1], default=None)
 
     def is_alive(self) -> bool:
         """Whether both threads are there to prepare what was asked for."""
-        return all(lane.thread.is_alive() for lane in self._lanes)
+        return all(lane.thread.is_alive() for lane in self.lanes)
 
     def close(self) -> None:
         """Ends the threads after what they do now, without waiting for it."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.close()
 
     def _finished(self, result: Tokenised | Refused) -> None:
@@ -143,11 +146,13 @@ class TextThreads:
         self._wake()
 
 
-class _Lane:
+class Lane:
     """One thread with its own queue and codec.
 
     Attributes:
+        arrivals: how many requests it was given.
         busy: what it prepares now, and since when.
+        thread: runs from `TextThreads.start` until `close`.
 
     Args:
         name: of the thread.
@@ -168,25 +173,28 @@ class _Lane:
         self._clock = clock
         self._changed = threading.Condition()
         self._jobs: list[_Job] = []  # bounded by what the supervisor dispatches at once
-        self._arrivals = 0
+        self.arrivals = 0
         self._is_closed = False
         self.busy: tuple[RequestKey, float] | None = None
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
+        """See `TextThreads.submit`."""
         with self._changed:
-            self._arrivals += 1
-            rank = self._arrivals + len(body) // BYTES_PER_TURN
-            job = _Job(rank, self._arrivals, key, body, self._clock(), resume)
+            self.arrivals += 1
+            rank = self.arrivals + len(body) // BYTES_PER_TURN
+            job = _Job(rank, self.arrivals, key, body, self._clock(), resume)
             heapq.heappush(self._jobs, job)
             self._changed.notify()
 
     def forget(self, key: RequestKey) -> None:
+        """See `TextThreads.forget`."""
         with self._changed:
             self._jobs = [job for job in self._jobs if job.key != key]
             heapq.heapify(self._jobs)
 
     def close(self) -> None:
+        """See `TextThreads.close`."""
         with self._changed:
             self._is_closed = True
             self._jobs.clear()

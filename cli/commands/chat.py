@@ -23,7 +23,7 @@ from ..terminal.live_line import LiveLine
 from ..terminal.notices import notice_teller
 from ..terminal.output import Output
 from ..terminal.turns import PipeReader, Reader, TerminalReader
-from .generate import read_answer, result_map, speed_line
+from .generate import TOP_P_HELP, read_answer, result_map, speed_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 HELP = """\
 /clear   forget the conversation
-/exit    end, as Ctrl-D does
-/help    this
-Ctrl-C cancels an answer, or empties the line. A backslash at the end of a line, or an open ```
-block, lets the next line belong to the same turn."""
+/exit    end the chat, as Ctrl-D does
+/help    show this help
+Ctrl-C cancels an answer or clears the line. A backslash at the end of a line, or an open ```
+block, continues the turn on the next line."""
 
 
 @click.command(short_help="Talk with a model.")
 @model_argument
-@click.option("--system", metavar="TEXT", help="What the model is told first.")
-@click.option("--max-tokens", metavar="N", type=int, help="Tokens of one answer at most.")
-@click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
-@click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
+@click.option("--system", metavar="TEXT", help="The system prompt.")
+@click.option("--max-tokens", metavar="N", type=int, help="At most this many tokens per answer.")
+@click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token.")
+@click.option("--top-p", metavar="P", type=float, help=TOP_P_HELP)
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast each answer was.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast each answer was.")
 @daemon_options
 def chat(
     model: str,
@@ -57,8 +57,8 @@ def chat(
 ) -> None:
     """Example: mlxsup chat smollm2
 
-    Talks with MODEL: each line is a turn, and the model is sent the whole conversation. Ctrl-C
-    cancels an answer, Ctrl-D ends the chat, /help says more. Lines from a pipe are turns too.
+    Chats with MODEL: each line is a turn, and each turn sends the whole conversation. Ctrl-C
+    cancels an answer, Ctrl-D ends the chat, /help says more. Piped lines are turns too.
     """
     with connect(target) as client:
         check_known(client.status(), model)
@@ -73,14 +73,14 @@ def chat(
 
 
 class Conversation:
-    """What was said so far, and how to go on.
+    """The conversation so far, and how to continue it.
 
     Args:
         client: of the daemon.
-        model: who answers.
-        system: what the model is told first.
-        is_verbose: whether to say how fast each answer was.
-        output: how to speak.
+        model: the model that answers.
+        system: the system prompt.
+        is_verbose: whether to show how fast each answer was.
+        output: how to write output.
         parameters: of `Client.generate`.
     """
 
@@ -100,14 +100,14 @@ class Conversation:
         self._is_verbose = is_verbose
         self._output = output
         self._parameters = parameters
-        # Bounded by the model's context: what does not fit is refused.
+        # Bounded by the model's context: a longer conversation is refused.
         self._messages: list[dict[str, Any]] = []
 
     def run(self, reader: Reader) -> None:
-        """Answers turn after turn, to the end of the input or `/exit`.
+        """Answers turn after turn, until the input ends or `/exit`.
 
         Raises:
-            RequestError, ConnectionLost: a turn failed, and nobody sits there to try another.
+            RequestError, ConnectionLost: a turn failed, and nobody is there to try another.
         """
         while True:
             try:
@@ -131,16 +131,16 @@ class Conversation:
         elif command == "/clear":
             self._messages.clear()
             if reader.is_interactive:
-                self._output.note("the conversation is forgotten")
+                self._output.note("conversation cleared")
         elif reader.is_interactive and command.startswith("/") and command[1:].isalpha():
-            self._output.note(f"there is no command {command}; /help lists them")
+            self._output.note(f"unknown command {command}; /help lists them")
         elif reader.is_interactive:
             self._try_answer(turn)
         else:
             self._answer(turn, is_interactive=False)
 
     def _try_answer(self, turn: str) -> None:
-        """Answers; an error is told, and the turn can be sent again."""
+        """Answers; an error is shown, and the turn can be sent again."""
         from mlxsup.client import ConnectionLost, RequestError
 
         try:
@@ -164,7 +164,7 @@ class Conversation:
                 interrupts.cancel(stream)
                 result = read_answer(stream, line, self._output)
         if result.text:
-            # Also one that was cancelled: the model shall know what its reader has read.
+            # Even if it was cancelled: the model must know what the user has read.
             self._messages = [*asked, {"role": "assistant", "content": result.text}]
         self._show_end(stream.request_id, result)
 
@@ -183,10 +183,10 @@ class Conversation:
 
 
 class _Interrupts:
-    """Lets Ctrl-C end an answer in order: nothing is torn out of what reads it (D4).
+    """Lets Ctrl-C end an answer cleanly, without interrupting the code that reads it (D4).
 
     Args:
-        is_caught: False to leave interrupts as they are.
+        is_caught: False leaves interrupts alone.
     """
 
     def __init__(self, *, is_caught: bool) -> None:
@@ -196,7 +196,7 @@ class _Interrupts:
         self._before: Any = None
 
     def cancel(self, stream: Stream) -> None:
-        """Has interrupts cancel this stream, also one that came before it was there."""
+        """Lets interrupts cancel this stream, even one that came before the stream existed."""
         self._stream = stream
         if self._was_interrupted:
             stream.cancel()

@@ -1,4 +1,4 @@
-"""`mlxsup completion`: lets a shell complete commands and the names of models."""
+"""`mlxsup completion`: lets a shell complete commands and model names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..terminal.output import Output
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(short_help="Print what a shell needs to complete commands.")
+@click.command(short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @output_options
 def completion(shell: str, output: Output) -> None:
     """Example: source <(mlxsup completion bash)
 
-    Prints the script with which SHELL completes commands, options and the names of models. For
-    fish: mlxsup completion fish | source
+    Prints the script that makes SHELL complete commands, options and model names. For fish:
+    mlxsup completion fish | source
     """
     from click.shell_completion import get_completion_class
 
@@ -25,7 +25,7 @@ def completion(shell: str, output: Output) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    # Not its `source`: that of bash runs bash to look at its version.
+    # Not its `source`: bash's runs bash to find its version.
     made = kind(root, {}, PROGRAM, COMPLETE_VARIABLE)
     script = made.source_template % made.source_vars()
     if output.is_json:

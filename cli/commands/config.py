@@ -1,4 +1,4 @@
-"""`mlxsup config`: looks at configuration files."""
+"""`mlxsup config`: checks configuration files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..terminal.output import Output
 from .start import read_configuration
 
 
-@click.group(short_help="Look at configuration files.")
+@click.group(short_help="Check configuration files.")
 def config() -> None:
     """Example: mlxsup config check mlxsup.toml
 
-    Looks at configuration files.
+    Checks configuration files, and prints their schema.
     """
 
 
-@config.command(short_help="Say what is wrong with a file.")
+@config.command(short_help="List what is wrong with a file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @output_options
 def check(file: Path, output: Output) -> None:
     """Example: mlxsup config check mlxsup.toml
 
-    Says everything that is wrong with FILE, or that nothing is.
+    Lists everything that is wrong with FILE, or says that it is valid.
     """
     read_configuration(file)
     if output.is_json:
@@ -35,13 +35,13 @@ def check(file: Path, output: Output) -> None:
         output.data(f"{file} is valid")
 
 
-@config.command(short_help="Print the JSON Schema of the file, for editors.")
+@config.command(short_help="Print the file's JSON Schema, for editors.")
 @output_options
 def schema(output: Output) -> None:
     """Example: mlxsup config schema > mlxsup.schema.json
 
-    Prints the JSON Schema of the configuration. An editor checks and completes a file whose first
-    line is `#:schema mlxsup.schema.json`.
+    Prints the JSON Schema of the configuration. Editors check and complete a file whose first line
+    is `#:schema mlxsup.schema.json`.
     """
     from mlxsup.supervisor.config.schema import config_schema
 

@@ -1,8 +1,8 @@
 """`mlxsup demo`: what mlxsup does, shown on a real model in a minute or two.
 
-Is a daemon of its own, with its sockets and logs in a temporary folder, so that it never meets one
-that runs already; streams from two models at once; kills one worker in mid-answer, again and again;
-and shows that neither answer changed.
+Runs its own daemon, with its sockets and logs in a temporary folder, so that it never meets one
+that is already running; streams from two models at once; kills one worker mid-answer, again and
+again; and shows that neither answer changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STORY_TOKENS = 40
 KILLS = 3
 
 EXACT_BACKENDS = ("cpu", "fake")
-"""On a GPU a resumed answer may round differently."""
+"""The backends that resume exactly: on a GPU a resumed answer may round differently."""
 
 
 @click.command(short_help="See what mlxsup does, on a small model.")
@@ -46,15 +46,15 @@ EXACT_BACKENDS = ("cpu", "fake")
     "config_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"Show it with the first two models of this file; else with one that is fetched once "
+    help=f"Use the first two models of this file; by default, a small model is downloaded once "
     f"(93 MB, to {DEMO_MODEL_FOLDER}).",
 )
 @output_options
 def demo(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup demo
 
-    Streams from two models at once, kills one worker three times in mid-answer, and shows that
-    neither answer changed. A daemon that already runs is left alone.
+    Streams from two models at once, kills one worker three times mid-answer, and shows that neither
+    answer changed. A daemon that is already running is left alone.
     """
     from .start import configure, read_configuration, serve_two
 
@@ -64,10 +64,10 @@ def demo(config_path: Path | None, output: Output) -> None:
         folder = fetch(Path(DEMO_MODEL_FOLDER).expanduser(), output)
         named = [f"{name}={folder}" for name in ("one", "two")]
         configuration = configure(named, output, is_shown=False)
-        hint = f"remove {folder}, and it is fetched again"
+        hint = f"remove {folder} to download it again"
     else:
         configuration = read_configuration(config_path)
-        hint = f"see more of it with `mlxsup start --config {config_path}`"
+        hint = f"`mlxsup start --config {config_path}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
         shown = _show(partial(serve_two, configuration, Path(place)), hint, output)
@@ -78,12 +78,12 @@ def demo(config_path: Path | None, output: Output) -> None:
 
 
 def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
-    """Is the daemon, so that none is left without its demonstration, which a thread gives.
+    """Runs the daemon here and the demonstration in a thread, so that no daemon outlives it.
 
     Args:
-        serve: is the daemon until it is told to end; takes `on_listening`.
-        hint: what helps where a model fails.
-        output: how to speak.
+        serve: runs the daemon until it is asked to end; takes `on_listening`.
+        hint: what helps if a model fails.
+        output: how to write output.
 
     Raises:
         CliError: the daemon did not start, or a request failed.
@@ -99,7 +99,7 @@ def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any
         if failure.code in ("shutting_down", "connection_lost"):
             raise KeyboardInterrupt
         if failure.code in ("load_failed", "model_failed"):
-            failure.hint = hint  # Its logs go with the demonstration.
+            failure.hint = hint  # Its logs are removed with the demonstration.
     if failure is not None:
         raise failure
     _tell(output, "every process is gone")
@@ -107,10 +107,10 @@ def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any
 
 
 class _Story(threading.Thread):
-    """What is shown, beside the daemon that it is shown on.
+    """The demonstration itself, in a thread next to the daemon's.
 
     Args:
-        output: how to speak.
+        output: how to write output.
 
     Attributes:
         shown: what `--json` prints.
@@ -129,7 +129,7 @@ class _Story(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Tells it all, and ends the daemon."""
+        """Shows everything, and ends the daemon."""
         try:
             with connect(Target(endpoint=self._endpoint)) as client:
                 try:
@@ -141,11 +141,11 @@ class _Story(threading.Thread):
                     _headline(self._output, "mlxsup stop")
                 finally:
                     client.stop(now=True)
-        except (CliError, OSError) as error:  # OSError: nobody reads what is told
+        except (CliError, OSError) as error:  # OSError: nobody reads the output
             self._failure = error
 
     def finish(self) -> CliError | OSError | None:
-        """Waits for its end; why it broke off, None where it did not.
+        """Waits for its end; returns why it broke off, or None if it did not.
 
         Raises:
             KeyboardInterrupt: it never began.
@@ -157,11 +157,11 @@ class _Story(threading.Thread):
 
 
 class _Answer(threading.Thread):
-    """One streamed answer, gathered in a thread of its own.
+    """One streamed answer, collected in its own thread.
 
     Args:
         client: of the daemon.
-        model: whose answer.
+        model: the model that answers.
         question: that of a chat.
         max_tokens: its length, at most.
     """
@@ -199,7 +199,7 @@ class _Answer(threading.Thread):
             self._grown.notify_all()
 
     def wait_for(self, tokens: int) -> bool:
-        """Returns when there are so many tokens; False if it ended before."""
+        """Returns once there are that many tokens; False if the answer ended before."""
         with self._grown:
             self._grown.wait_for(lambda: self.tokens >= tokens or self._has_ended)
             return not self._has_ended
@@ -217,7 +217,7 @@ class _Answer(threading.Thread):
 
     @property
     def resumed(self) -> int:
-        """How many times it went on after a crash."""
+        """How many times it resumed after a crash."""
         return self._stream.result.resumed
 
 
@@ -238,14 +238,14 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
     """Kills the worker of the first model while both answer, and compares the answers.
 
     Raises:
-        CliError: an answer is another one than undisturbed.
+        CliError: an answer differs from the undisturbed one.
     """
     victim, other = names
     _headline(output, f"{other} alone: {STORY}")
     alone = _Answer(client, other, STORY, STORY_TOKENS).finish()
     _tell(output, f"{other}: {_shown(alone.text)}")
 
-    _headline(output, f"both, and kill -9 for the worker of {victim} while it answers")
+    _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
     first, second = (_Answer(client, name, STORY, STORY_TOKENS) for name in names)
     kills = []
@@ -264,8 +264,8 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
         _tell(output, f"READY again as pid {_row(client, victim)['pid']} after {took_s:.1f} s")
     answers = [answer.finish() for answer in (first, second)]
     for answer in answers:
-        same = "the same text as alone" if answer.text == alone.text else "ANOTHER TEXT"
-        went_on = f", went on {answer.resumed} times" if answer.resumed else ""
+        same = "the same text as alone" if answer.text == alone.text else "A DIFFERENT TEXT"
+        went_on = f", resumed {answer.resumed} times" if answer.resumed else ""
         _tell(output, f"{answer.model}: {answer.tokens} tokens, {same}{went_on}")
     backend = _row(client, victim)["backend"]
     if backend in EXACT_BACKENDS and any(answer.text != alone.text for answer in answers):
@@ -287,7 +287,7 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
 
 
 def _came_back(changes: Iterable[Mapping[str, Any]], model: str) -> bool:
-    """Waits until the model is READY again; False if it is not tried any more."""
+    """Waits until the model is READY again; False if it is no longer tried."""
     states = (change["to"] for change in changes if change["model"] == model)
     return bool(next(state for state in states if state in ("READY", "FAILED")) == "READY")
 
@@ -306,7 +306,7 @@ def _row(client: Client, model: str) -> dict[str, Any]:
 
 
 def _shown(text: str) -> str:
-    """What a model says, steering no terminal."""
+    """A model's text, made harmless for terminals."""
     return text.strip().translate(VISIBLE)
 
 

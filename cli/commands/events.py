@@ -16,7 +16,7 @@ from ..terminal.output import Output, discard_stdout
 def events(target: Target, output: Output) -> int:
     """Example: mlxsup events --json
 
-    Prints one line for each change of a model's state from now on, until it is interrupted.
+    Prints a line each time a model's state changes, until interrupted.
     """
     try:
         with connect(target) as client:
@@ -28,7 +28,7 @@ def events(target: Target, output: Output) -> int:
                 else:
                     output.data(change_line(change))
     except KeyboardInterrupt:
-        # The way to end it, so not a failure.
+        # This is how users end it, so it is no failure.
         output.end_line()
     except BrokenPipeError:
         discard_stdout()

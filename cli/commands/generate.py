@@ -20,30 +20,33 @@ if TYPE_CHECKING:
     from mlxsup.client.client import Stream
 
 
-@click.command(short_help="Have a model answer.")
+TOP_P_HELP = "Nucleus sampling: keep tokens up to this probability mass (0–1]."
+
+
+@click.command(short_help="Generate an answer.")
 @model_argument
 @click.argument("prompt")
-@click.option("--max-tokens", metavar="N", type=int, help="Tokens to generate at most.")
-@click.option("--min-tokens", metavar="N", type=int, help="Nothing ends the answer before.")
-@click.option("--temperature", metavar="T", type=float, help="0 for the likeliest token.")
-@click.option("--top-p", metavar="P", type=float, help="Sample from this share.")
-@click.option("--stop", metavar="TEXT", multiple=True, help="Ends the answer; may be repeated.")
+@click.option("--max-tokens", metavar="N", type=int, help="Generate at most this many tokens.")
+@click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
+@click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token.")
+@click.option("--top-p", metavar="P", type=float, help=TOP_P_HELP)
+@click.option(
+    "--stop", metavar="TEXT", multiple=True, help="Text that ends the answer; may be repeated."
+)
 @click.option(
     "--stop-token-id",
     "stop_token_ids",
     metavar="ID",
     type=int,
     multiple=True,
-    help="A token that ends the answer; may be repeated.",
+    help="Token that ends the answer; may be repeated.",
 )
 @click.option(
-    "--ignore-eos", is_flag=True, default=None, help="The model's end-of-text ends no answer."
+    "--ignore-eos", is_flag=True, default=None, help="Continue past the model's end-of-text."
 )
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
-@click.option(
-    "--timeout", "timeout_s", metavar="S", type=duration, help="When it must have ended: 90s, 5m."
-)
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say how fast it was.")
+@click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast it was.")
 @daemon_options
 def generate(
     model: str,
@@ -57,7 +60,7 @@ def generate(
 ) -> None:
     """Example: mlxsup generate smollm2 "Once upon a time" --max-tokens 64
 
-    Has MODEL go on with PROMPT and prints the text as it comes; `-` reads PROMPT from stdin.
+    Has MODEL continue PROMPT and prints the text as it comes; `-` reads PROMPT from stdin.
     """
     text = _read_stdin() if prompt == "-" else prompt
     with connect(target) as client, LiveLine(output) as line:
@@ -69,7 +72,7 @@ def generate(
             on_notice=notice_teller(line),
             **parameters,
         )
-        # Leaving the block cancels, also on Ctrl-C or when nobody reads the output any more.
+        # Leaving the block cancels, on Ctrl-C or when nobody reads the output any longer, too.
         with stream:
             result = read_answer(stream, line, output)
     if output.is_json:
@@ -91,12 +94,12 @@ def _read_stdin() -> str:
 def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
     """Prints the text of a stream as it comes, and gives its result.
 
-    What the model thinks before it answers is shown dimly on a terminal, and nowhere else.
+    The model's reasoning is dimmed on a terminal, and shown nowhere else.
 
     Args:
         stream: read to its end.
         line: cleared before the first text.
-        output: how to speak.
+        output: how to write output.
     """
     last, channel = "", "content"
     try:
@@ -115,12 +118,12 @@ def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
                 output.answer(delta.text, sys.stderr, dim=True)
     finally:
         line.clear()
-        # A prompt or an error line of the shell would otherwise stand behind the text.
+        # Otherwise the shell's prompt or an error would follow on the same line.
         if last and not last.endswith("\n") and sys.stdout.isatty():
             output.data("")
     for call in stream.result.tool_calls:
         called = f"{call['function']['name']}({call['function']['arguments']})"
-        output.note(output.style(f"the model asks for {called}", sys.stderr, dim=True))
+        output.note(output.style(f"the model calls {called}", sys.stderr, dim=True))
     return stream.result
 
 

@@ -17,7 +17,7 @@ from ..terminal.waiting import progress_shown
 def load(model: str, target: Target, output: Output) -> None:
     """Example: mlxsup load smollm2
 
-    Loads MODEL, and returns once it is READY.
+    Loads MODEL and returns once it is READY.
     """
     with connect(target) as client:
         with progress_shown(client, model, output):

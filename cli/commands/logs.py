@@ -36,17 +36,17 @@ Show = Callable[[str, Iterable[str]], None]
 """Prints lines of a model's log."""
 
 FOLLOW_INTERVAL_S = 0.15
-"""A file has no event that every system tells of, so a follower looks this often."""
+"""How often a follower looks: no file event exists on every system."""
 
 DEFAULT_LINES = 100
 
 DAEMON_LOG = "mlxsup"
-"""No model has this name; the daemon's own log is shown under it."""
+"""The name of the daemon's own log; no model has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFolder:
-    """Where the logs are and whose they may be."""
+    """Where the logs are, and which models may have one."""
 
     path: Path
     models: list[str]
@@ -67,12 +67,12 @@ def complete_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which of the lines that are there already are meant.
+    """Which of the lines already written to show.
 
     Attributes:
-        count: the last so many; None for the default.
-        since_s: those of the last so many seconds.
-        is_previous: those of the generation before the current one.
+        count: only that many, the last ones; None for the default.
+        since_s: only those of the last `since_s` seconds.
+        is_previous: only those of the generation before the current one.
     """
 
     count: int | None
@@ -80,10 +80,10 @@ class Selection:
     is_previous: bool
 
     def of(self, path: Path, end: int | None = None) -> list[str]:
-        """The lines of one log; `end` are the bytes of its newest file to look at.
+        """The lines of one log; `end` is how many bytes of its newest file to look at.
 
         Raises:
-            LookupError: there is no generation before.
+            LookupError: there is no earlier generation.
         """
         if self.since_s is None and not self.is_previous:
             return tail(path, DEFAULT_LINES if self.count is None else self.count, end)
@@ -102,17 +102,19 @@ class Selection:
 
 @click.command(short_help="Show what the workers wrote.")
 @click.argument("model", required=False, shell_complete=complete_log)
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on as lines come.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
 @click.option(
     "-n",
     "--lines",
     "count",
     metavar="N",
     type=click.IntRange(min=0),
-    help=f"The last N lines of each; {DEFAULT_LINES}, or all that --since and --previous select.",
+    help=f"Last N lines of each; default: {DEFAULT_LINES}, or all with --since or --previous.",
 )
-@click.option("--since", "since_s", metavar="AGO", type=duration, help="Only the last 90s, 10m…")
-@click.option("--previous", "is_previous", is_flag=True, help="The process before this one.")
+@click.option(
+    "--since", "since_s", metavar="AGO", type=duration, help="Only lines of the last 90s, 10m…"
+)
+@click.option("--previous", "is_previous", is_flag=True, help="Lines of the previous process.")
 @daemon_options
 def logs(
     model: str | None,
@@ -125,11 +127,11 @@ def logs(
 ) -> None:
     """Example: mlxsup logs smollm2 -f
 
-    Shows what the process of MODEL wrote, or all models' output, each line with its model's name.
-    The daemon's own log is called mlxsup.
+    Shows the output of MODEL's process, or of every model, each line with its model's name. The
+    daemon's own log is called mlxsup.
     """
     if is_following and is_previous:
-        message = "--previous has ended, so there is nothing to follow"
+        message = "--previous shows a process that has ended, so there is nothing to follow"
         raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
     folder = _find_folder(target)
     if model is not None and model not in [*folder.models, DAEMON_LOG]:
@@ -144,7 +146,7 @@ def logs(
             show(name, selection.of(log_path(folder.path, name)))
         except LookupError:
             if model is not None:
-                message = f"the log of {name} holds no generation before the current one"
+                message = f"the log of {name} holds no process before the current one"
                 hint = f"see `mlxsup logs {name}`"
                 raise CliError(message, code="no_previous_generation", hint=hint) from None
 
@@ -177,7 +179,7 @@ def _follow(folder: Path, names: list[str], selection: Selection, show: Show) ->
 
 
 def _find_folder(target: Target) -> LogFolder:
-    """From the daemon, or, where none answers, from the configuration or the default place."""
+    """From the daemon or, if none answers, from the configuration or the default place."""
     try:
         with connect(target) as client:
             value = client.status()
@@ -202,7 +204,7 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
             path = resolve(supervisor["log_dir"], target.config)
         names = list(models) if isinstance(models, dict) else []
     elif target.endpoint is not None or "MLXSUP_ENDPOINT" in os.environ:
-        # Another daemon than the default one was meant: its logs are not known.
+        # The user meant a daemon other than the default one: nobody knows where its logs are.
         return None
     elif not path.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""`mlxsup reload`: applies the configuration file to a daemon that runs."""
+"""`mlxsup reload`: applies the configuration file to the running daemon."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..terminal.status_table import show_models
 def reload(target: Target, output: Output) -> None:
     """Example: mlxsup reload
 
-    Has the daemon read its configuration file again, and shows what it changes. Where anything in
-    the file is wrong, nothing changes.
+    Makes the daemon read its configuration file again and shows what changed. If anything in the
+    file is wrong, nothing changes.
     """
     from mlxsup.client import RequestError
 
@@ -38,7 +38,7 @@ def reload(target: Target, output: Output) -> None:
     touched = {*value["added"], *value["changed"], *value["removed"]}
     rows = [row for row in status["models"] if row["name"] in touched]
     if value["later"]:
-        output.note(f"at the next start: {', '.join(value['later'])}")
+        output.note(f"takes effect at the next start: {', '.join(value['later'])}")
     if output.is_json:
         output.object({**value, "models": rows})
     elif rows:

@@ -13,13 +13,13 @@ from ..terminal.waiting import progress_shown
 
 @click.command(short_help="Give a model a new process.")
 @model_argument
-@click.option("--now", is_flag=True, help="Do not let running requests finish first.")
+@click.option("--now", is_flag=True, help="Do not wait for running requests.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_options
 def restart(model: str, now: bool, no_wait: bool, target: Target, output: Output) -> None:
     """Example: mlxsup restart smollm2
 
-    Gives MODEL a new process, clears its crash history, and returns once it is READY.
+    Gives MODEL a new process, clears its crash history and returns once it is READY.
     """
     with connect(target) as client:
         with progress_shown(client, model, output):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
-"""A demonstration that is given up ends soon."""
+"""Lets a demonstration that is given up end soon."""
 
 
 @click.command(short_help="Run the daemon.")
@@ -31,14 +31,14 @@ SHOW_DRAIN_TIMEOUT_S = 1.0
     "config_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"The configuration; else that of {CONFIG_VARIABLE}, else {DEFAULT_CONFIG}.",
+    help=f"Configuration file; by default {CONFIG_VARIABLE}, or else {DEFAULT_CONFIG}.",
 )
 @click.option(
     "--model",
     "models",
     metavar="[NAME=]FOLDER",
     multiple=True,
-    help="Do without a file: serve the model in this folder; may be repeated.",
+    help="Serve this model folder without a configuration file; may be repeated.",
 )
 @click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @output_options
@@ -47,11 +47,11 @@ def start(
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
-    Runs the daemon in the foreground, and prints a line for each change of a model. Without a file:
-    mlxsup start --model models/smollm2
+    Runs the daemon in the foreground and prints a line for each change of a model's state. Without
+    a file: mlxsup start --model models/smollm2
     """
     if models and config_path is not None:
-        message = "--model and --config exclude each other"
+        message = "use either --model or --config"
         raise CliError(message, code="usage", hint="see `mlxsup start -h`", status=ExitStatus.USAGE)
     if models:
         configuration = configure(models, output, is_shown=not is_detached)
@@ -76,7 +76,7 @@ def _run(configuration: DaemonConfig, output: Output) -> int:
     finally:
         is_done = printer.close()
     if not is_done:
-        # Its thread waits for a reader and holds the stream: nobody could flush or close that.
+        # Its thread waits for a reader and holds the stream, which nobody can flush or close.
         os._exit(code)
     settle_streams()
     return code
@@ -88,15 +88,15 @@ def serve(
     on_change: Callable[[Mapping[str, Any]], None],
     on_listening: Callable[[str], None],
 ) -> int:
-    """Is the daemon, until it is told to end; on the main thread.
+    """Runs the daemon on the main thread until it is asked to end.
 
     Args:
         configuration: what to run.
-        on_change: told of each change of a model.
-        on_listening: told the endpoint once it answers there.
+        on_change: called with each change of a model.
+        on_listening: called with the endpoint once it answers there.
 
     Raises:
-        CliError: another one runs, or its folder cannot be used.
+        CliError: another one is running, or its folder cannot be used.
     """
     from mlxsup.supervisor.daemon import run_daemon
     from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
@@ -122,14 +122,14 @@ def serve(
 def serve_two(
     configuration: DaemonConfig, folder: Path, *, on_listening: Callable[[str], None]
 ) -> int:
-    """Is a daemon of the first two models, a single one under two names; for `mlxsup demo`.
+    """Runs a daemon with the first two models, or with one under two names; for `mlxsup demo`.
 
-    All else is as where no file says so: limits to restarts, above all, for there will be some.
+    Everything else has its default: above all the restart limits, because there will be restarts.
 
     Args:
-        configuration: of one model at least.
+        configuration: names at least one model.
         folder: for its sockets and logs.
-        on_listening: told the endpoint once it answers there.
+        on_listening: called with the endpoint once it answers there.
 
     Raises:
         CliError: its folder cannot be used.
@@ -164,7 +164,7 @@ def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], outpu
         )
     else:
         output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        output.note(f"its output goes to {started.output}; end it with `mlxsup stop`")
+        output.note(f"output goes to {started.output}; end it with `mlxsup stop`")
 
 
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
@@ -172,11 +172,11 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
 
     Args:
         models: each `FOLDER` or `NAME=FOLDER`.
-        output: how to speak.
-        is_shown: whether it is printed, so that it can be kept.
+        output: how to write output.
+        is_shown: whether to print it, so that the user can keep it.
 
     Raises:
-        CliError: a name is none, or stands twice.
+        CliError: a name is invalid, or given twice.
     """
     from mlxsup.supervisor.config.folders import config_of_folders, split_model
     from mlxsup.supervisor.config.load import ConfigError
@@ -186,13 +186,13 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
         name, folder = split_model(given)
         if name in folders:
             message = f"two models are called {name}"
-            hint = f"name one of them: --model NAME={folder}"
+            hint = f"rename one of them: --model NAME={folder}"
             raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
         configuration, text = config_of_folders(folders)
     except ConfigError as error:
-        # Each begins with a place in a file that nobody wrote.
+        # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
@@ -207,14 +207,14 @@ def read_configuration(path: Path) -> DaemonConfig:
     """A checked configuration.
 
     Raises:
-        CliError: the file is missing or wrong; names every problem.
+        CliError: the file is missing or wrong; the message names every problem.
     """
     expanded = path.expanduser()
     if not expanded.exists():
         raise CliError(
-            f"there is no configuration file {path}",
+            f"no configuration file at {path}",
             code="bad_configuration",
-            hint="name one with `mlxsup start --config FILE`, or do without: "
+            hint="name one with `mlxsup start --config FILE`, or use none: "
             "`mlxsup start --model FOLDER`",
             status=ExitStatus.BAD_CONFIGURATION,
         )
@@ -227,7 +227,7 @@ def read_configuration(path: Path) -> DaemonConfig:
         raise CliError(
             f"{path} is not a valid configuration:{lines}",
             code="bad_configuration",
-            hint=f"correct it, then `mlxsup config check {path}`",
+            hint=f"fix it, then `mlxsup config check {path}`",
             status=ExitStatus.BAD_CONFIGURATION,
         ) from None
 

@@ -15,13 +15,13 @@ from ..terminal.watch import watch
 
 
 @click.command(short_help="Show every model.")
-@click.option("--watch", "is_watching", is_flag=True, help="Go on, until it is interrupted.")
-@click.option("--debug", "is_debug", is_flag=True, help="Add the latest events of each model.")
+@click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
+@click.option("--debug", "is_debug", is_flag=True, help="Add each model's latest events.")
 @daemon_options
 def status(is_watching: bool, is_debug: bool, target: Target, output: Output) -> None:
     """Example: mlxsup status --watch
 
-    Shows every model: its state, its process, what it does and why it last ended.
+    Shows every model: its state, its process, what it is doing and why it last ended.
     """
     with connect(target) as client:
 
@@ -30,7 +30,7 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
             if output.is_json:
                 return [output.object_line(value)]
             if not value["models"]:
-                output.note("no model is configured")
+                output.note("no models configured")
             table = table_lines(output, value, value["models"])
             if not is_debug:
                 return table
@@ -44,14 +44,14 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
 
 
 def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
-    """What the load of each model found out."""
+    """What loading each model found out."""
     lines: list[str] = []
     for model in value["models"]:
         found = [f"warning: {text}" for text in model.get("warnings") or []]
         if (batching := model.get("batching")) and batching["reason"]:
             found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
         if found:
-            title = f"what the load of {model['name']} found out:"
+            title = f"found while loading {model['name']}:"
             lines += ["", output.style(title, sys.stdout, bold=True)]
             lines += [f"  {line}" for line in found]
     return lines
@@ -60,6 +60,6 @@ def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
 def _story_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for name, story in (value.get("stories") or {}).items():
-        lines += ["", output.style(f"the latest events of {name}:", sys.stdout, bold=True)]
+        lines += ["", output.style(f"latest events of {name}:", sys.stdout, bold=True)]
         lines += [f"  {entry}" for entry in story] or ["  none"]
     return lines

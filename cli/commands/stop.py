@@ -15,23 +15,25 @@ from ..terminal.quantities import format_duration
 
 DEFAULT_DRAIN_S = 30.0
 DEFAULT_END_S = 15.0
-"""What ending the processes may take after the drain: asking, SIGTERM, SIGKILL, giving up."""
+"""How long ending the processes may take after the drain: asking, SIGTERM, SIGKILL, giving up."""
 
 EXTRA_S = 10.0
-"""What the daemon itself may take then: its farewell to clients, and its last log lines."""
+"""How long the daemon itself may take after that: ending its clients' streams, last log lines."""
 
 REST_S = 2.0
-"""A worker that outlives the daemon for so long is one that cannot be ended."""
+"""A worker that outlives the daemon by this much cannot be ended."""
 
 
-@click.command(short_help="End the daemon and every process.")
-@click.option("--now", is_flag=True, help="Do not let running requests finish first.")
-@click.option("--timeout", "timeout_s", metavar="S", type=duration, help="How long they may take.")
+@click.command(short_help="Stop the daemon and every worker.")
+@click.option("--now", is_flag=True, help="Do not wait for running requests.")
+@click.option(
+    "--timeout", "timeout_s", metavar="S", type=duration, help="How long to wait for them."
+)
 @daemon_options
 def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> None:
     """Example: mlxsup stop
 
-    Lets running requests finish, ends every process, and returns once all are gone.
+    Lets running requests finish, ends every process and returns once all are gone.
     """
     from ..processes import Watched
 

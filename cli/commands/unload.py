@@ -17,7 +17,7 @@ from ..terminal.waiting import progress_shown
 def unload(model: str, target: Target, output: Output) -> None:
     """Example: mlxsup unload smollm2
 
-    Lets the running requests of MODEL finish, ends its process, and returns once it is gone.
+    Lets running requests of MODEL finish, ends its process and returns once it is gone.
     """
     with connect(target) as client:
         with progress_shown(client, model, output):

@@ -1,4 +1,4 @@
-"""Prints what a daemon in the foreground does, without ever holding the daemon up."""
+"""Prints what a daemon in the foreground does, without ever holding up the daemon."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .model_row import progress_text, warning_lines
 from .output import Output
 
 MAX_WAITING = 1000
-"""Lines that wait for a reader who has stopped reading; more are dropped and counted."""
+"""How many lines wait for a reader that has stopped reading; more are dropped and counted."""
 
 FLUSH_LIMIT_S = 1.0
 CLEAR_LINE = "\r\x1b[K"
 
 
 class ChangePrinter:
-    """Writes on a thread of its own, for a pipe that nobody reads blocks who writes to it.
+    """Writes on its own thread, because a pipe that nobody reads blocks whoever writes to it.
 
     Args:
         output: how to write.
@@ -36,21 +36,21 @@ class ChangePrinter:
         self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
 
     def listening(self, endpoint: str) -> None:
-        """The daemon answers there.
+        """Prints where the daemon answers.
 
-        Only now is there a thread: signals that a starting daemon holds back would end the process
-        on any thread that does not.
+        The thread starts only now: a starting daemon blocks signals, and a thread that does not
+        block them would let them end the process.
         """
         self._thread.start()
         self._put({"endpoint": endpoint, "pid": os.getpid()})
 
     def changed(self, change: Mapping[str, Any]) -> None:
-        """A model changed, or its load came further."""
+        """A model changed state, or its load progressed."""
         if change.get("from") != change.get("to") or self._is_live:
             self._put(dict(change))
 
     def close(self) -> bool:
-        """Writes what waits, as far as somebody reads; returns whether nothing is held up by it."""
+        """Writes what waits, as long as somebody reads; False if a reader still holds it up."""
         if self._thread.is_alive():
             self._put(None)
             self._thread.join(FLUSH_LIMIT_S)
@@ -71,7 +71,7 @@ class ChangePrinter:
                 self._write(value)
             self._end_live_line()
         except OSError:
-            # Nobody reads any more, or the disk is full: the daemon goes on (its log has it all).
+            # Nobody reads any longer, or the disk is full: the daemon continues (its log has all).
             return
 
     def _write(self, value: Mapping[str, Any]) -> None:

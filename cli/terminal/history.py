@@ -1,4 +1,4 @@
-"""What was typed in earlier chats: one JSON text per line, readable by its owner alone."""
+"""What was typed in earlier chats: one JSON string per line, readable by its owner alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class History:
     """Keeps the latest entries in a file; a file that cannot be written is no reason to stop.
 
     Args:
-        path: the file; its folder is made when it is needed.
+        path: the file; its folder is created when needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class History:
         return entries[-MAX_ENTRIES:]
 
     def add(self, entry: str) -> bool:
-        """Appends one; False where it could not be kept."""
+        """Appends one entry; False if it could not be kept."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _append(self._path, [entry])

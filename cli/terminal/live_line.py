@@ -1,4 +1,4 @@
-"""One line of a terminal that is written again and again, and is gone at the end."""
+"""One line of a terminal that is rewritten in place, and is gone at the end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class LiveLine:
-    """Says on standard error what is being waited for; nothing where that is no terminal.
+    """Shows on standard error what is being waited for; nothing if that is not a terminal.
 
     Args:
-        output: how the command speaks.
+        output: how to write output.
     """
 
     def __init__(self, output: Output) -> None:
@@ -28,7 +28,7 @@ class LiveLine:
         self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
 
     def show(self, text: str) -> None:
-        """Writes the line in place of what it held; not where that is half a line of an answer."""
+        """Replaces the line's text; not while half a line of an answer stands there."""
         if self.is_possible and not self._is_beside_text:
             # A line that wraps could not be cleared.
             text = text[: shutil.get_terminal_size().columns - 1]
@@ -37,12 +37,12 @@ class LiveLine:
             self._is_shown = True
 
     def make_way(self, text: str, stream: TextIO) -> None:
-        """Takes the line away for text of an answer that is about to be written there."""
+        """Clears the line for text of an answer that is about to be written there."""
         self.clear()
         self._is_beside_text = stream.isatty() and not text.endswith("\n")
 
     def end_text(self) -> None:
-        """Begins a new line where half a line of an answer stands on the terminal."""
+        """Begins a new line if half a line of an answer stands on the terminal."""
         self.clear()
         if self._is_beside_text:
             self._output.note("")
@@ -54,7 +54,7 @@ class LiveLine:
         self._output.note(self._output.style(text, sys.stderr, dim=True))
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Clears the line."""
         if self._is_shown:
             click.echo(CLEAR_LINE, nl=False, err=True)
             self._is_shown = False

@@ -28,7 +28,7 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
     Args:
         model: an entry of `models`.
         now: seconds since the epoch.
-        last_line: of its log, for a model that has FAILED.
+        last_line: the last line of its log, for a FAILED model.
     """
     rate = model.get("tokens_per_s")
     pid = model.get("pid")
@@ -51,8 +51,8 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
-    """Load progress, retry time, or the last cause; where there is none of them, how rows are
-    batched and how many warnings there are; one phrase."""
+    """Load progress, retry time or the last cause, as one phrase; if there is none of them, how
+    rows are batched and how many warnings there are."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -78,7 +78,7 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
 
 
 def warning_lines(name: object, warnings: object) -> list[str]:
-    """The warnings of a model, each as a line of its own."""
+    """The warnings of a model, one line each."""
     return [f"warning: {name}: {text}" for text in warnings] if isinstance(warnings, list) else []
 
 

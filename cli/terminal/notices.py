@@ -1,4 +1,4 @@
-"""What a request waits for, in a line that is gone once the answer comes or goes on."""
+"""What a request waits for, in a line that is gone once the answer begins or continues."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def notice_teller(line: LiveLine) -> Callable[[Notice], object]:
-    """Shows each notice in the line; that an answer was interrupted stays to be read."""
+    """Shows each notice in the line; the one about an interruption stays on the screen."""
 
     def tell(notice: Notice) -> None:
         if notice.kind == "interrupted":
-            line.remark("the worker ended; the answer goes on when it is back")
+            line.remark("the worker ended; the answer continues when it is back")
         elif notice.kind != "resumed":
             line.show(notice_text(notice))
 

@@ -21,16 +21,16 @@ VISIBLE = {
     **{code: 0x2400 + code for code in _CONTROLS},
     **dict.fromkeys((0x7F, *range(0x80, 0xA0)), 0xFFFD),
 }
-"""Control characters as signs for them, for a model may write anything."""
+"""Control characters as visible signs, because a model may write anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """How a command speaks.
+    """How a command writes its output.
 
     Attributes:
-        is_json: one object for programs instead of text for people.
-        is_plain: no colour, whatever the terminal can do.
+        is_json: whether to write one object for programs instead of text for people.
+        is_plain: whether to omit colour, whatever the terminal can do.
     """
 
     is_json: bool = False
@@ -38,7 +38,7 @@ class Output:
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Output:
-        """For errors in the arguments themselves, which no command has read."""
+        """For errors in the arguments themselves, before any command has read them."""
         flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
         return cls(is_json="--json" in flags, is_plain="--no-color" in flags)
 
@@ -47,7 +47,7 @@ class Output:
         click.echo(text, nl=newline)
 
     def answer(self, text: str, stream: TextIO, **style: Any) -> None:
-        """Writes a piece of what a model says; its control characters steer no terminal."""
+        """Writes a piece of a model's text, with control characters made harmless."""
         shown = text.translate(VISIBLE) if stream.isatty() else text
         click.echo(self.style(shown, stream, **style) if style else shown, file=stream, nl=False)
 
@@ -66,12 +66,12 @@ class Output:
             click.echo(text, err=True)
 
     def end_line(self) -> None:
-        """Begins a new line after the ^C that a terminal has shown."""
+        """Begins a new line after the ^C that a terminal shows."""
         if sys.stderr.isatty():
             self.note("")
 
     def error(self, error: CliError) -> None:
-        """Says what went wrong, and what helps."""
+        """Prints what went wrong, and what helps."""
         if self.is_json:
             value = {"code": error.code, "message": error.message, "hint": error.hint}
             self.object({"error": value})
@@ -87,23 +87,23 @@ class Output:
         return stream.isatty()
 
     def can_redraw(self, stream: TextIO) -> bool:
-        """Whether what was written there can be written over."""
+        """Whether what was written there can be overwritten."""
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, stream: TextIO, **attributes: Any) -> str:
-        """The text with colour, where the stream takes it."""
+        """The text, with colour if the stream supports it."""
         return click.style(text, **attributes) if self.has_colour(stream) else text
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The columns of a terminal; None for anything else, where nothing is cut."""
+    """The columns of a terminal; None for anything else, whose lines are never cut."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def settle_streams() -> None:
-    """Writes what is buffered, or throws it away if nobody takes it.
+    """Writes what is buffered, or discards it if nobody takes it.
 
-    For what is left of it the interpreter would exit with 120.
+    If any of it were left, the interpreter would exit with 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,4 @@
-"""The table of models as `status` and every command that changes one show it."""
+"""The table of models that `status` and every command that changes one show."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def table_lines(
     """The table with these models.
 
     Args:
-        output: how to speak.
-        value: what the daemon said about itself.
+        output: how to write output.
+        value: the daemon's status.
         models: entries of its `models`.
     """
     log_dir = value.get("log_dir")

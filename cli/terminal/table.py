@@ -1,4 +1,4 @@
-"""The table of models: it holds in a terminal of 80 columns, and stays whole in a pipe."""
+"""The table of models: it fits a terminal of 80 columns, and stays whole in a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_MODEL_WIDTH = 8
 MIN_NOTE_WIDTH = 12
 
 Style = Callable[[str, str], str]
-"""Takes a text and what it is (`header`, `dim`, or a state), gives it with colour."""
+"""Takes a text and what it is (`header`, `dim`, or a state), returns it with colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Row:
 
     Attributes:
         cells: one for each column but NOTE.
-        note: one phrase.
+        note: one phrase; empty for none.
         below: a line to show under it, dimmed.
     """
 
@@ -47,7 +47,7 @@ def render(rows: Sequence[Row], width: int | None, style: Style) -> list[str]:
 
     Args:
         rows: the models.
-        width: of the terminal; None where nothing is to be cut.
+        width: columns of the terminal; None to cut nothing.
         style: adds colour.
     """
     headers = COLUMNS[:-1]
@@ -58,7 +58,7 @@ def render(rows: Sequence[Row], width: int | None, style: Style) -> list[str]:
     gap = 2
     longest_note = max((len(row.note) for row in rows), default=0)
     if width is not None and sum(widths) + gap * len(widths) + longest_note > width:
-        # Closer together, if that gives the longest note its place, or is needed for any.
+        # Closer together, if that makes room for the longest note, or is needed for any note.
         room = width - sum(widths) - len(widths)
         if room >= longest_note or sum(widths) + gap * len(widths) + MIN_NOTE_WIDTH > width:
             gap = 1
@@ -83,7 +83,7 @@ def _row_lines(
     padded[STATE_COLUMN] = style(padded[STATE_COLUMN], state)
     lines = [(" " * gap).join(padded).rstrip()]
     if not is_inline:
-        # A cause is too telling to be cut: it gets lines of its own.
+        # A cause is too important to be cut: it gets its own lines.
         lines += textwrap.wrap(row.note, width or 80, initial_indent="  ", subsequent_indent="  ")
     if row.below:
         lines.append(style(_cut(f"  {row.below}", width), "dim"))

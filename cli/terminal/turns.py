@@ -1,4 +1,4 @@
-"""What a person types in a chat: lines become turns."""
+"""Reads what a person types in a chat: lines become turns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROMPT_ON = "| "
 FENCE = "```"
 
 ReadLine = Callable[[str], str | None]
-"""Shows a prompt and gives the next line without its end; None when there is none any more."""
+"""Shows a prompt and returns the next line without its line break; None at the end."""
 
 
 def read_turn(read_line: ReadLine) -> str | None:
     """The next turn: one line, or several.
 
-    A line that ends with a backslash goes on in the next, and so does a block of code until its
+    A line that ends with a backslash continues on the next, and so does a block of code until its
     closing fence.
 
     Returns:
@@ -46,7 +46,7 @@ def _ends_with_backslash(line: str) -> bool:
 
 
 class Reader(Protocol):
-    """Gives the turns of a chat."""
+    """Reads the turns of a chat."""
 
     is_interactive: bool
 
@@ -55,7 +55,7 @@ class Reader(Protocol):
 
 
 class PipeReader:
-    """Turns out of a file or a pipe; no prompt is shown."""
+    """Turns from a file or a pipe; shows no prompt."""
 
     is_interactive = False
 
@@ -65,7 +65,7 @@ class PipeReader:
 
 
 class TerminalReader:
-    """Turns typed by a person, who can edit them and call back earlier ones.
+    """Turns typed by a person, who can edit them and recall earlier ones.
 
     Args:
         history: what was typed before.
@@ -75,18 +75,18 @@ class TerminalReader:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        # Elsewhere it would write escape sequences into what is not a terminal.
+        # Otherwise it would write escape sequences to something that is not a terminal.
         self._has_editing = sys.stdout.isatty() and _prepare_readline(history.load())
 
     def read(self) -> str | None:
-        """See `Reader.read`; an interrupt gives up the turn."""
+        """See `Reader.read`; an interrupt discards the turn."""
         turn = read_turn(self._read_line)
         if turn is None or not turn.strip():
             return turn
         try:
             turn.encode()
         except UnicodeEncodeError:
-            click.echo("that line is not UTF-8, and was not sent", err=True)
+            click.echo("that line is not UTF-8 and was not sent", err=True)
             return ""
         self._remember(turn)
         return turn
@@ -96,7 +96,7 @@ class TerminalReader:
             click.echo(prompt, nl=False, err=True)
             return read_plain_line()
         try:
-            # What was pasted may end with a line break of its own.
+            # Pasted text may end with its own line break.
             return input(prompt).rstrip("\n")
         except EOFError:
             return None
@@ -110,7 +110,7 @@ class TerminalReader:
 
 
 def read_plain_line() -> str | None:
-    """A line of standard input, without editing.
+    """Reads a line of standard input, without editing.
 
     Raises:
         CliError: it is not UTF-8.
@@ -126,14 +126,14 @@ def read_plain_line() -> str | None:
 
 
 def _prepare_readline(entries: list[str]) -> bool:
-    """Whether lines can be edited; Python can be built without."""
+    """Whether lines can be edited; Python can be built without readline."""
     try:
         import readline
     except ImportError:
         return False
     readline.set_auto_history(False)
     if "libedit" not in (readline.__doc__ or ""):
-        # Alt-Enter puts a line break into the turn, and Tab a tab: nothing is completed here.
+        # Alt-Enter inserts a line break, and Tab a tab: nothing is completed here.
         readline.parse_and_bind(r'"\e\r": "\C-v\n"')
         readline.parse_and_bind("tab: self-insert")
         # What is pasted is one turn, however many lines it has; Python turns this off.

@@ -1,4 +1,4 @@
-"""What a model does while a command waits for it."""
+"""Shows what a model does while a command waits for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mlxsup.client import Client
 
 QUIET_S = 1.0
-"""What takes no longer needs no explanation."""
+"""What takes no longer than this needs no explanation."""
 
 
 @contextmanager
 def progress_shown(client: Client, model: str, output: Output) -> Iterator[None]:
-    """Tells on standard error, from the second second on, how far the model has come.
+    """Shows on standard error, after the first second, how far the model has come.
 
-    On a terminal that is a line which is gone at the end, elsewhere a line for each change. The
+    On a terminal it is one line that is gone at the end, elsewhere a line for each change. The
     thread that reads the changes ends with the client.
     """
     if output.is_json:
@@ -40,9 +40,9 @@ class _Progress:
     """Keeps the latest change of one model, and shows it once it is time.
 
     Args:
-        client: the changes are read from it.
-        model: whose.
-        output: how to speak.
+        client: where to read the changes.
+        model: the model that the command waits for.
+        output: how to write output.
     """
 
     def __init__(self, client: Client, model: str, output: Output) -> None:
@@ -62,7 +62,7 @@ class _Progress:
         threading.Thread(target=self._read, name="mlxsup-progress", daemon=True).start()
 
     def finish(self) -> None:
-        """Shows nothing any more."""
+        """Shows nothing from now on."""
         self._timer.cancel()
         with self._lock:
             self._has_finished = True
@@ -83,7 +83,7 @@ class _Progress:
                         self._latest = {"at": time.time(), **change}
                         self._show()
         except (ConnectionLost, RequestError):
-            # The command itself meets the same, and says so.
+            # The command itself meets the same error, and reports it.
             return
 
     def _show(self) -> None:
@@ -101,7 +101,7 @@ class _Progress:
 
 
 def _standing(status: Mapping[str, Any], model: str) -> dict[str, Any] | None:
-    """How the model stands before anything changes, as a change that changed nothing."""
+    """The model's state before anything changes, as a change that changed nothing."""
     for row in status["models"]:
         if row["name"] == model:
             names = ("generation", "pid", "progress")

@@ -1,4 +1,4 @@
-"""`mlxsup status --watch`: the table again and again, in place on a terminal."""
+"""`mlxsup status --watch`: the table, refreshed in place on a terminal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 REDRAW_INTERVAL_S = 1.0
 
 Draw = Callable[[], Sequence[str]]
-"""Asks the daemon, and gives the lines to show."""
+"""Asks the daemon, and returns the lines to show."""
 
 
 def watch(client: Client, draw: Draw, output: Output) -> None:
-    """Shows the lines until it is interrupted: each second, or in a pipe with each change."""
+    """Shows the lines until interrupted: every second, or in a pipe with each change."""
     try:
         if output.can_redraw(sys.stdout) and not output.is_json:
             _redraw(draw, output)
         else:
             _follow(client, draw, output)
     except KeyboardInterrupt:
-        # The way to end it, so not a failure.
+        # This is how users end it, so it is no failure.
         output.end_line()
     except BrokenPipeError:
         discard_stdout()
@@ -53,7 +53,7 @@ def _redraw(draw: Draw, output: Output) -> None:
     rows_above = 0
     while True:
         size = shutil.get_terminal_size()
-        # What scrolled out of the terminal could not be written over.
+        # Lines that scrolled off the terminal could not be overwritten.
         lines = list(draw())[: size.lines - 1]
         up = f"\x1b[{rows_above}A" if rows_above else ""
         body = "".join(f"{line}\x1b[K\n" for line in lines)

@@ -10,7 +10,7 @@ from pathlib import Path
 from .load import MODEL_NAME, DaemonConfig, parse_config
 
 WHERE = Path("--model")
-"""Stands where an error would name the file."""
+"""What errors name instead of a file."""
 
 
 def split_model(given: str) -> tuple[str, Path]:
@@ -23,13 +23,13 @@ def split_model(given: str) -> tuple[str, Path]:
 
 
 def config_of_folders(folders: Mapping[str, Path]) -> tuple[DaemonConfig, str]:
-    """What a daemon runs with, and the file that it amounts to.
+    """The configuration that a daemon runs with, and the file that would say the same.
 
     Args:
-        folders: by model name.
+        folders: model folders by model name.
 
     Raises:
-        ConfigError: a name is none.
+        ConfigError: a name is invalid.
     """
     text = "\n".join(
         f"[models.{_key(name)}]\npath = {_quoted(str(path))}\n" for name, path in folders.items()
@@ -42,5 +42,5 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON; only ASCII is left as it is."""
+    """A basic string of TOML, which has the escapes of JSON; only ASCII is left unescaped."""
     return json.dumps(text)

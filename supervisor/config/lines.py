@@ -1,4 +1,4 @@
-"""Where the tables and keys of a TOML file stand: `tomllib` reads values and forgets lines."""
+"""Finds the lines of a TOML file's tables and keys: `tomllib` reads values and forgets lines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 class LineIndex:
     """The line of each table and key of a file that `tomllib` has accepted.
 
-    A value that spans lines (an array, a text in three quotes) is passed over, so that nothing
-    inside it is taken for a key.
+    A value that spans lines (an array, a string in triple quotes) is skipped, so that nothing
+    inside it is mistaken for a key.
 
     Args:
         text: the file.
@@ -33,7 +33,7 @@ class LineIndex:
             self._read(line, number)
 
     def find(self, path: Path) -> int:
-        """The line of the key, or of the nearest table around it; 1 where none is in the file."""
+        """The line of the key, or of the nearest table around it; 1 if neither is in the file."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -92,7 +92,7 @@ class LineIndex:
 
 
 def _closing(text: str, position: int, quotes: str) -> int | None:
-    """The position behind the closing quotes; None if they are not in the text."""
+    """The position after the closing quotes; None if the text does not have them."""
     while position < len(text):
         if text[position] == "\\" and quotes[0] == '"':
             position += 2

@@ -1,4 +1,4 @@
-"""The configuration file: read, checked as a whole, and turned into what the parts need."""
+"""Reads the configuration file, checks all of it, and turns it into the parts' settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DaemonConfig:
     """What a daemon runs with; every path is absolute.
 
     Attributes:
-        config_path: the file; None where the command line named the models.
+        config_path: the file; None if the command line named the models.
         runtime_dir: where the sockets and the lock are.
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
@@ -88,12 +88,12 @@ def load_config(path: Path) -> DaemonConfig:
 
 
 def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Path) -> DaemonConfig:
-    """Checks the text of a configuration and makes the settings of it.
+    """Checks the text of a configuration and turns it into settings.
 
     Args:
-        text: in TOML.
-        path: names the text in errors.
-        config_path: the file, where there is one.
+        text: the configuration, in TOML.
+        path: what errors call the text.
+        config_path: the file, if there is one.
         folder: what relative paths are relative to.
 
     Raises:
@@ -139,8 +139,8 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         what = _SYNTAX_PLACE.sub("", message)
         column = f", column {place.group(2)}" if place and place.group(2) else ""
         raise ConfigError([f"{path}:{line}: is not TOML: {what}{column}"]) from None
-    except ValueError:  # Python reads no integer of more than 4300 digits
-        raise ConfigError([f"{path}: holds an integer of more than 64 bits"]) from None
+    except ValueError:  # Python reads no integers of more than 4300 digits
+        raise ConfigError([f"{path}: contains an integer of more than 64 bits"]) from None
 
 
 class _Check:
@@ -148,7 +148,7 @@ class _Check:
 
     Args:
         path: the file, for the messages.
-        lines: of its tables and keys.
+        lines: where its tables and keys are.
         values: what `tomllib` made of it.
     """
 
@@ -159,9 +159,9 @@ class _Check:
         self._problems: list[tuple[int, str]] = []
 
     def integers(self) -> None:
-        """Checks that all integers are as short as TOML promises to take them."""
+        """Checks that all integers fit into the 64 bits that TOML promises."""
         for where in _long_integers(self._values):
-            self._add(where, f"{'.'.join(where)} takes no integer of more than 64 bits")
+            self._add(where, f"{'.'.join(where)} cannot take an integer of more than 64 bits")
 
     def tables(self) -> FileTable:
         """The checked tables, without what is wrong; `raise_if_wrong` must follow."""
@@ -188,7 +188,7 @@ class _Check:
         )
 
     def _table(self, table: type[AnyTable], where: tuple[str, ...]) -> AnyTable | None:
-        """The table at a place of the file, an empty one where it is absent, None where wrong."""
+        """The table at a place in the file; an empty one if it is absent, None if it is wrong."""
         value: Any = self._values
         for part in where:
             value = value.get(part, {})
@@ -200,7 +200,7 @@ class _Check:
             return None
 
     def effective(self, name: str, entry: ModelTable) -> None:
-        """Checks an entry as it is after the defaults, where keys must agree with each other."""
+        """Checks an entry, after the defaults are applied, for keys that contradict each other."""
         where = ("models", name)
         if entry.engine == "mlx" and entry.path is None:
             self._add(where, f"models.{name}.path is missing; it takes a folder")
@@ -234,9 +234,9 @@ class _Check:
                 self._add(where, f"models.{name!r}: a model's name takes {MODEL_NAME_EXPECTED}")
             elif name.lower() == RESERVED_NAME:
                 self._add(where, f"models.{name}: the name {RESERVED_NAME} is the daemon's own")
-            elif name.lower() in seen:  # they name log files, also where case does not count
+            elif name.lower() in seen:  # names become log files, and some file systems ignore case
                 other = seen[name.lower()]
-                self._add(where, f"models.{name}: differs from models.{other} in case only")
+                self._add(where, f"models.{name}: differs from models.{other} only in case")
             seen.setdefault(name.lower(), name)
 
     def _add(self, where: tuple[str, ...], text: str) -> None:
@@ -316,7 +316,7 @@ def _long_integers(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON can carry it, as the launch contract does: TOML has dates too."""
+    """Whether the value fits into JSON, which the launch contract uses: TOML also has dates."""
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list):
@@ -325,7 +325,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
-    """The entry, with what it leaves out taken from `[defaults]`."""
+    """The entry, with the keys it leaves out taken from `[defaults]`."""
     restart = file.defaults.restart.model_copy(update=entry.restart.model_dump(exclude_unset=True))
     sampling = file.defaults.sampling.model_copy(
         update=entry.sampling.model_dump(exclude_unset=True)
@@ -335,7 +335,7 @@ def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
 
 
 def _absolute(path: str, folder: Path) -> Path:
-    # `..` is taken out without following links: the path is shown to people as they wrote it.
+    # `..` is resolved without following links: people see the path as they wrote it.
     # `~name` of a user that does not exist stays as it is, as in a shell.
     return Path(os.path.normpath(folder / os.path.expanduser(path)))
 

@@ -1,4 +1,4 @@
-"""The configuration as a JSON Schema, out of the tables that check it; for editors."""
+"""The configuration as a JSON Schema, generated from the tables that check it; for editors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SIZES = {
     "prefix_cache": (AUTO,),
     "wired": (OFF, AUTO),
 }
-"""Keys that take a size without saying so in their name, and the words they take besides."""
+"""Keys that take a size without saying so in their name, and the words they take as well."""
 
 
 class _Generate(GenerateJsonSchema):
-    """Without the titles that pydantic makes up out of names."""
+    """Generates a schema without the titles that pydantic derives from names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """See `GenerateJsonSchema`."""
@@ -33,8 +33,8 @@ class _Generate(GenerateJsonSchema):
 def config_schema() -> dict[str, Any]:
     """The schema of a whole file.
 
-    It says of each key what the key does, what it takes, and its default. What only holds between
-    keys, or for what a file leaves out, `mlxsup config check` says.
+    For each key it says what the key does, what it takes, and its default. Rules between keys, and
+    about keys that a file leaves out, are checked by `mlxsup config check` alone.
     """
     schema = FileTable.model_json_schema(schema_generator=_Generate)
     tables = schema["$defs"]
@@ -51,14 +51,15 @@ def config_schema() -> dict[str, Any]:
 def _readable(
     name: str, entry: dict[str, Any], title: str | None, expected: str | None
 ) -> dict[str, Any]:
-    """One key's part, as a person who writes the file should meet it."""
-    # TOML has no null: a key that is absent is left out.
+    """One key's part of the schema, for a person who writes the file."""
+    # TOML has no null: a key without a value is left out.
     choices = [choice for choice in entry.pop("anyOf", []) if choice != {"type": "null"}]
     for choice in choices:
         entry |= choice
     if entry.get("default", "") is None:
         del entry["default"]
-    entry.pop("title", None)
+    for ours in ("title", "more", "unit"):
+        entry.pop(ours, None)
     what = title or name
     entry["description"] = f"{what[:1].upper()}{what[1:]}. Takes {expected}."
     pattern = None

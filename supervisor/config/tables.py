@@ -1,7 +1,7 @@
 """The tables of the configuration file: their keys, what each takes, and the defaults.
 
-The defaults are those of `core/settings.py` where the core knows the key. The description of a
-field is what an error says was expected; its title says what the key does, for editors.
+The defaults come from `core/settings.py` if the core knows the key. A field's description is what
+an error says was expected; its title says what the key does, for editors.
 """
 
 from __future__ import annotations
@@ -42,29 +42,53 @@ Number = Annotated[
 
 
 def _default(settings: type, name: str) -> Any:
-    """The default that the core's settings give a field, so that no number stands twice."""
+    """The default of a field in the core's settings, so that no number is written twice."""
     value = next(f.default for f in fields(settings) if f.name == name)
     assert value is not MISSING
     return value
 
 
 class Table(BaseModel):
-    """What all tables share: no key but the named ones, no conversion behind the user's back."""
+    """What all tables share: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def _duration(settings: type, name: str, title: str, *, is_zero_allowed: bool = True) -> Any:
+def _more(text: str = "", unit: str = "") -> dict[str, Any]:
+    """What docs/operations.md adds: behind the sentence, and as the unit if neither the name nor
+    the type of the key gives it."""
+    return {"more": text, "unit": unit}
+
+
+def _duration(
+    settings: type, name: str, title: str, *, is_zero_allowed: bool = True, more: str = ""
+) -> Any:
     limit: dict[str, Any] = {"ge": 0} if is_zero_allowed else {"gt": 0}
     least = "" if is_zero_allowed else ", above 0"
     description = DURATION_EXPECTED + least
+    limit["json_schema_extra"] = _more(more)
     return Field(_default(settings, name), title=title, description=description, **limit)
 
 
-def _integer(settings: type, name: str, title: str, low: int, high: int | None = None) -> Any:
+def _integer(
+    settings: type,
+    name: str,
+    title: str,
+    low: int,
+    high: int | None = None,
+    *,
+    unit: str,
+    more: str = "",
+) -> Any:
     top = "" if high is None else f" to {high}"
-    description = f"an integer from {low}{top}"
-    return Field(_default(settings, name), ge=low, le=high, title=title, description=description)
+    return Field(
+        _default(settings, name),
+        ge=low,
+        le=high,
+        title=title,
+        description=f"an integer from {low}{top}",
+        json_schema_extra=_more(more, unit),
+    )
 
 
 class SupervisorTable(Table):
@@ -74,39 +98,59 @@ class SupervisorTable(Table):
         DEFAULT_RUNTIME_DIR,
         title="created with mode 0700; holds the sockets and the lock",
         description="a folder",
+        json_schema_extra=_more("; refused with any other mode"),
     )
     log_dir: Folder = Field(
         DEFAULT_LOG_DIR,
         title="one log for each model, and the daemon's own",
         description="a folder",
     )
-    max_queue: int = _integer(CoreSettings, "max_queue", "requests that wait, over all models", 1)
+    max_queue: int = _integer(
+        CoreSettings,
+        "max_queue",
+        "waiting requests, over all models",
+        1,
+        unit="requests",
+        more="; beyond that they are answered `overloaded`. When the queue is full, each model may"
+        " still have its equal share of it waiting",
+    )
     max_queue_per_client: int = _integer(
-        CoreSettings, "max_queue_per_client", "requests that wait, of one client or connection", 1
+        CoreSettings,
+        "max_queue_per_client",
+        "waiting requests of one client or connection",
+        1,
+        unit="requests",
+        more=", no matter which clients a connection names; beyond that they are answered"
+        " `overloaded`",
     )
     max_queue_bytes: Size = Field(
         _default(CoreSettings, "max_queue_bytes"),
         ge=1,
-        title="bodies of all open requests",
+        title="the bodies of all open requests together",
         description=SIZE_EXPECTED,
+        json_schema_extra=_more("; beyond it, requests are answered `overloaded`"),
     )
     log_level: LogLevel = Field(
         "info",
-        title="the least important lines that the logs hold",
+        title="the lowest level that is logged",
         description='"debug", "info", "warning" or "error"',
+        json_schema_extra=_more(": `debug`, `info`, `warning` or `error`; applies to workers, too"),
     )
     drain_timeout_s: Duration = _duration(
         CoreSettings,
         "drain_timeout_s",
-        "how long running requests may finish when a model shall go",
+        "how long running requests may take when their model is to go",
     )
     queue_timeout_s: Duration = _duration(
-        CoreSettings, "queue_timeout_s", "how long a request may wait; a request may say otherwise"
+        CoreSettings,
+        "queue_timeout_s",
+        "how long a request may wait; requests can override it",
+        more="; 0: no limit. An interrupted answer counts as started",
     )
     first_token_timeout_s: Duration = _duration(
         CoreSettings,
         "first_token_timeout_s",
-        "until the first token, 0: none; a request may say otherwise",
+        "time limit for the first token; 0: none; requests can override it",
     )
 
 
@@ -116,27 +160,29 @@ class RestartTable(Table):
     max_restarts: int = _integer(
         RestartSettings,
         "max_restarts",
-        "restarts after crashes within window_s; one more crash makes it FAILED",
+        "restarts within window_s; one more crash makes the model FAILED",
         0,
+        unit="restarts",
     )
     window_s: Duration = _duration(
         RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
     )
     stable_s: Duration = _duration(
-        RestartSettings, "stable_s", "READY for this long: the delay starts afresh"
+        RestartSettings, "stable_s", "once READY for this long, the delay is reset"
     )
     backoff_initial_s: Duration = _duration(
         RestartSettings, "backoff_initial_s", "the delay after the first, immediate restart"
     )
     backoff_max_s: Duration = _duration(
-        RestartSettings, "backoff_max_s", "what the delay doubles up to"
+        RestartSettings, "backoff_max_s", "the delay doubles up to this"
     )
 
 
 def _sampling(number: NumberParameter) -> tuple[Any, Any]:
-    """A parameter of requests, with the range and the default that it has there."""
+    """A request parameter, with its range and its default."""
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
     kind = int if number.is_integer else Number
+    limits["json_schema_extra"] = _more(unit=number.unit)
     return kind, Field(number.default, title=number.says, description=number.expected, **limits)
 
 
@@ -144,7 +190,7 @@ _SAMPLING_FIELDS: Any = {name: _sampling(number) for name, number in SAMPLING.it
 SamplingTable = create_model(
     "SamplingTable",
     __base__=Table,
-    __doc__="`[models.NAME.sampling]`: what a request's parameters are if it leaves them out.",
+    __doc__="`[models.NAME.sampling]`: the parameters of requests that leave them out.",
     **_SAMPLING_FIELDS,
 )
 
@@ -153,11 +199,14 @@ class ModelTable(Table):
     """`[models.NAME]`, and `[defaults]`."""
 
     path: Folder | None = Field(
-        None, title="a folder in the format of mlx-lm", description="a folder"
+        None,
+        title="a model folder in mlx-lm's format",
+        description="a folder",
+        json_schema_extra=_more("; required"),
     )
     preload: bool = Field(
         _default(ModelSettings, "preload"),
-        title="load at the start; else on the first request",
+        title="load at startup; otherwise on the first request",
         description="true or false",
     )
     max_concurrency: int = _integer(
@@ -166,6 +215,8 @@ class ModelTable(Table):
         "requests that run at the same time, as rows of one batch",
         1,
         MAX_CONCURRENCY,
+        unit="requests",
+        more=f"; up to {MAX_CONCURRENCY}",
     )
     idle_unload_s: Duration = _duration(
         ModelSettings, "idle_unload_s", "unload after this long without a request; 0: never"
@@ -173,53 +224,70 @@ class ModelTable(Table):
     load_stall_timeout_s: Duration = _duration(
         ModelSettings,
         "load_stall_timeout_s",
-        "a load without progress for this long is ended",
+        "a load is ended after this long without progress",
         is_zero_allowed=False,
+        more=", which counts as a crash",
     )
     step_timeout_s: Duration = _duration(
         LaunchSettings,
         "step_timeout_s",
-        "the limit of one step; a piece of a prompt takes a tenth at most",
+        "time limit for one step; a chunk of a prompt takes at most a tenth",
         is_zero_allowed=False,
+        more=", and preparing one prompt may take ten times as long",
     )
     decode_stall_target_ms: int = _integer(
         LaunchSettings,
         "decode_stall_target_ms",
-        "how long a piece of a new prompt may hold up running answers",
+        "how long a chunk of a new prompt may hold up running answers",
         1,
+        unit="milliseconds",
     )
     context_length: int = _integer(
         LaunchSettings,
         "context_length",
         "tokens of prompt and answer together; 0: the model's own limit",
         0,
+        unit="tokens",
+        more=", or 4,096 with a warning if config.json declares none. It is capped at what the"
+        " model declares, with a warning",
     )
     deterministic: bool = Field(
         _default(LaunchSettings, "deterministic"),
-        title="prompts in pieces of a fixed size, and none taken from a cache",
+        title="read prompts in chunks of a fixed size, and never from a cache",
         description="true or false",
     )
     memory: SizeOrAuto = Field(
         AUTO,
-        title="above this MLX gives back what it keeps for reuse",
+        title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more(
+            '; `"auto"`: MLX\'s own limit. Smaller than the weights: FAILED; more than 0.8 of it in'
+            " use before the first request: a warning"
+        ),
     )
     cache_limit: SizeOrAuto = Field(
-        AUTO, title="what MLX may keep for reuse", description=f'"auto", or {SIZE_EXPECTED}'
+        AUTO,
+        title="how much memory MLX may keep for reuse",
+        description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more('; `"auto"`: MLX\'s own limit'),
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,
-        title="what is kept of prompts for later ones that begin alike; 0: nothing",
+        title="memory for the prefixes of earlier prompts, to be reused; 0: none",
         description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more(
+            '; `"auto"`: a tenth of the memory that is free after the load, or as much as a prompt'
+            " of the whole context takes if that is more, but never more than half of what is free"
+        ),
     )
     wired: SizeAutoOrOff = Field(
         OFF,
-        title='memory that cannot be paged out; "auto": as much as the weights take',
+        title='memory that cannot be paged out; "auto": the size of the weights',
         description=f'"off", "auto", or {SIZE_EXPECTED}',
     )
     engine: Literal["mlx", "fake"] = Field(
         _default(LaunchSettings, "engine"),
-        title='what answers: a model, or "fake", which does without, for tests',
+        title='"mlx", or "fake", which answers without a model, for tests',
         description='"mlx" or "fake"',
     )
     fake: dict[str, Any] = Field(
@@ -237,24 +305,24 @@ class ModelTable(Table):
     else:
         sampling: SamplingTable = Field(
             default_factory=SamplingTable,
-            title="what a request's parameters are if it leaves them out",
+            title="the parameters of requests that leave them out",
             description="a table",
         )
 
 
 class FileTable(Table):
-    """The whole file; the entries of `models` are checked one by one beside it."""
+    """The whole file; the entries of `models` are also checked one by one."""
 
     supervisor: SupervisorTable = Field(
         default_factory=SupervisorTable, title="the daemon itself", description="a table"
     )
     defaults: ModelTable = Field(
         default_factory=ModelTable,
-        title="any key of [models.*], for the models that leave it out",
+        title="defaults for all models: any key of [models.NAME]",
         description="a table",
     )
     models: dict[str, ModelTable] = Field(
         default_factory=dict,
-        title="the models that are served, by name",
+        title="the models to serve, by name",
         description="a table for each model, [models.NAME]",
     )

@@ -1,4 +1,4 @@
-"""Values of the configuration that are written for people: durations, sizes."""
+"""Configuration values in a form that people write: durations, sizes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def check_duration(value: Any) -> float:
-    """Seconds, out of a number or a text.
+    """Converts a number or a string to seconds.
 
     Raises:
-        ValueError: neither a finite number from 0 nor such a text.
+        ValueError: it is neither a finite number from 0 up nor such a string.
     """
     if isinstance(value, str):
         try:
@@ -37,10 +37,10 @@ def check_duration(value: Any) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes, out of an integer or a text.
+    """Converts an integer or a string to bytes.
 
     Raises:
-        ValueError: neither an integer from 0 nor such a text.
+        ValueError: it is neither an integer from 0 up nor such a string.
     """
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
@@ -52,10 +52,10 @@ def parse_size(value: object) -> int:
 
 
 def check_size_or_auto(value: Any) -> Any:
-    """A size, or "auto" as it is.
+    """Converts a size to bytes; leaves "auto" as it is.
 
     Raises:
-        ValueError: neither.
+        ValueError: it is neither.
     """
     if value != AUTO:
         parse_size(value)
@@ -63,10 +63,10 @@ def check_size_or_auto(value: Any) -> Any:
 
 
 def check_size_auto_or_off(value: Any) -> Any:
-    """A size, or "auto" or "off" as they are.
+    """Converts a size to bytes; leaves "auto" and "off" as they are.
 
     Raises:
-        ValueError: none of these.
+        ValueError: it is none of these.
     """
     return value if value == OFF else check_size_or_auto(value)
 

@@ -28,6 +28,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._when)
 
+    @property
+    def held(self) -> int:
+        """Times that it keeps, with those that were replaced and not yet forgotten."""
+        return len(self._heap)
+
     def set(self, subject: Subject, when: float | None) -> None:
         """Replaces the subject's time; None for none."""
         if when is None:

@@ -1,4 +1,4 @@
-"""Every typed error that the core answers with, in one place, so that equal causes read equally."""
+"""Every typed error that the core answers with, in one place, so that equal causes read alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlxsup.protocol.states import Why
 
 
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
-    """A name that the configuration does not have (H10)."""
+    """A name that is not in the configuration (H10)."""
     names = sorted(known)
     by_lower_case = {known_name.lower(): known_name for known_name in names}
     close = [by_lower_case[m] for m in get_close_matches(name.lower(), by_lower_case, n=3)]
@@ -30,7 +30,7 @@ def model_failed(name: ModelName, cause: str) -> RemoteError:
 
 
 def load_failed(name: ModelName, cause: str, *, is_retryable: bool) -> RemoteError:
-    """What waited for a load that did not come about."""
+    """Requests and commands that waited for a load that failed."""
     return RemoteError(
         ErrorCode.LOAD_FAILED,
         f"{name} could not be loaded: {cause}",
@@ -40,7 +40,7 @@ def load_failed(name: ModelName, cause: str, *, is_retryable: bool) -> RemoteErr
 
 
 def cut_off(name: ModelName, why: Why) -> RemoteError:
-    """What an unload, an eviction or a shutdown cuts off or keeps out."""
+    """Requests that an unload, an eviction or a shutdown cuts off or refuses."""
     if why is Why.SHUTDOWN:
         return shutting_down()
     return RemoteError(
@@ -51,19 +51,21 @@ def cut_off(name: ModelName, why: Why) -> RemoteError:
 
 
 def shutting_down() -> RemoteError:
-    """What a shutdown cuts off or keeps out (E4)."""
+    """Requests that a shutdown cuts off or refuses (E4)."""
     return RemoteError(ErrorCode.SHUTTING_DOWN, "the supervisor is shutting down")
 
 
 def superseded(name: ModelName, by: str) -> RemoteError:
-    """A command that an opposite one overtook."""
+    """A command that was overtaken by its opposite."""
     return RemoteError(
-        ErrorCode.SUPERSEDED, f"{by} of {name} was asked for meanwhile", detail={"model": name}
+        ErrorCode.SUPERSEDED,
+        f"{by} of {name} was requested in the meantime",
+        detail={"model": name},
     )
 
 
 def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
-    """A request whose worker died under it."""
+    """A request whose worker died while running it."""
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
         f"the worker of {name} died ({text}) after {tokens_sent} tokens of this answer",
@@ -82,7 +84,7 @@ def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> Remote
 
 
 def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
-    """A request that ran out of memory with no other beside it."""
+    """A request that ran out of memory while it ran alone."""
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
         f"{name} ran out of memory for this request alone ({text})",
@@ -91,7 +93,7 @@ def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteE
 
 
 def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> RemoteError:
-    """The same end for a request whose answer had begun: it knows how far that had come."""
+    """The same error for a request whose answer had begun, with how far it had got."""
     if error.code is ErrorCode.LOAD_FAILED:
         return worker_crashed(name, str(error.detail.get("cause", "")), tokens_sent)
     return RemoteError(
@@ -111,11 +113,11 @@ def overloaded(
     running: list[RequestId],
     retry_after_s: float,
 ) -> RemoteError:
-    """No room for one more request; names the setting that is the limit, and who holds the rows
-    (H3)."""
+    """No room for one more request; names the setting that limits it, and the requests that hold
+    rows (H3)."""
     return RemoteError(
         ErrorCode.OVERLOADED,
-        f"{name} cannot take more: {sentence} ({limit})",
+        f"{name} cannot take more requests: {sentence} ({limit})",
         detail={
             "model": name,
             "limit": limit,
@@ -140,15 +142,16 @@ def duplicate_id(id: RequestId) -> RemoteError:
     """An id that this connection uses for another open request, which continues."""
     return RemoteError(
         ErrorCode.DUPLICATE_ID,
-        f"this connection has an open request {id!r} already",
+        f"this connection already has an open request {id!r}",
         detail={"id": id, "refused": "second use"},
     )
 
 
 def superseded_subscription() -> RemoteError:
-    """The end of a subscription: its connection has subscribed again."""
+    """The end of a subscription whose connection has subscribed again."""
     return RemoteError(
-        ErrorCode.SUPERSEDED, "the connection subscribed again, and has one subscription at a time"
+        ErrorCode.SUPERSEDED,
+        "the connection subscribed again; it can have one subscription at a time",
     )
 
 
@@ -165,13 +168,13 @@ def deadline_exceeded(name: ModelName, what: str, tokens_sent: int) -> RemoteErr
     """A request whose first token or whose end came too late."""
     return RemoteError(
         ErrorCode.DEADLINE_EXCEEDED,
-        f"{what} of {name} did not come within the limit of the request",
+        f"{what} of {name} did not arrive within the request's time limit",
         detail={"model": name, "tokens_sent": tokens_sent},
     )
 
 
 def slow_consumer() -> RemoteError:
-    """A client that does not read what it asked for (H7)."""
+    """A client that does not read the answers that it asked for (H7)."""
     return RemoteError(
-        ErrorCode.SLOW_CONSUMER, "the client did not read its answers; they were given up"
+        ErrorCode.SLOW_CONSUMER, "the client did not read its answers; they were dropped"
     )

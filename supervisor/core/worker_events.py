@@ -128,7 +128,7 @@ class WorkerEvents:
         died = Died(
             exit_code=event.exit_code,
             signal_name=event.signal_name,
-            said=model.dying or _last_words(event.last_lines),
+            said=model.dying or last_words(event.last_lines),
             announced=model.dying,
             at=event.at,
             cause=classify(
@@ -214,7 +214,7 @@ class WorkerEvents:
         self._fleet.trigger(model, BecameReady(), now)
 
 
-def _last_words(lines: Sequence[str]) -> str:
+def last_words(lines: Sequence[str]) -> str:
     """The line of a worker's output that may be a cause: what a fault handler called it, or the
     last that is neither one of its routine logs nor the end of such a report."""
     for line in reversed(lines):

@@ -73,6 +73,11 @@ class Doors:
         """How many are in."""
         return len(self._places)
 
+    @property
+    def processes(self) -> frozenset[int | None]:
+        """The processes that have a connection, as far as the platform names them."""
+        return frozenset(self._of_process)
+
     def knows(self, descriptor: int) -> bool:
         """Whether this connection came and has not gone."""
         return descriptor in self._places or descriptor in self._refused

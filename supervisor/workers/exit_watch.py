@@ -25,13 +25,13 @@ def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
         OSError: macOS cannot say it, for want of an open file.
     """
     try:
-        descriptor = _pollable(pid)
+        descriptor = pollable(pid)
     except ProcessLookupError:  # macOS knows no such process once it waits to be reaped
         return asyncio.get_running_loop().call_soon(on_exit).cancel
     except OSError:  # too many open files, or a kernel before 5.3
         if sys.platform == "darwin":
             raise
-        return _watch_with_thread(pid, on_exit)
+        return watch_with_thread(pid, on_exit)
     watch = _PolledExit(pid, descriptor, on_exit)
     return lambda: watch.stop()
 
@@ -53,13 +53,13 @@ class _PolledExit:
 
     def _exited(self) -> None:
         self._stop_polling()
-        if _can_be_reaped(self._pid):
+        if can_be_reaped(self._pid):
             self._on_exit()
         else:
-            self.stop = _watch_with_thread(self._pid, self._on_exit)
+            self.stop = watch_with_thread(self._pid, self._on_exit)
 
 
-def _can_be_reaped(pid: int) -> bool:
+def can_be_reaped(pid: int) -> bool:
     """Whether waiting for it would not block: a debugger sees its exit before its parent does."""
     if sys.platform == "darwin":
         return True
@@ -68,7 +68,8 @@ def _can_be_reaped(pid: int) -> bool:
 
 if sys.platform == "darwin":
 
-    def _pollable(pid: int) -> int:
+    def pollable(pid: int) -> int:
+        """A descriptor that can be read once the process has exited."""
         queue = select.kqueue()
         change = select.kevent(
             pid,
@@ -84,11 +85,13 @@ if sys.platform == "darwin":
 
 else:
 
-    def _pollable(pid: int) -> int:
+    def pollable(pid: int) -> int:
+        """A descriptor that can be read once the process has exited."""
         return os.pidfd_open(pid)
 
 
-def _watch_with_thread(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
+def watch_with_thread(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
+    """See `watch_exit`; a thread waits, since there is no descriptor."""
     loop = asyncio.get_running_loop()
     is_stopped = threading.Event()
 

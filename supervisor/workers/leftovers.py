@@ -93,7 +93,7 @@ class WorkerRecord:
                 continue
             try:
                 process = psutil.Process(pid)
-                _kill_group(pid)
+                kill_group(pid)
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
             found.append((model, identity, process))
@@ -130,7 +130,7 @@ class WorkerRecord:
         self._is_written = True
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """SIGKILL to the process and, as workers lead groups of their own, to its group."""
     if os.getpgid(pid) == pid:
         os.killpg(pid, signal.SIGKILL)

@@ -79,7 +79,9 @@ class Workers:
         try:
             return is_process_stopped(unit.pid)
         except OSError as error:  # the core asks again before it judges
-            self._log.write("warning", "worker not looked at", model=model, error=error.strerror)
+            self._log.write(
+                "warning", "worker inspection failed", model=model, error=error.strerror
+            )
             return None
 
     def abandon(self, model: ModelName, generation: Generation) -> None:

@@ -100,8 +100,13 @@ class LearntAnswers(Answers):
         assert len(set(said)) == len(said), "two models, prompts or seeds have the same answer"
 
     async def _learn(self, client: AsyncClient, model: str, prompt: str, seed: int | None) -> None:
-        sampling = {} if seed is None else {"seed": seed, "temperature": 0.8}
-        result = await client.complete(model, prompt=prompt, max_tokens=self._tokens, **sampling)
+        result = await client.complete(
+            model,
+            prompt=prompt,
+            max_tokens=self._tokens,
+            seed=seed,
+            temperature=None if seed is None else 0.8,
+        )
         tokenizer, whole = self._tokenizers[model], result.text
 
         def text_of(ids: Sequence[int], is_whole: bool) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
 
 from mlxsup.client import AsyncClient, RequestError
 from support.daemon import Daemon
@@ -95,7 +94,7 @@ class Commands:
         entry.end()
         self._is_up[model].set()
 
-    async def _call(self, call: Any, entry: Provocation) -> None:
+    async def _call(self, call: Awaitable[object], entry: Provocation) -> None:
         """A command may fail only because another fault struck the load that it waits for."""
         try:
             await call

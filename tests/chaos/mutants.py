@@ -26,6 +26,7 @@ VARIABLE = "MLXSUP_PLANTED"
 REQUESTS = 2000
 KILLS = ("SIGKILL", "SIGSEGV")
 SERVING = "mlxsup.supervisor.core.serving"
+ENDINGS = "mlxsup.supervisor.core.endings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,11 @@ class Mutant:
 MUTANTS = (
     Mutant(
         name="nothing is resumed",
-        module=SERVING,
-        right="        if request.acceptance is not None and not request.may_resume:\n"
-        "            return worker_crashed(name, text, sent)",
-        wrong="        if request.acceptance is not None:\n"
-        "            return worker_crashed(name, text, sent)",
+        module=ENDINGS,
+        right="    if request.acceptance is not None and not request.may_resume:\n"
+        "        return worker_crashed(name, text, sent)",
+        wrong="    if request.acceptance is not None:\n"
+        "        return worker_crashed(name, text, sent)",
         check="unprovoked worker_crashed",
     ),
     Mutant(
@@ -68,18 +69,18 @@ MUTANTS = (
     ),
     Mutant(
         name="everybody at the first crash is quarantined",
-        module=SERVING,
-        right="        if verdict.culprit == request.digest:\n            return quarantined(",
-        wrong="        if verdict.evidence is Evidence.ACCUSES:\n            return quarantined(",
+        module=ENDINGS,
+        right="    if verdict.culprit == request.digest:\n        return quarantined(",
+        wrong="    if verdict.evidence is Evidence.ACCUSES:\n        return quarantined(",
         check="unprovoked quarantined",
         kinds=("SIGSEGV", "SIGABRT"),
     ),
     Mutant(
         name="every Done is sent twice",
-        module=SERVING,
+        module=ENDINGS,
         right="                resumed=request.resumed,\n            )\n",
         wrong="                resumed=request.resumed,\n            )\n"
-        "            self._do(SendToClient(connection=request.connection, message=message))\n",
+        "            self._outbox.send(request.connection, message)\n",
         check="after the end",
     ),
     Mutant(
@@ -100,11 +101,9 @@ MUTANTS = (
     Mutant(
         name="a delta is lost on its way to the client",
         module=SERVING,
-        right="            self._do(SendToClient(connection=connection,"
-        " message=Deltas(deltas=pieces)))",
+        right="            self._outbox.send(connection, Deltas(deltas=pieces))",
         wrong="            pieces = [piece for piece in pieces if piece.seq != 3]\n"
-        "            self._do(SendToClient(connection=connection,"
-        " message=Deltas(deltas=pieces)))",
+        "            self._outbox.send(connection, Deltas(deltas=pieces))",
         check="sequence",
     ),
     Mutant(
@@ -123,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the seed is lost",
-        module=SERVING,
+        module=ENDINGS,
         right="seed=request.acceptance.seed if request.acceptance else None",
         wrong="seed=None",
         check="seed",
@@ -137,19 +136,19 @@ MUTANTS = (
     ),
     Mutant(
         name="a cancel is taken for another's",
-        module=SERVING,
+        module=ENDINGS,
         right="        self._withdraw(model, request)\n"
-        "        self._end(request, finish=FinishReason.CANCELLED, now=now)",
+        "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         wrong="        request = next(iter(model.running.values()), request)\n"
         "        self._withdraw(model, request)\n"
-        "        self._end(request, finish=FinishReason.CANCELLED, now=now)",
+        "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         check="cancel",
     ),
     Mutant(
         name="cancels are ignored",
-        module=SERVING,
+        module=ENDINGS,
         right="        self._withdraw(model, request)\n"
-        "        self._end(request, finish=FinishReason.CANCELLED, now=now)",
+        "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         wrong="        return",
         check="cancel",
     ),
@@ -167,20 +166,22 @@ MUTANTS = (
         right="    if trigger.is_immediate:\n"
         "        life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)\n"
         "    else:\n"
-        "        life.enter(\n",
+        "        life.drain(",
         wrong="    if True:\n"
         "        life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)\n"
         "    else:\n"
-        "        life.enter(\n",
+        "        life.drain(",
         check="unprovoked worker_crashed",
         kinds=("restart", "reload"),
     ),
     Mutant(
         name="an unload cuts off what runs",
         module="mlxsup.supervisor.core.lifecycle.on_command",
-        right="def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:\n",
-        wrong="def down_when_ready(life: Life, trigger: WantDown, now: float) -> None:\n"
-        "    from .triggers import RunningEnds\n\n"
+        right="def down_when_ready(life: Life, phase: Ready, trigger: WantDown,"
+        " now: float) -> None:\n",
+        wrong="def down_when_ready(life: Life, phase: Ready, trigger: WantDown,"
+        " now: float) -> None:\n"
+        "    from .effects import RunningEnds\n\n"
         "    life.do(RunningEnds(error=cut_off(life.name, trigger.why)))\n",
         check="unprovoked unloaded",
         kinds=("unload",),
@@ -195,17 +196,17 @@ MUTANTS = (
     ),
     Mutant(
         name="what runs out of memory takes all with it",
-        module=SERVING,
-        right="        if verdict.is_too_large:",
-        wrong="        if verdict.evidence is Evidence.OUT_OF_MEMORY:",
+        module=ENDINGS,
+        right="    if verdict.is_too_large:",
+        wrong="    if verdict.evidence is Evidence.OUT_OF_MEMORY:",
         check="unprovoked insufficient_memory",
         kinds=("out of memory",),
     ),
     Mutant(
         name="a crash logs its traceback",
-        module=SERVING,
-        right="        again: list[Request] = []\n",
-        wrong="        again: list[Request] = []\n"
+        module=ENDINGS,
+        right="        again: list[RequestKey] = []\n",
+        wrong="        again: list[RequestKey] = []\n"
         "        print('Traceback (most recent call last):', flush=True)\n",
         check="log",
         kinds=("SIGKILL",),

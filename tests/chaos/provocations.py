@@ -49,9 +49,28 @@ class Provocations:
     def __init__(self) -> None:
         self._of_model: defaultdict[str, list[Provocation]] = defaultdict(list)
 
-    def begin(self, kind: str, model: str, **what: bool | int) -> Provocation:
-        """Enters a fault that is about to strike."""
-        entry = Provocation(kind=kind, model=model, begun_s=time.monotonic(), **what)  # type: ignore[arg-type]
+    def begin(
+        self,
+        kind: str,
+        model: str,
+        *,
+        deaths: int = 1,
+        is_evidence: bool = False,
+        is_silent: bool = False,
+        loses_rows: bool = True,
+        unloads: bool = False,
+    ) -> Provocation:
+        """Enters a fault that is about to strike; see `Provocation`."""
+        entry = Provocation(
+            kind=kind,
+            model=model,
+            begun_s=time.monotonic(),
+            deaths=deaths,
+            is_evidence=is_evidence,
+            is_silent=is_silent,
+            loses_rows=loses_rows,
+            unloads=unloads,
+        )
         self._of_model[model].append(entry)
         return entry
 

@@ -74,7 +74,9 @@ class RawDoor:
     def _pump(self) -> None:
         self._handle = None
         for _ in range(READS_AT_ONCE):
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            events = self._socket.getsockopt(zmq.EVENTS)
+            assert isinstance(events, int)
+            if not events & zmq.POLLIN:
                 return
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) != 1:

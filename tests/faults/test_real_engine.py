@@ -82,7 +82,7 @@ def test_a_pass_of_mlx_that_never_ends_is_found_and_its_stacks_dumped_F5_F6(
         log = daemon.log_text()
         assert "most recent call first" in log
         assert "in compute_and_act" in log, "the pass"
-        assert "mlx_batch.py" in log, "and who called it"
+        assert "engines/mlx/batch.py" in log, "and who called it"
 
 
 def test_a_long_prompt_in_honest_passes_of_mlx_is_no_stall_F5(tiny: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_stopped_supervisor_is_named_and_goes_on_where_it_was_P2_P7() -> None:
             assert told.stderr.splitlines() == [
                 f"error: the daemon with pid {pid} does not answer at {daemon.endpoint}:"
                 " it is stopped",
-                f"hint: let it go on with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
+                f"hint: resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
             ]
             running.join(LIMIT_S)
             assert isinstance(running.error, ConnectionLost)

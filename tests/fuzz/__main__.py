@@ -29,8 +29,8 @@ def main() -> int:
             print(decoded.text(), flush=True)
             through = fuzz_socket(given.socket, given.seed, folder=Path(folder))
             print(through.text())
-    except AssertionError as problem:
-        print(f"MISSED: {problem}")
+    except AssertionError as error:
+        print(f"MISSED: {error}")
         return EXIT_CODES[Verdict.MISSED]
     except (NotShown, OSError) as reason:
         print(f"not shown: {reason}")

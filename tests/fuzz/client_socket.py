@@ -14,8 +14,9 @@ from typing import Any
 import msgpack
 import psutil
 import zmq
+from mlxsup.client import Client
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
-from support.daemon import fake, is_alive, row, wait_for_state
+from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.outside import must_have_whole_logs, why_it_ended
 from support.raw_client import RawClient
 from support.scripted_daemon import ScriptedDaemon
@@ -36,6 +37,11 @@ PATIENCE_S = 60.0
 LOOK_MS = 1000
 OVERSIZED_FRAMES = 5
 MAX_PROBLEMS = 20
+MODELS = {
+    "m": fake(fake={"step_s": 0.01, "context_length": 10_000_000}),
+    "n": fake(fake={"step_s": 0.002, "context_length": 10_000_000}),
+    "late": fake(preload=False),
+}
 UNASKED = ("alive", "deltas", "notice", "event")
 
 
@@ -62,15 +68,9 @@ def fuzz_socket(
         NotShown: a fault could not strike, the daemon was ended from outside, or a disk was full.
     """
     counters = Counters.create(folder / "counters")
-    endless = {"context_length": 10_000_000}
-    models = {
-        "m": fake(fake={"step_s": 0.01, **endless}),
-        "n": fake(fake={"step_s": 0.002, **endless}),
-        "late": fake(preload=False),
-    }
     script = setup(folder / "counters") + sabotage
     with (
-        ScriptedDaemon(models, {"drain_timeout_s": 1.0}).scripted(script) as daemon,
+        ScriptedDaemon(MODELS, {"drain_timeout_s": 1.0}).scripted(script) as daemon,
         daemon.client() as client,
     ):
         for name in ("m", "n"):
@@ -88,9 +88,7 @@ def fuzz_socket(
             pings.begin()
             try:
                 campaign.run(wanted)
-                figures.strangers = fuzz_workers(daemon, counters, workers, seed)
-                figures.beats = fuzz_beats(daemon, counters, workers, seed)
-                figures.early = fuzz_early(daemon, client, counters, seed)
+                campaign.run_at_workers(daemon, client, workers)
             except ConnectionError as error:
                 raise why_it_ended(daemon) from error
             for stream in streams:
@@ -143,6 +141,7 @@ class Campaign:
         self._endpoint = endpoint
         self._supervisor = supervisor
         self._counters = counters
+        self._seed = seed
         self._dice = random.Random(seed)
         self._numbers = count()
         self._source = hostile(self._dice, self._numbers)
@@ -164,6 +163,13 @@ class Campaign:
                     source = self._changed if is_loose else self._source
                     self._say_window(socket, list(islice(source, WINDOW)))
         self.figures.arrived = self._counters[Slot.ARRIVED]
+
+    def run_at_workers(self, daemon: Daemon, client: Client, count: int) -> None:
+        """So many at each worker's sockets, and some before a worker has said HELLO."""
+        figures, counters, seed = self.figures, self._counters, self._seed
+        figures.strangers = fuzz_workers(daemon, counters, count, seed)
+        figures.beats = fuzz_beats(daemon, counters, count, seed)
+        figures.early = fuzz_early(daemon, client, counters, seed)
 
     # ------------------------------------------------------------ ways of connecting
 

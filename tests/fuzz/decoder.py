@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import msgpack
-from mlxsup.protocol.client_messages import CLIENT_MESSAGES
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, ClientMessage
 from mlxsup.protocol.codec import MAX_HEADER_BYTES, DecodeError, Decoder
 
 from .frames import INVALID, changed_bytes, hostile
@@ -90,7 +90,7 @@ def fuzz_decoder(count: int, seed: int, *, max_message_s: float = MAX_MESSAGE_S)
 
 
 def _decode(
-    decoder: Decoder,
+    decoder: Decoder[ClientMessage],
     frames: list[bytes],
     kind: str,
     expected: tuple[str, ...],

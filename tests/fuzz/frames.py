@@ -113,7 +113,11 @@ def _not_a_number(dice: random.Random, id: str) -> Hostile:
 
 
 def _version(dice: random.Random, id: str) -> Hostile:
-    header = {"type": "ping", "id": id, "v": dice.choice((0, 2, -1, 2**63, None, "1", [], 1.5))}
+    header: Header = {
+        "type": "ping",
+        "id": id,
+        "v": dice.choice((0, 2, -1, 2**63, None, "1", [], 1.5)),
+    }
     return Hostile(
         kind="wrong version",
         messages=([msgpack.packb(header)],),

@@ -9,15 +9,25 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from mlxsup.protocol.folders import BEAT_SUFFIX
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.core.events import Event
+
+Take = Callable[[list[bytes]], None]
 
 MARK = b"hostile connection"
 """A connection counts from the message that holds this; a frame of a beat's socket that holds it
 counts by itself."""
 
 BYTES = 8
+CLIENT_SOCKET = "client.sock"
 
 
 class Slot(IntEnum):
@@ -55,6 +65,10 @@ class Counters:
     def __setitem__(self, slot: Slot, value: int) -> None:
         self._numbers[slot] = value
 
+    def has(self, slot: Slot, value: int) -> bool:
+        """Whether a number has come so far."""
+        return self._numbers[slot] >= value
+
 
 def setup(path: Path) -> str:
     """The lines of Python that a supervisor runs to be counted."""
@@ -70,57 +84,106 @@ def install(path: Path) -> None:
     """Counts from now on."""
     counters = Counters(path)
     _time_calls(counters)
-    _count_clients(counters)
-    _count_strangers(counters)
+    _watch_sockets(counters)
+
+
+def _replace(owner: type, name: str, method: object) -> None:
+    """Puts another method in the place of one."""
+    setattr(owner, name, method)
 
 
 def _time_calls(counters: Counters) -> None:
     call, clock = asyncio.Handle._run, time.thread_time_ns
 
-    def timed(self: asyncio.Handle) -> Any:
+    def timed(self: asyncio.Handle) -> None:
         start_ns = clock()
         try:
-            return call(self)
+            call(self)
         finally:
             took_ns = clock() - start_ns
             if took_ns > counters[Slot.LONGEST_CALL_NS]:
                 counters[Slot.LONGEST_CALL_NS] = took_ns
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    _replace(asyncio.Handle, "_run", timed)
 
 
-def _count_clients(counters: Counters) -> None:
-    from mlxsup.supervisor.sockets.clients import Clients
+def _watch_sockets(counters: Counters) -> None:
+    """Each socket's messages are counted on their way to whom they are handed to.
 
-    take, marked = Clients._take, set[bytes]()
+    Whose the socket is, its endpoint says; whose a worker's socket takes for the worker, the event
+    that follows that one's HELLO.
+    """
+    from mlxsup.protocol.worker_messages import Hello
+    from mlxsup.supervisor.core.events import WorkerSaid
+    from mlxsup.supervisor.sockets.transport import LoopSocket, Socket
+    from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
-    def counted(self: Clients, frames: list[bytes]) -> None:
+    make_socket, make_link = LoopSocket.__init__, WorkerLink.__init__
+    greetings: list[Event] = []
+
+    def socket_made(
+        self: LoopSocket, socket: Socket, take: Take, on_drained: Callable[[], None] | None = None
+    ) -> None:
+        endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        name = endpoint.rstrip(b"\0").decode().rpartition("/")[2]
+        if name == CLIENT_SOCKET:
+            take = _count_marked(counters, take)
+        elif name.endswith(BEAT_SUFFIX):
+            take = _count_beats(counters, take)
+        elif name.endswith(".sock"):
+            take = _count_strangers(counters, take, greetings)
+        make_socket(self, socket, take, on_drained)
+
+    def link_made(
+        self: WorkerLink, *arguments: Any, post: Callable[[Event], None], **named: Any
+    ) -> None:
+        def note_and_post(event: Event) -> None:
+            if isinstance(event, WorkerSaid) and isinstance(event.message, Hello):
+                greetings.append(event)
+            post(event)
+
+        make_link(self, *arguments, post=note_and_post, **named)
+
+    _replace(LoopSocket, "__init__", socket_made)
+    _replace(WorkerLink, "__init__", link_made)
+
+
+def _count_marked(counters: Counters, take: Take) -> Take:
+    marked = set[bytes]()
+
+    def counted(frames: list[bytes]) -> None:
         if frames[0] not in marked and MARK in frames[1]:
             marked.add(frames[0])
         if frames[0] in marked:
             counters[Slot.ARRIVED] += 1
-        take(self, frames)
+        take(frames)
 
-    Clients._take = counted  # type: ignore[method-assign]
+    return counted
 
 
-def _count_strangers(counters: Counters) -> None:
-    from mlxsup.supervisor.sockets.worker_link import WorkerLink
+def _count_strangers(counters: Counters, take: Take, greetings: list[Event]) -> Take:
+    worker: bytes | None = None
 
-    take, take_beat = WorkerLink._take, WorkerLink._take_beat
-
-    def counted(self: WorkerLink, frames: list[bytes]) -> None:
-        was_greeted = self._peer is not None
-        take(self, frames)
-        if self._peer != frames[0]:
+    def counted(frames: list[bytes]) -> None:
+        nonlocal worker
+        was_greeted = worker is not None
+        greetings.clear()
+        take(frames)
+        if greetings:
+            worker = frames[0]
+        if worker != frames[0]:
             counters[Slot.STRANGERS] += 1
             if not was_greeted:
                 counters[Slot.EARLY_STRANGERS] += 1
 
-    def counted_beat(self: WorkerLink, frames: list[bytes]) -> None:
+    return counted
+
+
+def _count_beats(counters: Counters, take: Take) -> Take:
+    def counted(frames: list[bytes]) -> None:
         if MARK in frames[-1]:
             counters[Slot.BEATS] += 1
-        take_beat(self, frames)
+        take(frames)
 
-    WorkerLink._take = counted  # type: ignore[method-assign]
-    WorkerLink._take_beat = counted_beat  # type: ignore[method-assign]
+    return counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -27,7 +28,7 @@ def fuzz_workers(daemon: Daemon, counters: Counters, count: int, seed: int) -> i
     for path in worker_sockets(daemon):
         before += count
         messages = [stranger(dice) for _ in range(count)]
-        _send(path, zmq.DEALER, messages, lambda n=before: counters[Slot.STRANGERS] >= n)
+        _send(path, zmq.DEALER, messages, partial(counters.has, Slot.STRANGERS, before))
     return counters[Slot.STRANGERS]
 
 
@@ -38,7 +39,7 @@ def fuzz_beats(daemon: Daemon, counters: Counters, count: int, seed: int) -> int
         before += count
         beats = [[stranger(dice)[0] + MARK] for _ in range(count)]
         socket = path.with_name(path.name + BEAT_SUFFIX)
-        _send(socket, zmq.PUSH, beats, lambda n=before: counters[Slot.BEATS] >= n)
+        _send(socket, zmq.PUSH, beats, partial(counters.has, Slot.BEATS, before))
     return counters[Slot.BEATS]
 
 

@@ -22,15 +22,14 @@ from mlxsup.client import Client, RequestError
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.parameters import SAMPLING
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
-    BODIES,
-    CLIENT_ONLY,
     HELLO_BODY,
     MODEL,
-    RAW,
     SMALL,
     SMALL_CONTEXT,
     BadBody,
@@ -40,6 +39,7 @@ from support.bad_input import (
     header,
     pack,
 )
+from support.bad_messages import RAW
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.raw_client import RawClient
@@ -345,7 +345,7 @@ def test_a_frame_of_every_kind_was_decoded_as_the_client_does() -> None:
 
 def test_every_parameter_and_every_field_has_a_case() -> None:
     names = " ".join(case.name for case in BODIES)
-    for parameter in RequestBody.__dataclass_fields__:
+    for parameter in {*RequestBody.__dataclass_fields__, *SAMPLING} - {"sampling"}:
         assert f"`{parameter}`" in names, f"no bad body for {parameter}"
     names = " ".join(case.name for case in RAW["Headers"])
     for cls in CLIENT_MESSAGES:

@@ -97,7 +97,7 @@ def check_command_line(daemon: Daemon, name: str) -> None:
     shown = daemon.run("load", name)
     assert shown.returncode == 1
     assert [line for line in shown.stderr.splitlines() if line.startswith("hint: ")] == [
-        f"hint: correct that, then `mlxsup restart {name}`, or `mlxsup reload` if it stands in the "
+        f"hint: fix that, then `mlxsup restart {name}`, or `mlxsup reload` if the fix is in the "
         f"configuration; see `mlxsup logs {name}`"
     ]
 

@@ -12,7 +12,7 @@ import pytest
 from support.cli import ESCAPE, Terminal, command, environment, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 
-REMARK = "the worker ended; the answer goes on when it is back"
+REMARK = "the worker ended; the answer continues when it is back"
 PROMPT = "[[fault slow=0.02]] tell"
 THOUGHT = "[[say <think>hm</think>well]]"
 

@@ -100,8 +100,8 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     assert done.returncode == 1
     said = PROGRESS.sub("", done.stderr)
     assert said == (
-        "error: qwen: no folder /q\nhint: correct that, then `mlxsup restart qwen`, or `mlxsup "
-        "reload` if it stands in the configuration; see `mlxsup logs qwen`\n"
+        "error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen`, or `mlxsup "
+        "reload` if the fix is in the configuration; see `mlxsup logs qwen`\n"
     )
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1

@@ -67,7 +67,7 @@ def test_its_story_is_plain_in_a_pipe_and_a_running_daemon_is_left_alone(tmp_pat
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
     assert done.stdout.count("killed pid ") == 3
-    assert "only: 40 tokens, the same text as alone, went on 3 times\n" in done.stdout
+    assert "only: 40 tokens, the same text as alone, resumed 3 times\n" in done.stdout
     assert "only-copy: 40 tokens, the same text as alone\n" in done.stdout
     assert done.stdout.endswith("mlxsup stop\nevery process is gone\n")
 
@@ -120,13 +120,17 @@ def test_a_model_that_does_not_load_says_why_and_what_helps(tmp_path: Path) -> N
     error, hint = done.stderr.splitlines()[-2:]
     assert error.startswith("error: a could not be loaded")
     assert str(tmp_path / "none") in error
-    assert hint == f"hint: see more of it with `mlxsup start --config {config}`"
+    assert hint == f"hint: `mlxsup start --config {config}` shows more"
 
 
 def test_a_wrong_file_and_a_missing_index_get_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("models = {}\n")
     (tmp_path / "wrong.toml").write_text("[models.a]\npaht = 'x'\n")
-    for name, words in (("empty", "models"), ("wrong", "paht"), ("none", "there is no")):
+    for name, words in (
+        ("empty", "models"),
+        ("wrong", "paht"),
+        ("none", "no configuration file at"),
+    ):
         done = run_cli("demo", "--config", str(tmp_path / f"{name}.toml"))
         assert (done.returncode, done.stdout) == (78, "")
         assert words in done.stderr

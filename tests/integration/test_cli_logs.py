@@ -141,7 +141,7 @@ def test_output_that_cannot_be_written_is_an_error_in_a_sentence(
                 check=False,
             )
         assert done.returncode == 1
-        assert done.stderr.startswith(b"error: the output cannot be written: ")
+        assert done.stderr.startswith(b"error: cannot write the output: ")
         assert done.stderr.count(b"\n") == 1
     closed = " ".join(command("--version")) + " >&- 2>&-"
     assert subprocess.run(closed, shell=True, env=environment(), check=False).returncode == 0

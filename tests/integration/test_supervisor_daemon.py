@@ -176,7 +176,7 @@ def changed(change):
     with ScriptedDaemon({"a": fake()}).scripted(setup, on_change="changed") as daemon:
         client = client_of(daemon)
         wait_for_state(client, "a", "READY")
-        assert "changes are not shown any more" in (daemon.logs / "mlxsup.log").read_text()
+        assert "status output disabled" in (daemon.logs / "mlxsup.log").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

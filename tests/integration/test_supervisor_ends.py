@@ -123,7 +123,7 @@ def test_a_bad_file_changes_nothing_and_every_problem_is_told_P20() -> None:
 
 
 def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals_module, "_has_terminal", lambda: True)
+    monkeypatch.setattr(signals_module, "has_terminal", lambda: True)
 
     async def body(stage: Stage) -> None:
         stage.write_config({"a": LAZY, "b": fake()})
@@ -135,7 +135,7 @@ def test_a_hangup_is_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_the_terminal_is_the_end_P12(monkeypatch: pytest.MonkeyPatch) -> None:
     has_terminal = [True]
-    monkeypatch.setattr(signals_module, "_has_terminal", lambda: has_terminal[0])
+    monkeypatch.setattr(signals_module, "has_terminal", lambda: has_terminal[0])
 
     async def body(stage: Stage) -> None:
         await stage.ready()
@@ -375,7 +375,7 @@ def test_a_reader_of_the_changes_that_is_gone_ends_nothing() -> None:
         worker = await stage.worker()
         await worker.come_up()
         await stage.logged("model state model=a from=LOADING to=READY")
-        await stage.logged('changes are not shown any more error="Broken pipe"')
+        await stage.logged('status output disabled error="Broken pipe"')
         assert len(shown) == 1
 
     assert play(body, on_change=gone) == 0

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers import process as process_module
-from mlxsup.supervisor.workers.exit_watch import _watch_with_thread
+from mlxsup.supervisor.workers.exit_watch import watch_with_thread
 from mlxsup.supervisor.workers.process import (
     WorkerProcess,
     describe_exit,
@@ -157,7 +157,7 @@ def is_dead(process: psutil.Process) -> bool:
 def test_where_no_descriptor_tells_of_an_exit_a_thread_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_module, "watch_exit", _watch_with_thread)
+    monkeypatch.setattr(process_module, "watch_exit", watch_with_thread)
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
         assert await process.exited == 7
@@ -171,7 +171,7 @@ def test_an_exit_is_seen_though_no_file_is_left_to_tell_of_it(
     def fail(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(exit_watch, "_pollable", fail)
+    monkeypatch.setattr(exit_watch, "pollable", fail)
 
     async def body(process: WorkerProcess, output: bytearray) -> None:
         assert await process.exited == 7

@@ -81,7 +81,7 @@ def test_folders_that_cannot_be_used_are_refused_by_name() -> None:
         said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
         assert (str(caught.value), caught.value.hint) == (
             said,
-            "set a log_dir that you may write to",
+            "set log_dir to a folder that you can write to",
         )
         (folder / "run" / "client.sock").mkdir()
         with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
@@ -96,7 +96,7 @@ def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
     is_killed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if not is_killed:
-        monkeypatch.setattr(leftovers_module, "_kill_group", lambda pid: None)
+        monkeypatch.setattr(leftovers_module, "kill_group", lambda pid: None)
         monkeypatch.setattr(leftovers_module, "KILL_LIMIT_S", 0.01)
 
     async def body(stage: Stage) -> None:
@@ -129,7 +129,7 @@ def test_leftovers_that_cannot_be_looked_for_stop_no_start(monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     async def body(stage: Stage) -> None:
-        await stage.logged('WARNING leftovers not looked for error="No space left on device"\n')
+        await stage.logged('WARNING leftover scan failed error="No space left on device"\n')
         await stage.ready()
 
     monkeypatch.setattr(WorkerRecord, "sweep", fail)
@@ -167,7 +167,7 @@ def test_a_silent_worker_that_cannot_be_looked_at_is_named(
     async def body(stage: Stage) -> None:
         await stage.ready()
         assert (await stage.peer().ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await stage.logged('WARNING worker not looked at model=a error="Too many open files"\n')
+        await stage.logged('WARNING worker inspection failed model=a error="Too many open files"\n')
 
     monkeypatch.setattr(registry_module, "is_process_stopped", fail)
     monkeypatch.setattr(Core, "handle", curious)
@@ -201,5 +201,5 @@ def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
     monkeypatch.setattr(LogWriter, "close", late)
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
-    said = f"mlxsup: the log folder {folder}/logs takes nothing; lines are lost\n"
+    said = f"mlxsup: the log folder {folder}/logs accepts no data; lines are lost\n"
     assert (capfd.readouterr().err, limits_s) == (said, [2.0])

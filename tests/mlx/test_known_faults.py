@@ -16,7 +16,8 @@ from mlxsup.worker.engines.mlx.load import load_lazily
 from support.mlx_numbers import number_of
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 from support.model_types.build import make_model
-from support.model_types.configs_l_to_z import MODEL_TYPES_L_TO_Z, WINDOW
+from support.model_types.listed import MODEL_TYPES
+from support.model_types.llama_configs import WINDOW
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -40,7 +41,7 @@ def answer_without_cache(model: Any, tokens: list[int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def plamo3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (model_type,) = [m for m in MODEL_TYPES_L_TO_Z if m.name == "plamo3"]
+    (model_type,) = [m for m in MODEL_TYPES if m.name == "plamo3"]
     return make_model(tmp_path_factory.mktemp("plamo3"), model_type)
 
 
@@ -99,7 +100,7 @@ def test_an_adapter_beside_the_weights_is_named_at_the_load(tmp_path: Path) -> N
 
 
 def test_recurrent_gemma_reads_a_prompt_of_one_token_as_it_does_alone(tmp_path: Path) -> None:
-    (model_type,) = [m for m in MODEL_TYPES_L_TO_Z if m.name == "recurrent_gemma"]
+    (model_type,) = [m for m in MODEL_TYPES if m.name == "recurrent_gemma"]
     lengths = (1, 7, 40)
     with loaded_engine(make_model(tmp_path, model_type), prefix_cache_bytes=0) as engine:
         alone = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from .interpreter import Interpreter
 from .operators import Mutation, mutations_of
@@ -17,7 +18,15 @@ from .parts import Part, Project
 from .reach import Reach
 from .trial import KILLED, Limits, Outcome, Result, choose, diff_of, key_of, mentioning, try_mutant
 
-SAVED_FIELDS = ("outcome", "test", "detail", "tests_run")
+
+class Saved(TypedDict):
+    """A result as the file of earlier runs has it; see `Result` and `Kept`."""
+
+    outcome: str
+    test: str
+    detail: str
+    tests_run: int
+    tree: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +57,7 @@ class Kept:
     place: Path
     tree: str
     is_kill_kept: bool
-    results: dict[str, dict[str, object]]
+    results: dict[str, Saved]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -61,16 +70,27 @@ class Kept:
         """What became of a mutant, if that still counts."""
         if (saved := self.results.get(key)) is None:
             return None
-        outcome = Outcome(str(saved["outcome"]))
+        outcome = Outcome(saved["outcome"])
         is_same = saved["tree"] == self.tree and outcome is not Outcome.NOT_SHOWN
         if not is_same and not (self.is_kill_kept and outcome in KILLED):
             return None
-        return Result(**{**{name: saved[name] for name in SAVED_FIELDS}, "outcome": outcome})  # type: ignore[arg-type]
+        return Result(
+            outcome=outcome,
+            test=saved["test"],
+            detail=saved["detail"],
+            tests_run=saved["tests_run"],
+        )
 
     def keep(self, key: str, result: Result) -> None:
         """Write it down at once: a run may be broken off and taken up again."""
         with self.lock:
-            self.results[key] = {**result.as_dict(), "tree": self.tree}
+            self.results[key] = Saved(
+                outcome=result.outcome.value,
+                test=result.test,
+                detail=result.detail,
+                tests_run=result.tests_run,
+                tree=self.tree,
+            )
             new = self.place.with_suffix(".new")
             new.write_text(json.dumps(self.results, indent=0))
             new.rename(self.place)

@@ -65,6 +65,10 @@ def mutations_of(path: str, source: bytes) -> list[Mutation]:
     return sorted(walk.found, key=lambda m: (m.start, m.end, m.replacement))
 
 
+Placed = ast.stmt | ast.expr | ast.arg
+"""Nodes that have a place in the text."""
+
+
 class _Walk(ast.NodeVisitor):
     """Collects the bugs; knows the statement and the function around what it visits."""
 
@@ -247,21 +251,22 @@ class _Walk(ast.NodeVisitor):
             self._add("constant", node, "XX", (quote_end, quote_end))
 
     def _between(
-        self, left: ast.AST, right: ast.AST, pattern: str, other: str, operator: str
+        self, left: Placed, right: Placed, pattern: str, other: str, operator: str
     ) -> None:
         start, end = self._span(left)[1], self._span(right)[0]
         if place := re.search(rb"(?<!\w)" + pattern.encode(), self._source[start:end]):
             self._add(operator, left, other, (start + place.start(), start + place.end()))
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
-        """First and last byte of a node that has a place in the text."""
-        place = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
-        first, first_column, last, last_column = place
+    def _span(self, node: Placed) -> tuple[int, int]:
+        """First and last byte of a node."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
         starts = self._line_starts
-        return starts[first - 1] + first_column, starts[last - 1] + last_column
+        first, last = starts[node.lineno - 1], starts[node.end_lineno - 1]
+        return first + node.col_offset, last + node.end_col_offset
 
     def _add(
-        self, operator: str, node: ast.AST, replacement: str, span: tuple[int, int] | None = None
+        self, operator: str, node: Placed, replacement: str, span: tuple[int, int] | None = None
     ) -> None:
         start, end = span or self._span(node)
         statement = self._statement

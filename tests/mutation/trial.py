@@ -6,11 +6,10 @@ import hashlib
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from .interpreter import Interpreter
 from .operators import Mutation
@@ -55,10 +54,6 @@ class Result:
     detail: str = ""
     tests_run: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the cache."""
-        return {**asdict(self), "outcome": str(self.outcome)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -82,7 +77,8 @@ def key_of(source: bytes, mutation: Mutation) -> str:
 def choose(reach: Reach, mutation: Mutation, most_work_s: float = MOST_WORK_S) -> list[FastTest]:
     """The quickest tests that reach a bug, as many as may be run."""
     first, last = mutation.statement_lines
-    chosen, work_s = [], 0.0
+    chosen: list[FastTest] = []
+    work_s = 0.0
     for test in reach.tests_of(mutation.path, first, last, is_at_import=mutation.is_at_import):
         work_s += test.work_s
         if work_s > most_work_s and chosen:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psutil
+from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
 
@@ -19,13 +21,18 @@ from .watching import TimedReader, peak_rss
 
 
 @contextmanager
-def one_model(**options: Any) -> Iterator[tuple[Daemon, Any, psutil.Process]]:
+def one_model(**options: Any) -> Iterator[tuple[Daemon, Client, psutil.Process]]:
     """A daemon with a model that is READY, a client, and its process."""
     with Daemon({"m": fake(**options)}) as daemon, daemon.client() as client:
         ready(client, "m")
         assert daemon.process is not None
         yield daemon, client, psutil.Process(daemon.process.pid)
         assert row(client, "m")["generation"] == 1
+
+
+def is_at_rest(client: Client) -> bool:
+    """Whether no request runs."""
+    return not row(client, "m")["running"]
 
 
 def silent_clients(place: Place) -> Values:
@@ -43,7 +50,7 @@ def silent_clients(place: Place) -> Values:
             assert len(other.finished().token_ids) == 300
             values["without" if is_read else "gap"] = other.largest_gap_ms
             if not is_read:
-                eventually(lambda client=client: not row(client, "m")["running"], timeout_s=60.0)  # type: ignore[misc]
+                eventually(partial(is_at_rest, client), timeout_s=60.0)
                 codes = crowd.result()["codes"]
                 assert codes == {"slow_consumer": STREAMS}, codes
             values["rss_without" if is_read else "rss"] = grown[-1]

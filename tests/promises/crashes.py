@@ -114,12 +114,11 @@ def given_up(client: Client) -> Values:
 
 def refuse(client: Client, code: str) -> None:
     """A request must end with this code."""
+    found: str | None = None
     try:
         client.complete("m", prompt="x", max_tokens=1)
     except RequestError as error:
         found = error.code
-    else:
-        found = None
     assert found == code, f"{found} instead of {code}"
 
 

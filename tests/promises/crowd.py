@@ -309,7 +309,7 @@ def main() -> int:
     what, where, *rest = sys.argv[1:]
     match what:
         case "silent" | "reading":
-            result = listen(*(where, *rest[:2]), int(rest[2]), is_reading=what == "reading")
+            result = listen(where, rest[0], rest[1], int(rest[2]), is_reading=what == "reading")
         case "apart-silent" | "apart-reading":
             result = listen_apart(where, rest[0], int(rest[1]), is_reading=what == "apart-reading")
         case "flood":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 from contextlib import ExitStack
-from typing import Any
 
 import psutil
+from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
 from support.files import LimitedDaemon, most_files
@@ -67,7 +67,7 @@ def stormed(name: str, kind: type[LimitedDaemon], models: int, place: Place) -> 
         answers = [reader.finished(120.0).token_ids for reader in calm]
         path = daemon.endpoint.removeprefix("ipc://")
         times, size = str(place.sizes.storms // 2), str(place.sizes.storm_connects)
-        rough = []
+        rough: list[float] = []
         with most_files(main) as files, ExitStack() as stack:
             crowds = [stack.enter_context(Crowd("storm", path, size, times)) for _ in range(2)]
             while not rough or not all(crowd.is_over for crowd in crowds):
@@ -86,7 +86,7 @@ def stormed(name: str, kind: type[LimitedDaemon], models: int, place: Place) -> 
     }
 
 
-def stream_all(client: Any, names: list[str], count: int) -> list[TimedReader]:
+def stream_all(client: Client, names: list[str], count: int) -> list[TimedReader]:
     """A stream of each model."""
     return [TimedReader(client, name, f"of {name}", max_tokens=count) for name in names]
 
@@ -137,7 +137,7 @@ def ratio(one: float | list[float], other: float | list[float]) -> float:
     return one / other
 
 
-def wait_for_running(client: Any, count: int) -> None:
+def wait_for_running(client: Client, count: int) -> None:
     """Waits until that many requests run on the crowd's model."""
     eventually(lambda: len(row(client, "big")["running"]) == count, timeout_s=120.0)
 
@@ -148,16 +148,17 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def crowd_step_us(main: psutil.Process, client: Any) -> float:
+def crowd_step_us(main: psutil.Process, client: Client) -> float:
     """CPU of the supervisor for each step of the crowd's model, over the next `STEPS`."""
-    first, used_s = row(client, "big")["steps"], cpu_s(main)
-    last = eventually(
+    first: int = row(client, "big")["steps"]
+    used_s = cpu_s(main)
+    last: int = eventually(
         lambda: (steps := row(client, "big")["steps"]) >= first + STEPS and steps, timeout_s=120.0
     )
     return 1e6 * (cpu_s(main) - used_s) / (last - first)
 
 
-def own_step_us(main: psutil.Process, client: Any) -> float:
+def own_step_us(main: psutil.Process, client: Client) -> float:
     """CPU of the supervisor for each token of a stream of the other model."""
     used_s = cpu_s(main)
     reader = TimedReader(client, "m", "beside", max_tokens=OWN_TOKENS)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from typing import Any
 
-from mlxsup.client import ConnectionLost, RequestError
+from mlxsup.client import Client, ConnectionLost, RequestError
 from support.daemon import fake, is_alive, row
 from support.eventually import eventually
 
@@ -27,7 +26,7 @@ ALREADY_RUNNING = 75
 BAD_CONFIGURATION = 78
 
 
-def start_streams(client: Any, model: str, max_tokens: int) -> list[TimedReader]:
+def start_streams(client: Client, model: str, max_tokens: int) -> list[TimedReader]:
     """Streams of different answers, each with its first token."""
     readers = [TimedReader(client, model, f"{n}", max_tokens=max_tokens) for n in range(STREAMS)]
     for reader in readers:
@@ -87,7 +86,7 @@ def finishing_drain() -> Values:
     return {"refused": 1000 * refused_s, "drained": exit_s}
 
 
-def is_refused(client: Any) -> bool:
+def is_refused(client: Client) -> bool:
     """Whether a new request is answered by `shutting_down`."""
     try:
         client.complete("m", prompt="late", max_tokens=1)
@@ -154,7 +153,7 @@ def starts_at_once(place: Place) -> Values:
         eventually(lambda: sum(p.poll() is not None for p in started) == count - 1, timeout_s=120.0)
         alone_s = time.monotonic() - start_s
         [survivor] = [p for p in started if p.poll() is None]
-        daemon.process = survivor  # type: ignore[assignment]
+        daemon.process = survivor
         with daemon.client() as client:
             stream = TimedReader(client, "m", "kept", max_tokens=600).started()
             start_s = time.monotonic()

@@ -37,12 +37,12 @@ def noticed(place: Place) -> Values:
     with Daemon({"m": entry}) as daemon:
         found_s = {key: _strike(daemon, fault) for key, (fault, _) in FAULTS.items()}
     for what in LOSSES:
-        with LossyDaemon(what, {"m": entry}) as daemon:
-            found_s[what] = _strike(daemon, "")
+        with LossyDaemon(what, {"m": entry}) as lossy:
+            found_s[what] = _strike(lossy, "")
     return found_s
 
 
-def _strike(daemon: Daemon, fault: str) -> float:
+def _strike(daemon: Daemon | LossyDaemon, fault: str) -> float:
     with daemon.client() as client:
         changes = Changes(client)
         generation = wait_for_state(client, "m", "READY")["generation"]

@@ -54,7 +54,7 @@ def neighbour(place: Place, *, entry: Entry, tokens: int, step_s: float | None) 
                 strike(client)
             other.finished(300.0)
             first.finished(300.0)
-            streams.append(other)  # type: ignore[arg-type]
+            streams.append(other)
         calm, struck = streams
         require(
             changes.ready_at("first", 2) < struck.ended_at,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mlxsup.protocol.client_messages import Done, Failed
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.client_messages import Done, Failed, Generate
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.worker_messages import Acceptance
 
 from .plan import Prompt
@@ -97,3 +97,16 @@ class Ask:
     def tokens(self) -> int:
         """Sent to its client."""
         return len(self.sent) // 4
+
+    def message(self) -> Generate:
+        """What the client sends."""
+        return Generate(
+            id=RequestId(self.id),
+            model=self.model,
+            body=self.prompt.body,
+            resume=self.may_resume,
+            notices=self.wants_notices,
+            queue_timeout_s=self.queue_s,
+            first_token_timeout_s=self.first_token_s,
+            timeout_s=self.total_s,
+        )

@@ -7,6 +7,7 @@ every action of its turn goes into the digest, in order.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from mlxsup.supervisor.core.actions import Action
@@ -17,16 +18,12 @@ from .world import World
 
 def digest_of(seed: int) -> str:
     """The digest of one seed's run, as far as it came."""
-    world = World(seed)
     hashed = blake2b(digest_size=16)
-    handle = world.core.handle
 
-    def recorded(event: Event) -> list[Action]:
-        actions = handle(event)
+    def record(event: Event, actions: Sequence[Action]) -> None:
         hashed.update(f"{event}\n{actions}\n".encode())
-        return actions
 
-    world.core.handle = recorded  # type: ignore[method-assign]
+    world = World(seed, on_turn=record)
     world.run()
     return f"{seed} {world.events} {hashed.hexdigest()}"
 

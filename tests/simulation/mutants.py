@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from support.verdict import EXIT_CODES, Verdict
 
@@ -51,7 +51,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().__init__(name, path)
         self._mutant = mutant
 
-    def get_code(self, fullname: str) -> object:
+    def get_code(self, fullname: str) -> CodeType:
         """Never from a cache."""
         changed = self._mutant.plant(self.get_data(self.path).decode())
         return self.source_to_code(changed.encode(), self.path)

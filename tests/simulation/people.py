@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import (
     Cancel,
+    ClientMessage,
     Generate,
     Load,
     Ping,
@@ -161,7 +162,7 @@ class People:
             self._signal()
             return
         for entry in self._entries:
-            self._command(lambda id, name=entry.name: Unload(id=id, model=name))
+            self._unload_model(entry.name)
         world.time.after(60.0 + AN_HOUR_S, self._status)
         if self._kind is Kind.POISON:
             world.time.after(70.0 + AN_HOUR_S, self._again)
@@ -177,12 +178,14 @@ class People:
     def _model(self) -> ModelName:
         return self._dice.choice(self._world.plan.models).name
 
-    def _say(self, client: Client, message: Message, *, only_if: Callable[[], bool] | None = None):
+    def _say(
+        self, client: Client, message: ClientMessage, *, only_if: Callable[[], bool] | None = None
+    ) -> None:
         world = self._world
 
         def deliver() -> None:
             if world.has_finished:
-                client.unheard.add(getattr(message, "id", ""))
+                client.unheard.add(message.id)
             elif not client.is_gone and (only_if is None or only_if()):
                 world.handle(
                     ClientSaid(
@@ -244,7 +247,7 @@ class People:
         self._world.prompts.add(prompt)
         self._world.record.is_sent(ask)
         client.streams[ask.id] = Stream(ask=ask)
-        self._say(client, generate(ask))
+        self._say(client, ask.message())
         if dice.random() < (HASTY_SHARE_OF_REFUSED if ask.prompt.is_refused else HASTY_SHARE):
             cancel = Cancel(id=RequestId(ask.id))
             wait_s = dice.choice((0.0, 0.1, 0.5))
@@ -262,7 +265,7 @@ class People:
                 client.twins += is_open
                 return is_open
 
-            self._say(client, generate(ask), only_if=is_open)
+            self._say(client, ask.message(), only_if=is_open)
 
     def _unknown(self) -> None:
         self._generate(self._client(), ModelName("nobody"), self._world.plan.new_prompt())
@@ -282,14 +285,9 @@ class People:
 
     def _leave(self) -> None:
         place = self._dice.randrange(len(self.clients))
-        client, world = self.clients[place], self._world
-
-        def gone() -> None:
-            client.is_gone = True
-            world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
-
+        client = self.clients[place]
         client.has_left = True
-        client.up.send(gone)
+        client.up.send(lambda: self._gone(client))
         self.clients[place] = self._connect()
         self.past.append(client)
 
@@ -312,7 +310,7 @@ class People:
         world = self._world
         world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
 
-    def _command(self, message_of: Callable[[RequestId], Message]) -> None:
+    def _command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
         client = self._client()
         id = RequestId(self._new_id(client))
         client.commands[id] = False
@@ -330,7 +328,9 @@ class People:
         self._command(lambda id: Load(id=id, model=model))
 
     def _unload(self) -> None:
-        model = self._model()
+        self._unload_model(self._model())
+
+    def _unload_model(self, model: ModelName) -> None:
         self._command(lambda id: Unload(id=id, model=model))
 
     def _restart(self) -> None:
@@ -380,17 +380,3 @@ class People:
 
     def _quiet(self) -> None:
         """Nothing happens for a while."""
-
-
-def generate(ask: Ask) -> Generate:
-    """What the client sends."""
-    return Generate(
-        id=RequestId(ask.id),
-        model=ask.model,
-        body=ask.prompt.body,
-        resume=ask.may_resume,
-        notices=ask.wants_notices,
-        queue_timeout_s=ask.queue_s,
-        first_token_timeout_s=ask.first_token_s,
-        timeout_s=ask.total_s,
-    )

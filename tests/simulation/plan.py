@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
-    LaunchSettings,
     ModelSettings,
     RestartSettings,
 )

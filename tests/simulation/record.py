@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.protocol.client_messages import Cancel, Generate, Stop
+from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Stop
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.version import VERSION
@@ -75,7 +75,7 @@ class Record:
         self.deltas: list[tuple[Ask, RowDelta]] = []
         self.is_twin = self.is_shutting_down = False
         self.machine_bytes = 0
-        self.commands: dict[tuple[bytes, str], tuple[Any, float]] = {}
+        self.commands: dict[tuple[bytes, str], tuple[ClientMessage, float]] = {}
         self.gone: set[bytes] = set()
         self.counts: dict[str, int] = {}
         self._admitted = 0
@@ -192,7 +192,7 @@ class Record:
                     self.must[ask] = {"done:cancelled"}
                     self.count("cancelled")
             case _:
-                self.commands[connection, getattr(message, "id", "")] = (message, event.now)
+                self.commands[connection, message.id] = (message, event.now)
                 if isinstance(message, Stop):
                     limit_s = message.timeout_s
                     if limit_s is None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -18,6 +17,7 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
     RowDelta,
     Step,
+    WorkerMessage,
 )
 
 from . import answers
@@ -69,7 +69,7 @@ class Batch:
     max_rows: int
     by_number: dict[int, Prompt]
     by_body: dict[bytes, Prompt]
-    say: Callable[[Message], None]
+    say: Callable[[WorkerMessage], None]
     rows: dict[RequestKey, Row] = field(default_factory=dict)
     ended: list[RowDelta] = field(default_factory=list)
     steps: int = 0

@@ -17,19 +17,13 @@ from mlxsup.protocol.worker_messages import (
     Hello,
     LoadProgress,
     Ready,
+    WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
-from mlxsup.supervisor.core.events import (
-    Exited,
-    Spawned,
-    SpawnFailed,
-    WorkerBroke,
-    WorkerSaid,
-    WorkerUnlinked,
-)
 
-from .faults import ACCUSING, HANGS, MUTE_HANGS, SIGNAL_NUMBERS, Fault
+from .faults import ACCUSING, HANGS, MUTE_HANGS, Fault
 from .links import Link
+from .reports import Reports
 from .rows import Batch
 from .violation import check
 
@@ -55,6 +49,7 @@ class PlayedWorker:
         self._world, self._dice, self._time = world, plan.random, world.time
         self.model: ModelName = spawn.model
         self.generation: Generation = spawn.generation
+        self._reports = Reports(model=spawn.model, generation=spawn.generation)
         self.pid = pid
         self.fault: Fault | None = None
         self.is_alive = self.is_linked = True
@@ -86,13 +81,12 @@ class PlayedWorker:
     # ------------------------------------------------------------ coming up
 
     def _start(self) -> None:
-        common = {"model": self.model, "generation": self.generation}
         if self._world.happens("spawn_fails"):
             self.is_alive = False
             self._world.gone(self)
-            self._world.handle(SpawnFailed(now=self._time.now, detail="no processes", **common))
+            self._world.handle(self._reports.spawn_failed(self._time.now))
             return
-        self._world.handle(Spawned(now=self._time.now, pid=self.pid, **common))
+        self._world.handle(self._reports.spawned(self.pid, self._time.now))
         self._time.after(0.02, self._greet)
 
     def _greet(self) -> None:
@@ -324,23 +318,16 @@ class PlayedWorker:
 
     # ------------------------------------------------------------ speaking and ending
 
-    def say(self, message: Message) -> None:
+    def say(self, message: WorkerMessage) -> None:
         """Sends the supervisor a message."""
         if self.is_alive and self.is_linked:
             self.sent += 1
             self._up.send(lambda: self._hand_over(message))
 
-    def _hand_over(self, message: Message) -> None:
+    def _hand_over(self, message: WorkerMessage) -> None:
         self.is_known = self.is_known or isinstance(message, Hello)
         if not (self.is_abandoned or self.is_broken or self._world.is_gone(self)):
-            self._world.handle(
-                WorkerSaid(
-                    now=self._time.now,
-                    model=self.model,
-                    generation=self.generation,
-                    message=message,
-                )
-            )
+            self._world.handle(self._reports.said(message, self._time.now))
 
     def _break(self, *, is_other_version: bool = False) -> None:
         """It sends what is no message: nothing more is read from it, and nothing said to it."""
@@ -350,15 +337,8 @@ class PlayedWorker:
             self.is_broken = True
             if self.is_abandoned or self._world.is_gone(self):
                 return
-            self._world.handle(
-                WorkerBroke(
-                    now=self._time.now,
-                    model=self.model,
-                    generation=self.generation,
-                    detail="garbage",
-                    is_other_version=is_other_version,
-                )
-            )
+            now = self._time.now
+            self._world.handle(self._reports.broke(now, is_other_version=is_other_version))
 
         self._up.send(report)
 
@@ -367,8 +347,7 @@ class PlayedWorker:
 
         def report() -> None:
             if self.is_known and not self.is_abandoned:
-                life = {"model": self.model, "generation": self.generation}
-                self._world.handle(WorkerUnlinked(now=self._time.now, **life))
+                self._world.handle(self._reports.unlinked(self._time.now))
 
         self._up.send(report)
 
@@ -388,13 +367,6 @@ class PlayedWorker:
             self._up.lose_end()
         if self.has_greeted and self.is_linked:
             self._unlink()
-        exited = Exited(
-            now=0.0,
-            model=self.model,
-            generation=self.generation,
-            exit_code=code,
-            signal=SIGNAL_NUMBERS.get(signal),
-            signal_name=signal,
-        )
+        exited = self._reports.exited(code, signal, now=0.0)
         teardown_s = self._dice.choice(TEARDOWN_S)
         self._up.send(lambda: self._world.exited(self, exited), more_s=teardown_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mlxsup.protocol.ids import Generation, ModelName
@@ -76,9 +76,16 @@ class World:
     Args:
         seed: decides everything.
         has_invariants: have the core check itself, too.
+        on_turn: is given each event, and the actions that came of it before they are obeyed.
     """
 
-    def __init__(self, seed: int, *, has_invariants: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        has_invariants: bool = True,
+        on_turn: Callable[[Event, Sequence[Action]], None] = lambda event, actions: None,
+    ) -> None:
         self.plan = Plan.of(seed)
         self.time = Timeline()
         self.prompts = Prompts()
@@ -87,6 +94,7 @@ class World:
         self.happened = 0
         self.is_healing = self.has_finished = False
         self._has_invariants = has_invariants
+        self._on_turn = on_turn
         # One for each process that lives or whose exit has not been seen.
         self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
         self._pids = 1000
@@ -152,6 +160,7 @@ class World:
         self.record.before(event)
         try:
             actions = self.core.handle(event)
+            self._on_turn(event, actions)
             if self._has_invariants and self.happened % INVARIANTS_EVERY == 0:
                 self.core.check_invariants()
         except AssertionError as error:

@@ -36,8 +36,8 @@ def main() -> int:
     except NotShown as reason:
         print(f"not shown: {reason}")
         return EXIT_CODES[Verdict.NOT_SHOWN]
-    except AssertionError as problem:
-        print(f"MISSED: {problem}")
+    except AssertionError as error:
+        print(f"MISSED: {error}")
         return EXIT_CODES[Verdict.MISSED]
     print(result.text())
     for problem in result.problems:

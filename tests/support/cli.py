@@ -24,6 +24,9 @@ from .eventually import eventually
 
 TIME_LIMIT_S = 120.0
 COLUMNS = 80
+Raised = type[BaseException]
+"""A name of its own, because `Terminal` has a method `type`."""
+
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
@@ -185,7 +188,7 @@ class Terminal:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        kind: Raised | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:

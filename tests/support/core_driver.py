@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from mlxsup.protocol.client_messages import (
     Cancel,
+    ClientMessage,
     Done,
     Failed,
     Generate,
     Load,
-    Reply,
     Restart,
     Stop,
     Unload,
 )
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import FinishReason, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.states import FinishReason, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
-    Dispatch,
     Heartbeat,
     Hello,
     LoadProgress,
     Ready,
     RowDelta,
     Step,
+    WorkerMessage,
 )
-from mlxsup.supervisor.core.actions import (
-    Action,
-    SendToClient,
-    SendToWorker,
-    SignalWorker,
-    Spawn,
-    WakeAt,
-    WorkerSignal,
-)
+from mlxsup.supervisor.core.actions import Action, SendToClient, WakeAt
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     ClientGone,
@@ -60,18 +52,9 @@ from mlxsup.supervisor.core.events import (
     WorkerSeen,
     WorkerUnlinked,
 )
-from mlxsup.supervisor.core.settings import (
-    CoreSettings,
-    LaunchSettings,
-    ModelSettings,
-    RestartSettings,
-)
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings, RestartSettings
 
-ALICE = ConnectionId(b"alice")
-BOB = ConnectionId(b"bob")
-
-A = TypeVar("A", bound=Action)
-M = TypeVar("M", bound=Message)
+from .core_looks import ALICE, End, Looks
 
 LAUNCH = LaunchSettings(path="/m", engine="fake", max_concurrency=2)
 RESTART = RestartSettings(
@@ -88,8 +71,13 @@ def entry(name: str = "m", **changes: Any) -> ModelSettings:
     return replace(settings, **changes)
 
 
-class Driver:
-    """A core under test; invariants are checked after every event."""
+class Driver(Looks):
+    """A core under test; invariants are checked after every event.
+
+    Attributes:
+        obey: what the world does at once about the actions of each event; None for nothing.
+        is_checked: whether invariants are checked after every event.
+    """
 
     def __init__(
         self,
@@ -108,7 +96,9 @@ class Driver:
         )
         self.actions: list[Action] = []
         self.woken_at: list[float] = []
-        self.terminals: dict[tuple[bytes, str], list[Message]] = {}
+        self.terminals: dict[tuple[bytes, str], list[End]] = {}
+        self.obey: Callable[[list[Action]], None] | None = None
+        self.is_checked = True
         self._command = 0
         self.do(Started(now=self.now))
 
@@ -117,14 +107,18 @@ class Driver:
     def do(self, event: Event) -> list[Action]:
         """Hands over one event and keeps what came of it in `actions`."""
         self.actions = self.core.handle(event)
-        self.core.check_invariants()
+        if self.is_checked:
+            self.core.check_invariants()
         for action in self.actions:
             if isinstance(action, WakeAt):
                 self.woken_at.append(action.when)
             elif isinstance(action, SendToClient) and isinstance(action.message, Done | Failed):
                 key = (bytes(action.connection), str(action.message.id))
                 self.terminals.setdefault(key, []).append(action.message)
-        return self.actions
+        actions = self.actions
+        if self.obey is not None:
+            self.obey(actions)
+        return actions
 
     def pass_time(self, seconds: float) -> list[Action]:
         """Moves the clock and fires every timer that was asked for on the way."""
@@ -141,7 +135,7 @@ class Driver:
         self.actions = gathered
         return gathered
 
-    def say(self, message: Message, connection: ConnectionId = ALICE) -> list[Action]:
+    def say(self, message: ClientMessage, connection: ConnectionId = ALICE) -> list[Action]:
         """A client says something."""
         return self.do(ClientSaid(now=self.now, connection=connection, message=message))
 
@@ -199,7 +193,7 @@ class Driver:
         )
 
     def worker(
-        self, message: Message, model: str = "m", generation: int | None = None
+        self, message: WorkerMessage, model: str = "m", generation: int | None = None
     ) -> list[Action]:
         """A worker says something, by default the one that lives now."""
         current = self.generation(model) if generation is None else Generation(generation)
@@ -292,9 +286,9 @@ class Driver:
             )
         )
 
-    def serve(self, *ids: str, model: str = "m", **more: Any) -> list[int]:
+    def serve(self, *ids: str, model: str = "m", **more: Any) -> list[RequestKey]:
         """Asks for answers with a prompt each; returns the keys that were dispatched."""
-        keys: list[int] = []
+        keys: list[RequestKey] = []
         for id in ids:
             self.ask(id, model, body=id.encode(), **more)
             keys += self.dispatched()
@@ -352,106 +346,12 @@ class Driver:
         row = RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
         return self.worker(Step(step=1, rows=[row]), model)
 
-    # ------------------------------------------------------------ what to look at
-
-    def row(self, model: str = "m") -> dict[str, Any]:
-        """The model's status row."""
-        rows = {row["name"]: row for row in self.core.status(self.now)["models"]}
-        return rows[model]
-
-    def state(self, model: str = "m") -> State:
-        """The model's state."""
-        return State(self.row(model)["state"])
-
-    def generation(self, model: str = "m") -> Generation:
-        """The model's generation."""
-        return Generation(self.row(model)["generation"])
-
-    def of(self, kind: type[A]) -> list[A]:
-        """The latest actions of one kind."""
-        return [action for action in self.actions if isinstance(action, kind)]
-
-    def spawns(self) -> list[str]:
-        """The models that were spawned by the latest event."""
-        return [spawn.model for spawn in self.of(Spawn)]
-
-    def signals(self) -> list[WorkerSignal]:
-        """The signals that the latest event sent."""
-        return [action.signal for action in self.of(SignalWorker)]
-
-    def told(self, kind: type[M]) -> list[M]:
-        """What the latest event told workers, of one kind."""
-        sent = (action.message for action in self.of(SendToWorker))
-        return [message for message in sent if isinstance(message, kind)]
-
-    def dispatched(self) -> list[int]:
-        """Keys that the latest event dispatched."""
-        return [message.key for message in self.told(Dispatch)]
-
-    def sent(self, kind: type[M], connection: ConnectionId = ALICE) -> list[M]:
-        """What the latest event sent to a client, of one kind."""
-        return [
-            action.message
-            for action in self.of(SendToClient)
-            if action.connection == connection and isinstance(action.message, kind)
-        ]
-
-    def errors(self, connection: ConnectionId = ALICE) -> dict[str, str]:
-        """The error codes that the latest event sent to a client, by id."""
-        return {failed.id: failed.error["code"] for failed in self.sent(Failed, connection)}
-
-    def replies(self, connection: ConnectionId = ALICE) -> list[str]:
-        """The commands that the latest event answered well."""
-        return [reply.id for reply in self.sent(Reply, connection)]
-
     # ------------------------------------------------------------ inside
 
     def _next_id(self) -> RequestId:
         self._command += 1
         return RequestId(f"c{self._command}")
 
-    def _say_command(self, message: Message) -> RequestId:
+    def _say_command(self, message: ClientMessage) -> RequestId:
         self.say(message)
-        return RequestId(getattr(message, "id"))  # noqa: B009
-
-
-def in_state(state: State, **changes: Any) -> Driver:
-    """A driver whose model `m` is in a given state, reached along the table's own edges.
-
-    `changes` replace fields of the model's entry. In READY and DRAINING request `r1` (key 1) runs,
-    accepted, unless the state is reached without one.
-    """
-    driver = Driver([entry(**changes)])
-    if state is State.STOPPED:
-        return driver
-    if state is State.PENDING:
-        blocker = Driver([entry("z"), entry(**changes)])
-        blocker.load("z")
-        blocker.spawned("z", 5)
-        blocker.load()
-        return blocker
-    driver.load()
-    if state is State.LOADING:
-        driver.spawned()
-        driver.hello()
-        return driver
-    driver.come_up()
-    if state in (State.READY, State.DRAINING):
-        driver.ask()
-        driver.accept(1)
-        if state is State.DRAINING:
-            driver.unload()
-    elif state is State.STOPPING:
-        driver.unload()
-    elif state is State.BACKOFF:
-        driver.exit()
-        driver.come_up()
-        driver.exit()
-    elif state is State.FAILED:
-        driver.exit()
-        for _ in range(RESTART.max_restarts):
-            driver.pass_time(10.0)
-            driver.spawned()
-            driver.exit()
-    assert driver.state() is state, (state, driver.state())
-    return driver
+        return message.id

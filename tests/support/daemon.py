@@ -29,7 +29,7 @@ MAX_SHOWN = 200_000
 def toml_of(tables: dict[str, dict[str, Any]]) -> str:
     """Tables of plain values as TOML; a value that is a map becomes an inline table."""
 
-    def value(item: Any) -> str:
+    def value(item: object) -> str:
         if isinstance(item, bool):
             return str(item).lower()
         if isinstance(item, dict):
@@ -116,7 +116,7 @@ class Daemon:
         """Starts it and returns when it answers."""
         with open(os.devnull) as nothing, self._output.open("a") as output:
             self.process = warm.start(
-                self.command("start", "--config", str(self.config)),
+                self.start_command(),
                 (nothing, output, output),
                 {**os.environ, **(environment or {})},
             )
@@ -139,6 +139,10 @@ class Daemon:
         assert self.process is not None
         self.process.kill()
         self.process.wait(60)
+
+    def start_command(self) -> list[str]:
+        """What `start` runs."""
+        return self.command("start", "--config", str(self.config))
 
     # ------------------------------------------------------------ looking
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -14,7 +14,11 @@ TIMEOUT_S = 60.0
 """What takes a second on a quiet machine takes six where eight others want each core."""
 
 
-def eventually(predicate: Callable[[], T], timeout_s: float = TIMEOUT_S, what: str = "") -> T:
+def eventually(
+    predicate: Callable[[], T | Literal[False] | None],
+    timeout_s: float = TIMEOUT_S,
+    what: str = "",
+) -> T:
     """The first truthy value of the predicate.
 
     Args:

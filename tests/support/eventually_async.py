@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from .eventually import INTERVAL_S, TIMEOUT_S
 
 T = TypeVar("T")
 
 
-async def eventually_async(predicate: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+async def eventually_async(
+    predicate: Callable[[], T | Literal[False] | None], timeout_s: float = TIMEOUT_S
+) -> T:
     """The first truthy value of the predicate; `eventually` for a coroutine."""
     until = time.monotonic() + timeout_s
     while not (value := predicate()):

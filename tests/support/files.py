@@ -22,15 +22,10 @@ class LimitedDaemon(Daemon):
     open_files = 4096
     is_soft = False
 
-    def _command_under_limit(self, *arguments: str) -> list[str]:
+    def start_command(self) -> list[str]:
+        """The command line, under the limit."""
         line = f'ulimit {"-Sn" if self.is_soft else "-n"} {self.open_files}; exec "$@"'
-        return ["sh", "-c", line, "sh", *Daemon.command(*arguments)]
-
-    def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """Starts it under the limit."""
-        self.command = self._command_under_limit  # type: ignore[method-assign]
-        super().start(environment=environment)
-        del self.command
+        return ["sh", "-c", line, "sh", *super().start_command()]
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
@@ -20,10 +19,12 @@ from mlxsup.protocol.worker_messages import (
     Accepted,
     CancelRow,
     Dispatch,
+    MessageToWorker,
     Rejected,
     Resume,
     RowDelta,
     Step,
+    WorkerMessage,
 )
 from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
@@ -95,22 +96,22 @@ class _Link:
         self._inbox: deque[list[bytes]] = deque()
         self._incoming = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
         self._outgoing = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
-        self.outbox: deque[Message] = deque()
+        self.outbox: deque[WorkerMessage] = deque()
         self.sent = self.received = 0
 
-    def post(self, message: Message) -> None:
+    def post(self, message: MessageToWorker) -> None:
         self._inbox.append(encode(message))
 
     def wake(self) -> None:
         self._woken.set()
 
-    def receive(self) -> Message | None:
+    def receive(self) -> MessageToWorker | None:
         if not self._inbox:
             return None
         self.received += 1
         return self._incoming.decode(self._inbox.popleft())
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WorkerMessage) -> None:
         self.sent += 1
         self.outbox.append(self._outgoing.decode(encode(message)))
 
@@ -183,7 +184,7 @@ class LoopDriver:
         """One request, from its dispatch to its end."""
         return self.finish(self.dispatch(resume, **parameters))[0]
 
-    def _note(self, message: Message) -> None:
+    def _note(self, message: WorkerMessage) -> None:
         match message:
             case Accepted(key=key, acceptance=acceptance):
                 assert self.answers[key].acceptance is None

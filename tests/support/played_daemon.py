@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -322,47 +322,36 @@ def play(
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         on_change: called with each change of a state.
     """
-    if folder is None:
-        with short_folder() as new:
-            return play(
-                body,
-                models,
-                supervisor=supervisor,
-                process=process,
-                argv=argv,
-                folder=new,
-                exit_grace_s=exit_grace_s,
-                on_change=on_change,
+    with short_folder() if folder is None else nullcontext(folder) as place:
+        path = write_config(place, models or {"a": fake()}, supervisor)
+        changes: list[dict[str, Any]] = []
+        tests: list[asyncio.Task[None]] = []
+
+        async def test(endpoint: str) -> None:
+            stage = Stage(place, endpoint, changes)
+            try:
+                async with asyncio.timeout(60):
+                    await body(stage)
+            finally:
+                stage.close()
+                for _ in range(2):  # the second one hurries
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    await asyncio.sleep(0)
+
+        def changed(change: dict[str, Any]) -> None:
+            changes.append(change)
+            on_change(change)
+
+        def listening(endpoint: str) -> None:
+            tests.append(asyncio.get_running_loop().create_task(test(endpoint)))
+
+        config = load_config(path)
+        with restored_process():
+            code = run_daemon(
+                replace(config, core=replace(config.core, exit_grace_s=exit_grace_s)),
+                on_change=changed,
+                on_listening=listening,
+                argv=argv or ["/bin/sh", "-c", NOTE_SPEC + process, str(place)],
             )
-    path = write_config(folder, models or {"a": fake()}, supervisor)
-    changes: list[dict[str, Any]] = []
-    tests: list[asyncio.Task[None]] = []
-
-    async def test(endpoint: str) -> None:
-        stage = Stage(folder, endpoint, changes)
-        try:
-            async with asyncio.timeout(60):
-                await body(stage)
-        finally:
-            stage.close()
-            for _ in range(2):  # the second one hurries
-                os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.sleep(0)
-
-    def changed(change: dict[str, Any]) -> None:
-        changes.append(change)
-        on_change(change)
-
-    def listening(endpoint: str) -> None:
-        tests.append(asyncio.get_running_loop().create_task(test(endpoint)))
-
-    config = load_config(path)
-    with restored_process():
-        code = run_daemon(
-            replace(config, core=replace(config.core, exit_grace_s=exit_grace_s)),
-            on_change=changed,
-            on_listening=listening,
-            argv=argv or ["/bin/sh", "-c", NOTE_SPEC + process, str(folder)],
-        )
-    tests[0].result()
-    return code
+        tests[0].result()
+        return code

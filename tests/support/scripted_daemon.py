@@ -39,6 +39,6 @@ class ScriptedDaemon(Daemon):
         self.script = SCRIPT.format(setup=setup, argv=argv, on_change=on_change)
         return self
 
-    def command(self, *arguments: str) -> list[str]:
-        """The program that runs this daemon."""
+    def start_command(self) -> list[str]:
+        """The script."""
         return [sys.executable, "-c", self.script, str(self.config)]

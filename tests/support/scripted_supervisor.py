@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 from mlxsup.protocol.client_messages import (
@@ -14,6 +14,7 @@ from mlxsup.protocol.client_messages import (
     Alive,
     Cancel,
     ClientDelta,
+    ClientMessage,
     Deltas,
     Done,
     Failed,
@@ -26,6 +27,8 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
+
+M = TypeVar("M", bound=Message)
 
 TICK_MS = 100
 
@@ -46,7 +49,7 @@ class Peer:
         self._router.send_multipart([self._routing_id, *frames])
 
 
-Script = Callable[[Peer, Message], None]
+Script = Callable[[Peer, ClientMessage], None]
 """Called in the supervisor's thread for each message that comes."""
 
 
@@ -61,7 +64,7 @@ class ScriptedSupervisor:
 
     def __init__(self, socket_path: Path, script: Script, *, is_alive_sent: bool = True) -> None:
         self.endpoint = f"ipc://{socket_path}"
-        self.received: list[Message] = []
+        self.received: list[ClientMessage] = []
         self._script = script
         self._is_alive_sent = is_alive_sent
         self._decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
@@ -79,7 +82,7 @@ class ScriptedSupervisor:
         self._thread.join()
         self._context.term()
 
-    def got(self, kind: type[Message]) -> list[Any]:
+    def got(self, kind: type[M]) -> list[M]:
         """The messages of this kind that came so far."""
         return [message for message in self.received if isinstance(message, kind)]
 
@@ -114,7 +117,8 @@ def scripted_supervisor(
 
 def answer(peer: Peer, message: Message, **values: Any) -> None:
     """Answers a command with these values."""
-    peer.send(Reply(id=message.id, value=values))  # type: ignore[attr-defined]
+    assert isinstance(message, CLIENT_MESSAGES)
+    peer.send(Reply(id=message.id, value=values))
 
 
 def send_pieces(peer: Peer, request_id: RequestId, pieces: list[str], first_seq: int = 0) -> None:

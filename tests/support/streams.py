@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 from mlxsup.client import Client, RequestError, Result
 
@@ -56,7 +56,7 @@ class Reader(threading.Thread):
         assert isinstance(self.error, RequestError), self.error
         return self.error
 
-    def started(self, timeout_s: float = TIMEOUT_S) -> Reader:
+    def started(self, timeout_s: float = TIMEOUT_S) -> Self:
         """Waits for the first token."""
         assert self.has_started.wait(timeout_s)
         assert self.error is None, self.error

@@ -154,7 +154,7 @@ def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 

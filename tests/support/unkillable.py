@@ -6,18 +6,19 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from .scripted_daemon import ScriptedDaemon
 
 SPAWNER = """
-from mlxsup.supervisor.workers.process import WorkerProcess
-signal_group = WorkerProcess._signal_group
-def powerless(self, number):
+import os
+signal_group = os.killpg
+def powerless(pid, number):
     listed = Path({listed!r})
-    if not (listed.exists() and str(self.pid) in listed.read_text().split()):
-        signal_group(self, number)
-WorkerProcess._signal_group = powerless
+    if not (listed.exists() and str(pid) in listed.read_text().split()):
+        signal_group(pid, number)
+os.killpg = powerless
 """
 
 ORPHAN = """
@@ -57,7 +58,12 @@ class Unkillable(ScriptedDaemon):
         self._held.remove(pid)
         os.kill(pid, signal.SIGKILL)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for pid in list(self._held):
             self.let_go(pid)
-        super().__exit__(*error)
+        super().__exit__(kind, error, trace)

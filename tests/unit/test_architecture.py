@@ -41,7 +41,8 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture(params=[str(path.relative_to(ROOT)) for path in sources()])
 def source(request: pytest.FixtureRequest) -> Path:
-    return ROOT / request.param
+    name: str = request.param
+    return ROOT / name
 
 
 def test_imports_between_packages_are_those_allowed(source: Path) -> None:

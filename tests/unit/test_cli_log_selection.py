@@ -69,5 +69,5 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "5 weeks", "m"])
 def test_what_is_no_duration_is_a_usage_error(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="no duration"):
+    with pytest.raises(click.BadParameter, match="is not a duration"):
         duration(text)

@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Path:
 
 def play(monkeypatch: pytest.MonkeyPatch, run_daemon: Callable[..., int]) -> None:
     module = ModuleType("mlxsup.supervisor.daemon")
-    module.run_daemon = run_daemon  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "run_daemon", run_daemon, raising=False)
     monkeypatch.setitem(sys.modules, "mlxsup.supervisor.daemon", module)
 
 

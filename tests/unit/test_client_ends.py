@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import (
@@ -80,8 +82,8 @@ def deliver(deliveries: list[Delivery]) -> None:
         delivery.inbox.put(delivery.item)
 
 
-def piece(seq: int, text: str = "", *, tokens: bytes = b"", **values: object) -> Deltas:
-    delta = ClientDelta(id=A, seq=seq, text=text, tokens=tokens, **values)  # type: ignore[arg-type]
+def piece(seq: int, text: str = "", *, tokens: bytes = b"", **values: Any) -> Deltas:
+    delta = ClientDelta(id=A, seq=seq, text=text, tokens=tokens, **values)
     return Deltas(deltas=[delta])
 
 

@@ -13,6 +13,7 @@ from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import ConnectionLost, RequestError, internal
 from mlxsup.client.parameters import check_limit, check_model, encode_generate
 from mlxsup.client.results import Delta, Notice, Result
+from mlxsup.client.session import Item
 from mlxsup.client.streams import StreamBase, value_of
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder
@@ -120,13 +121,23 @@ def test_a_path_that_some_system_cannot_bind_is_refused() -> None:
 # ---------------------------------------------------------------- streams and errors
 
 
+class Taking(StreamBase):
+    """A stream that is given its items one by one."""
+
+    def tell(self, notice: Notice) -> None:
+        self._tell(notice)
+
+    def take(self, item: Item) -> Delta | None:
+        return self._take(item)
+
+
 class Stream:
     """A stream, with what it cancelled and was told."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
         self.notices: list[Notice] = []
-        self.base = StreamBase(ID, self.cancelled.append, self.notices.append)
+        self.base = Taking(ID, self.cancelled.append, self.notices.append)
 
 
 def test_a_stream_has_no_result_before_its_end() -> None:
@@ -135,8 +146,8 @@ def test_a_stream_has_no_result_before_its_end() -> None:
     with pytest.raises(RuntimeError, match="read to its end"):
         _ = stream.base.result
     delta = Delta(text="x", token_ids=[1])
-    assert stream.base._take(delta) is delta
-    assert stream.base._take(DONE) is None
+    assert stream.base.take(delta) is delta
+    assert stream.base.take(DONE) is None
     assert stream.base.result is DONE
 
 
@@ -144,7 +155,7 @@ def test_a_stream_raises_its_error_whenever_it_is_asked() -> None:
     stream = Stream()
     lost = ConnectionLost("gone", "ipc:///x")
     with pytest.raises(ConnectionLost):
-        stream.base._take(lost)
+        stream.base.take(lost)
     with pytest.raises(ConnectionLost):
         _ = stream.base.result
 
@@ -152,14 +163,14 @@ def test_a_stream_raises_its_error_whenever_it_is_asked() -> None:
 def test_a_stream_is_cancelled_while_it_runs_and_not_after_its_end_D4() -> None:
     stream = Stream()
     stream.base.cancel()
-    stream.base._take(DONE)
+    stream.base.take(DONE)
     stream.base.cancel()
     assert stream.cancelled == ["r"]
 
 
 def test_a_stream_that_nobody_can_read_any_more_is_cancelled() -> None:
     stream, ended = Stream(), Stream()
-    ended.base._take(DONE)
+    ended.base.take(DONE)
     del stream.base, ended.base
     assert (stream.cancelled, ended.cancelled) == (["r"], [])
 
@@ -167,18 +178,18 @@ def test_a_stream_that_nobody_can_read_any_more_is_cancelled() -> None:
 def test_notices_are_handed_on_to_who_asked() -> None:
     notice = Notice(kind=NoticeKind.LOADING, detail={})
     stream = Stream()
-    stream.base._tell(notice)
+    stream.base.tell(notice)
     assert stream.notices == [notice]
-    silent = StreamBase(ID, lambda _: None, None)
-    silent._tell(notice)
-    silent._take(DONE)
+    silent = Taking(ID, lambda _: None, None)
+    silent.tell(notice)
+    silent.take(DONE)
 
 
 @pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
 def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Any) -> None:
     stream = Stream()
     with pytest.raises(RequestError, match="a stream was given a reply"):
-        stream.base._take(item)
+        stream.base.take(item)
     with pytest.raises(RequestError):
         _ = stream.base.result
 

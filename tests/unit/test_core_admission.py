@@ -14,7 +14,9 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, BOB, LAUNCH, RESTART, Driver, entry, in_state
+from support.core_driver import LAUNCH, RESTART, Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 LIMITS = CoreSettings(max_queue=8, max_queue_per_client=4)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from mlxsup.protocol.client_messages import Event, Notice, Reply, StatusQuery, Subscribe
+from mlxsup.protocol.client_messages import Event, Failed, Notice, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import FinishReason, NoticeKind, State, WorkerPhase
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Heartbeat
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import FinishReason, NoticeKind, State
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
@@ -23,7 +24,7 @@ from mlxsup.supervisor.core.health.blame import (
     digest_of,
 )
 from mlxsup.supervisor.core.settings import RestartSettings
-from support.core_driver import LAUNCH, Driver, entry
+from support.core_driver import Driver, entry
 from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish
 
 ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
@@ -51,9 +52,9 @@ def test_poison_costs_three_crashes_and_nobody_else_fails_P10(signal: str) -> No
         else:
             running = finish(driver, key)
     assert crashes == 3
-    ends = {id: message for (_, id), [message] in driver.terminals.items() if len(id) == 1}
-    assert {id for id in ends if getattr(ends[id], "error", None)} == {"e"}
-    assert ends["e"].error["code"] == ErrorCode.QUARANTINED
+    failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
+    assert {id for id in failed if len(id) == 1} == {"e"}
+    assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
     assert driver.row()["suspects"] == 0
 
 
@@ -109,7 +110,7 @@ def test_two_poisons_at_once_cost_three_crashes_each_at_most() -> None:
         crashes += key in poisons
         running = crash(driver) if key in poisons else finish(driver, key)
     assert crashes == 4
-    failed = {id for (_, id), [end] in driver.terminals.items() if hasattr(end, "error")}
+    failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
     assert failed == {"b", "c"}
 
 
@@ -169,7 +170,7 @@ def test_a_row_that_a_worker_ends_unasked_proves_nobody_innocent() -> None:
 
 def test_restart_and_a_changed_entry_lift_a_quarantine_and_an_unchanged_one_does_not() -> None:
     driver = engine_of(2)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
 
     def quarantine(id: str) -> None:
         driver.serve(id)
@@ -210,7 +211,7 @@ def test_a_third_quarantine_without_a_completion_means_that_the_engine_is_broken
     assert driver.state() is State.FAILED
     assert "the engine is broken" in driver.row()["cause"]
     assert driver.row()["quarantined"] == 0
-    assert driver.terminals[b"alice", "p3"][0].error["code"] == ErrorCode.WORKER_CRASHED
+    assert driver.failure_of("p3").error["code"] == ErrorCode.WORKER_CRASHED
     driver.load()
     driver.come_up()
     assert driver.serve("p1") != [], "all three are lifted"
@@ -253,87 +254,6 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
 
-# ---------------------------------------------------------------- out of memory
-
-
-def test_out_of_memory_halves_the_rows_and_accuses_nobody() -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    assert crash(driver, code=75) == [1, 2]
-    assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
-    assert crash(driver, code=75) == [1]
-    driver.exit(code=75)
-    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-    driver.pass_time(10.0)
-    driver.come_up()
-    assert driver.dispatched() == [2]
-    driver.pass_time(HOUR_S)
-    finish(driver, 2)
-    assert driver.row()["row_limit"] == 4
-
-
-def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    driver.sample(1001)
-    assert crash(driver, "SIGKILL") == [1]
-    assert driver.row()["row_limit"] == 1
-    driver.worker(Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000))
-    driver.exit(signal="SIGKILL")
-    assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
-
-
-def test_what_was_measured_of_a_process_says_nothing_of_the_next_one() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    before = driver.row()["pid"]
-    driver.sample(1000)
-    assert driver.row()["footprint_bytes"] == 1000
-    driver.exit()
-    driver.sample(1001, pid=before)
-    assert driver.row()["footprint_bytes"] == 0
-    driver.come_up(pid=before + 1)
-    driver.sample(1001, pid=before)
-    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
-
-
-def test_nor_before_the_next_one_was_measured() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    driver.sample(1001)
-    driver.exit(signal="SIGTERM")
-    driver.come_up()
-    assert crash(driver, "SIGKILL") == [1, 2], "no kill for memory"
-
-
-def test_a_kill_under_the_limit_is_a_kill_from_outside() -> None:
-    driver = engine_of(4, memory_limit_bytes=1000)
-    driver.serve("a", "b")
-    driver.sample(1000)
-    assert crash(driver, "SIGKILL") == [1, 2]
-
-
-def killed_holding(driver: Driver, footprint_bytes: int, machine_bytes: int) -> list[int]:
-    """SIGKILL from outside, after a sample; returns what is dispatched afterwards."""
-    driver.serve("a", "b")
-    driver.sample(footprint_bytes, machine_bytes=machine_bytes)
-    return crash(driver, "SIGKILL")
-
-
-def test_the_limit_is_what_the_launch_says_where_no_other_is_set() -> None:
-    launch = replace(LAUNCH, max_concurrency=4, memory_limit_bytes=1000)
-    for footprint_bytes, dispatched in ((1001, [1]), (1000, [1, 2])):
-        driver = Driver([entry(launch=launch)], SETTINGS)
-        driver.load()
-        driver.come_up()
-        assert killed_holding(driver, footprint_bytes, 10_000) == dispatched
-
-
-def test_without_a_limit_a_kill_of_who_fills_the_machine_is_out_of_memory() -> None:
-    assert killed_holding(engine_of(4), 901, 1000) == [1]
-    assert killed_holding(engine_of(4), 900, 1000) == [1, 2]
-
-
 # ---------------------------------------------------------------- who waits, who is told
 
 
@@ -359,7 +279,7 @@ def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
 
 def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> None:
     driver = engine_of(2)
-    driver.say(Subscribe(id="s"))
+    driver.say(Subscribe(id=RequestId("s")))
     driver.serve("p")
     notes = []
     for _ in range(3):
@@ -371,14 +291,15 @@ def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> Non
     assert any("1 request under suspicion" in note for note in notes)
     assert any("for the second time" in note for note in notes)
     assert any("quarantined" in note for note in notes)
-    driver.say(StatusQuery(id="q", debug=True))
+    driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
     assert any("quarantined" in line for line in reply.value["stories"]["m"])
 
 
 def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:
-    assert digest_of("m", b"x") == digest_of("m", b"x")
-    assert len({digest_of("m", b"x"), digest_of("m", b"y"), digest_of("mx", b"")}) == 3
+    m, mx = ModelName("m"), ModelName("mx")
+    assert digest_of(m, b"x") == digest_of(m, b"x")
+    assert len({digest_of(m, b"x"), digest_of(m, b"y"), digest_of(mx, b"")}) == 3
 
 
 def test_a_turn_is_due_from_some_way_before_the_place_of_a_crash() -> None:

@@ -10,8 +10,11 @@ from mlxsup.protocol.client_messages import Done
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Rejected
-from support.core_driver import ALICE, BOB, Driver, in_state
+from mlxsup.protocol.worker_messages import CancelRow, Rejected
+from mlxsup.supervisor.core.events import ConnectionId
+from support.core_driver import Driver
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 ROWS = 2
 """Of the model in READY."""
@@ -34,7 +37,7 @@ CROSSINGS: dict[str, Callable[[Driver], object]] = {
 """What the worker had sent when the cancel of its request 1 reached the supervisor."""
 
 
-def ends(driver: Driver, id: str = "r1", connection: bytes = ALICE) -> list[str]:
+def ends(driver: Driver, id: str = "r1", connection: ConnectionId = ALICE) -> list[str]:
     """How a request ended, each time that its client was told of an end."""
     return [
         str(message.finish_reason) if isinstance(message, Done) else message.error["code"]
@@ -93,8 +96,7 @@ def test_what_a_worker_is_told_of_a_request_is_told_in_order_D5() -> None:
         for id in order:
             (driver.cancel if id in is_open else driver.ask)(id)
             is_open ^= {id}
-            for message in driver.told(Dispatch):
-                dispatched.add(message.key)
-            for message in driver.told(CancelRow):
-                assert message.key in dispatched, order
+            dispatched.update(driver.dispatched())
+            for cancel in driver.told(CancelRow):
+                assert cancel.key in dispatched, order
         assert all(ends(driver, id) == ["cancelled"] for id in "abc")

@@ -12,7 +12,8 @@ from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
-from support.core_driver import Driver, in_state
+from support.core_driver import Driver
+from support.core_states import in_state
 
 
 def changes(driver: Driver) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
         "progress": {"phase": "spawn", "fraction": 0.0},
     }
     assert changes(driver) == [pending, loading]
-    assert driver.sent(Event) == [Event(id="s", value=one) for one in (pending, loading)]
+    assert driver.sent(Event) == [Event(id=RequestId("s"), value=one) for one in (pending, loading)]
     driver.spawned()
     driver.hello()
     assert changes(driver) == [
@@ -95,9 +96,9 @@ def test_each_change_has_a_note_that_says_why() -> None:
 def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for() -> None:
     driver = Driver()
     driver.say(Ping(id=RequestId("p")))
-    assert driver.sent(Reply) == [Reply(id="p", value={})]
+    assert driver.sent(Reply) == [Reply(id=RequestId("p"), value={})]
     driver.say(StatusQuery(id=RequestId("q")))
-    assert driver.sent(Reply) == [Reply(id="q", value=driver.core.status(driver.now))]
+    assert driver.sent(Reply) == [Reply(id=RequestId("q"), value=driver.core.status(driver.now))]
     driver.load()
     driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
@@ -155,7 +156,7 @@ def test_a_process_that_cannot_be_ended_and_its_end_at_last_are_announced(how: s
 
 def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
     driver = in_state(State.LOADING)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
     assert waiting_news(model) == (WaitReason.LOAD, "import", 0)
     for hundredth in range(1, 100):
         driver.progress(hundredth / 100)
@@ -170,7 +171,7 @@ def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
     ],
 )  # fmt: skip
 def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
-    model = in_state(state).core.fleet.by_name["m"]
+    model = in_state(state).model()
     assert wait_reason(model) == reason
     if state is State.READY:
         model.leaving[RequestKey(9)] = next(iter(model.running.values())).held

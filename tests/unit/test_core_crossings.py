@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 from mlxsup.protocol.client_messages import Done, Failed, Reload, Reply
+from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
@@ -26,10 +27,11 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
-from mlxsup.supervisor.core.events import Caller, Event, Reloaded
+from mlxsup.supervisor.core.events import Caller, Reloaded
 from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
 
 LIMITS = CoreSettings(max_queue=99, max_queue_per_client=99, drain_timeout_s=600.0)
 OTHER = replace(LAUNCH, path="/other", max_concurrency=1, step_timeout_s=0.5)
@@ -60,17 +62,14 @@ class World:
         if is_blocked:
             self.driver.load("z")
             self.driver.spawned("z", pid=5)
-        self._do = self.driver.do
-        self.driver.do = self.do
+        self.driver.obey = self.obey
 
-    def do(self, event: Event) -> list[Action]:
-        actions = self._do(event)
+    def obey(self, actions: list[Action]) -> None:
         for action in actions:
             self._obey(action)
         for model in self.driver.core.fleet:
             if self.ends_at is not None and isinstance(model.life.phase, Draining):
                 assert model.life.phase.ends_at <= self.ends_at, "a drain outlasts the stop"
-        return actions
 
     def _obey(self, action: Action) -> None:
         assert not self.has_finished or isinstance(action, SendToClient), action
@@ -114,7 +113,7 @@ class World:
     def reload(self, *models: ModelSettings) -> None:
         id = f"reload{len(self.asked)}"
         self.asked.append(id)
-        self.driver.say(Reload(id=id), ALICE)
+        self.driver.say(Reload(id=RequestId(id)), ALICE)
         self.read(*models)
 
     def read(self, *models: ModelSettings) -> None:
@@ -207,7 +206,7 @@ class World:
         self.driver.pass_time(1.0)
 
 
-HAPPENINGS: dict[str, Callable[[World], None]] = {
+HAPPENINGS: dict[str, Callable[[World], object]] = {
     "ask": World.ask,
     "load": lambda world: world.command("load"),
     "unload": lambda world: world.command("unload"),

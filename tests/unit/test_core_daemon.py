@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mlxsup.protocol.client_messages import Event, Failed, Reload, Reply, Stop, Subscribe
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration, WakeAt
 from mlxsup.supervisor.core.events import (
@@ -20,8 +20,10 @@ from mlxsup.supervisor.core.events import (
 )
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.worker_events import _last_words
-from support.core_driver import ALICE, BOB, Driver, entry, in_state
+from mlxsup.supervisor.core.worker_events import last_words
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- starting and waking
 
@@ -148,7 +150,7 @@ def test_a_reload_says_what_it_changes_and_not_again() -> None:
         driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models, caller=caller))
         added = ["n"] if removed else []
         value = {"added": added, "changed": [], "removed": removed, "later": []}
-        assert driver.sent(Reply) == [Reply(id="x", value=value)]
+        assert driver.sent(Reply) == [Reply(id=RequestId("x"), value=value)]
     assert driver.row("n")["why"] == "reload"
 
 
@@ -181,11 +183,9 @@ def test_a_refused_reload_lists_what_is_wrong() -> None:
 # ---------------------------------------------------------------- stopping
 
 
-@pytest.mark.parametrize(
-    ("stop", "drain_timeout_s"), [({}, 5.0), ({"timeout_s": 0.0}, 0.0), ({"timeout_s": 9.5}, 9.5)]
-)
+@pytest.mark.parametrize(("timeout_s", "drain_timeout_s"), [(None, 5.0), (0.0, 0.0), (9.5, 9.5)])
 def test_a_stop_is_answered_with_whom_it_ends_and_how_long_that_may_take(
-    stop: dict[str, float], drain_timeout_s: float
+    timeout_s: float | None, drain_timeout_s: float
 ) -> None:
     driver = Driver([entry("a"), entry("b"), entry("c")])
     for pid, name in enumerate("ab", start=5):
@@ -193,14 +193,14 @@ def test_a_stop_is_answered_with_whom_it_ends_and_how_long_that_may_take(
         driver.come_up(name, pid)
         driver.ask(name, name)
     driver.do(Sampled(now=driver.now, footprint_bytes={5: 10**9, 6: 4 * 10**9}, machine_bytes=1))
-    driver.say(Stop(id=RequestId("s"), **stop))
+    driver.say(Stop(id=RequestId("s"), timeout_s=timeout_s))
     value = {
         "pids": [5, 6],
         "supervisor_pid": 1,
         "drain_timeout_s": drain_timeout_s,
         "end_limit_s": 2 * 2.0 + 10.0 + 0.5 * 4,
     }
-    assert driver.sent(Reply) == [Reply(id="s", value=value)]
+    assert driver.sent(Reply) == [Reply(id=RequestId("s"), value=value)]
     if drain_timeout_s:
         driver.pass_time(drain_timeout_s - 0.1)
         assert driver.state("a") is State.DRAINING
@@ -282,24 +282,28 @@ def test_the_exit_code_counts_most_then_the_latest_line_then_the_memory() -> Non
         '  Binary file "x.so", at f', "  <no Python frame>", "", "   ",
     ],
 )  # fmt: skip
-def test_the_last_words_are_no_routine_lines(routine: str) -> None:
-    assert _last_words(["first", "  cause  ", routine]) == "cause"
-    assert _last_words([routine]) == ""
+def test_thelast_words_are_no_routine_lines(routine: str) -> None:
+    assert last_words(["first", "  cause  ", routine]) == "cause"
+    assert last_words([routine]) == ""
 
 
-def test_an_error_in_the_log_may_be_the_last_words_and_a_fatal_one_always_is() -> None:
-    assert _last_words(["x", "2026-01-01T00:00:00.1Z ERROR y"]) == "2026-01-01T00:00:00.1Z ERROR y"
-    assert _last_words(["Fatal Python error: Aborted ", "later"]) == "Fatal Python error: Aborted"
-    assert _last_words(["Fatal Python error: " + "x" * 300])[:21] == "Fatal Python error: x"
-    assert len(_last_words(["Fatal Python error: " + "x" * 300])) == 200
-    assert _last_words([]) == ""
+def test_an_error_in_the_log_may_be_thelast_words_and_a_fatal_one_always_is() -> None:
+    assert last_words(["x", "2026-01-01T00:00:00.1Z ERROR y"]) == "2026-01-01T00:00:00.1Z ERROR y"
+    assert last_words(["Fatal Python error: Aborted ", "later"]) == "Fatal Python error: Aborted"
+    assert last_words(["Fatal Python error: " + "x" * 300])[:21] == "Fatal Python error: x"
+    assert len(last_words(["Fatal Python error: " + "x" * 300])) == 200
+    assert last_words([]) == ""
 
 
 def test_garbage_of_another_version_is_another_version() -> None:
     driver = in_state(State.READY)
     broke = WorkerBroke(
-        now=driver.now, model="m", generation=1, detail="d", is_other_version=True
-    )  # fmt: skip
+        now=driver.now,
+        model=ModelName("m"),
+        generation=Generation(1),
+        detail="d",
+        is_other_version=True,
+    )
     driver.do(broke)
     driver.exit(code=143)
     assert driver.row()["last_exit"]["reason"] == "version"

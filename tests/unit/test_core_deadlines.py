@@ -49,16 +49,16 @@ def test_what_is_set_again_to_its_own_time_costs_nothing() -> None:
     deadlines = Deadlines()
     for _ in range(1000):
         deadlines.set(A, 1.0)
-    assert len(deadlines._heap) == 1
+    assert deadlines.held == 1
 
 
 def test_times_that_are_put_off_again_and_again_are_forgotten() -> None:
     deadlines = Deadlines()
     for number in range(64):
         deadlines.set(A, float(number))
-    assert len(deadlines._heap) == 64, "few enough to be left alone"
+    assert deadlines.held == 64, "few enough to be left alone"
     deadlines.set(A, 64.0)
-    assert len(deadlines._heap) == 1
+    assert deadlines.held == 1
     assert deadlines.take_due(1e9) == [A]
 
 
@@ -68,8 +68,8 @@ def test_no_more_than_four_times_for_each_subject_are_kept() -> None:
     for when in range(4):
         for subject in subjects:
             deadlines.set(subject, 1000.0 - when - subject / 100)
-    assert len(deadlines._heap) == 80
+    assert deadlines.held == 80
     deadlines.set(subjects[0], 1.0)
-    assert len(deadlines._heap) == 20
+    assert deadlines.held == 20
     assert deadlines.earliest() == 1.0, "in order still"
     assert deadlines.take_due(1e9) == [0, *range(19, 0, -1)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.events import Exited
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
-from support.core_driver import Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_crash_events_and_the_failure_carry_signal_class_and_last_line() -> None
         driver.do(
             Exited(
                 now=driver.now,
-                model="m",
+                model=ModelName("m"),
                 generation=driver.generation(),
                 exit_code=None,
                 signal=6,

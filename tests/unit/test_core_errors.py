@@ -51,7 +51,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "superseded": (
         lambda: errors.superseded(M, "a load"),
         ErrorCode.SUPERSEDED,
-        "a load of m was asked for meanwhile",
+        "a load of m was requested in the meantime",
         True,
         {"model": "m"},
     ),
@@ -95,7 +95,7 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
             retry_after_s=2.5,
         ),
         ErrorCode.OVERLOADED,
-        "m cannot take more: 9 are waiting (max_queue)",
+        "m cannot take more requests: 9 are waiting (max_queue)",
         True,
         {
             "model": "m",
@@ -115,14 +115,14 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "duplicate id": (
         lambda: errors.duplicate_id(RequestId("r")),
         ErrorCode.DUPLICATE_ID,
-        "this connection has an open request 'r' already",
+        "this connection already has an open request 'r'",
         False,
         {"id": "r", "refused": "second use"},
     ),
     "superseded subscription": (
         lambda: errors.superseded_subscription(),
         ErrorCode.SUPERSEDED,
-        "the connection subscribed again, and has one subscription at a time",
+        "the connection subscribed again; it can have one subscription at a time",
         True,
         {},
     ),
@@ -136,14 +136,14 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "deadline exceeded": (
         lambda: errors.deadline_exceeded(M, "the first token", 0),
         ErrorCode.DEADLINE_EXCEEDED,
-        "the first token of m did not come within the limit of the request",
+        "the first token of m did not arrive within the request's time limit",
         False,
         {"model": "m", "tokens_sent": 0},
     ),
     "slow consumer": (
         lambda: errors.slow_consumer(),
         ErrorCode.SLOW_CONSUMER,
-        "the client did not read its answers; they were given up",
+        "the client did not read its answers; they were dropped",
         True,
         {},
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
@@ -10,7 +11,7 @@ from mlxsup.protocol.worker_messages import Acceptance
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
-from support.core_driver import ALICE, BOB
+from support.core_looks import ALICE, BOB
 
 ACCEPTANCE = Acceptance(
     prompt_tokens=pack_tokens([1, 2, 3]), opening="", parameters={"a": 1}, seed=5, fingerprint="f"
@@ -18,11 +19,11 @@ ACCEPTANCE = Acceptance(
 
 
 def request(key: int, **changes: Any) -> Request:
-    values: dict[str, Any] = {
-        "key": RequestKey(key), "connection": ALICE, "id": RequestId(f"r{key}"), "client": "c",
-        "model": ModelName("m"), "body": b"12345", "digest": Digest(b"d"), "arrived_at": 10.0,
-    }  # fmt: skip
-    return Request(**{**values, **changes})
+    plain = Request(
+        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), client="c",
+        model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
+    )  # fmt: skip
+    return replace(plain, **changes)
 
 
 def counts(ledger: Ledger) -> tuple[int, dict[str, int], int, int]:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import (
-    HAS_PROCESS,
-    FinishReason,
-    LoadPhase,
-    State,
-    WorkerPhase,
-)
-from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import (
-    WORKER_TO_SUPERVISOR,
-    Acceptance,
-    Accepted,
-    Dying,
-    Heartbeat,
-    Hello,
-    LoadProgress,
-    PrefillProgress,
-    Ready,
-    Rejected,
-    RowDelta,
-    Step,
-)
+from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat, Step
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from mlxsup.supervisor.core.health.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
 from support.beats import LIMIT_S, beats, seen_running, serving
-from support.core_driver import Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_states import WITH_PROCESS, in_state
 
 # ---------------------------------------------------------------- its connection
-
-WITH_PROCESS = [State.LOADING, State.READY, State.DRAINING]
 
 
 def replaced_by_a_sound_one(driver: Driver) -> None:
@@ -124,7 +101,7 @@ def test_out_of_memory_and_a_bad_model_are_judged_so_though_our_kill_crosses_the
     driver.unlinked()
     driver.pass_time(9.0)
     driver.exit(code=75)
-    assert driver.core.fleet.by_name["m"].row_limit == 1
+    assert driver.model().row_limit == 1
 
     driver = in_state(State.LOADING)
     driver.unlinked()
@@ -205,7 +182,7 @@ def test_one_of_several_that_was_lost_is_noticed_while_the_others_run_P23(
 
 def test_what_crosses_a_beat_on_its_way_is_not_lost_P7() -> None:
     driver = in_state(State.READY)
-    watch = driver.core.fleet.by_name[ModelName("m")].watch
+    watch = driver.model().watch
     assert watch is not None
     heard, told = watch.heard, watch.told
     driver.ask("r2")  # a beat that counted before the worker took this one
@@ -321,87 +298,6 @@ def test_a_worker_that_has_said_idle_before_its_work_is_stuck_and_does_not_wait_
     driver.exit()
     assert driver.row()["last_exit"]["reason"] == "stall"
     assert driver.row()["suspects"] == 1
-
-
-# ---------------------------------------------------------------- a hostile worker
-
-
-@pytest.mark.parametrize("state", WITH_PROCESS)
-def test_a_hello_of_another_version_at_any_time_ends_as_failed(state: State) -> None:
-    driver = in_state(state)
-    driver.hello(version="9.9.9")
-    assert (driver.state(), driver.signals()) == (State.STOPPING, [WorkerSignal.TERM])
-    driver.hello(version="9.9.9")
-    driver.exit(code=143)
-    assert driver.row()["last_exit"]["reason"] == "version"
-    is_wanted = state is not State.DRAINING
-    assert driver.state() is (State.FAILED if is_wanted else State.STOPPED)
-
-
-@pytest.mark.parametrize("step", [-1, 0, 3, 10**9])
-def test_a_worker_that_counts_its_steps_wrongly_is_killed(step: int) -> None:
-    driver = serving()
-    driver.worker(Step(step=1))
-    driver.worker(Step(step=1))
-    assert driver.state() is State.READY, "what was cancelled between two steps has its number"
-    driver.worker(Step(step=step))
-    assert driver.signals() == [WorkerSignal.KILL]
-
-
-def messages(key: RequestKey) -> list[Message]:
-    """Every message of a worker, also in forms that make no sense; two of most."""
-    acceptance = Acceptance(prompt_tokens=b"\1", opening="", parameters={}, seed=-1, fingerprint="")
-    hello = {"model": ModelName("m"), "token": "t", "pid": 1}
-    odd = Heartbeat(
-        step=-5,
-        phase=WorkerPhase.LOADING,
-        phase_s=-1e14,
-        predicted_s=-1e14,
-        requests=-1,
-        preparing=-1,
-        sent=-1,
-        received=-1,
-    )
-    delta = RowDelta(key=key, text="x", tokens=b"\1\0\0\0", finish=FinishReason.STOP)
-    found: list[Message] = [
-        Hello(generation=Generation(1), version=VERSION, **hello),
-        Hello(generation=Generation(1), version="9.9.9", **hello),
-        Hello(generation=Generation(7), version="", **hello),
-        LoadProgress(phase=LoadPhase.SPAWN, progress=-1.0),
-        LoadProgress(phase=LoadPhase.WARMUP, progress=1e14),
-        Ready(context_length=-1, fingerprint="", backend="", active_bytes=-1),
-        Accepted(key=key, acceptance=acceptance, tokenize_s=-1.0),
-        Accepted(key=RequestKey(99), acceptance=acceptance, tokenize_s=-1.0),
-        Rejected(key=key, error={}),
-        Rejected(key=key, error={"code": "worker_crashed", "message": "m", "retryable": True}),
-        Step(step=-1),
-        Step(step=0, rows=[delta, delta], prefill=[PrefillProgress(key=key, done=-1, total=0)]),
-        Step(step=1, rows=[RowDelta(key=RequestKey(99), finish=FinishReason.CANCELLED)]),
-        odd,
-        Heartbeat(step=10**9, phase=WorkerPhase.DECODE, phase_s=1e14, predicted_s=1e14),
-        Dying(code=-1, message=""),
-    ]
-    assert {type(message) for message in found} == set(WORKER_TO_SUPERVISOR)
-    return found
-
-
-@pytest.mark.parametrize("state", sorted(HAS_PROCESS))
-@pytest.mark.parametrize("number", range(len(messages(RequestKey(1)))))
-def test_every_message_at_every_time_has_a_rule(state: State, number: int) -> None:
-    """The core is strict: a pair without a rule raises. Afterwards the model can be used."""
-    first = messages(RequestKey(1))[number]
-    for second in messages(RequestKey(1)):
-        driver = in_state(state)
-        for message in (first, second, first):
-            if driver.state() in HAS_PROCESS:
-                driver.worker(message)
-            driver.pass_time(0.1)
-        for _ in range(2):  # another version ends as FAILED whatever was asked for
-            driver.restart(now=True)
-            if driver.state() is State.STOPPING:
-                driver.exit()
-        driver.come_up()
-        assert driver.state() is State.READY, (state, first, second)
 
 
 # ---------------------------------------------------------------- what a sign means

@@ -12,13 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from mlxsup.protocol.client_messages import Done, Failed, Load, Reload, Reply, Restart, Stop, Unload
+from mlxsup.protocol.client_messages import (
+    ClientMessage,
+    Failed,
+    Load,
+    Reload,
+    Reply,
+    Restart,
+    Stop,
+    Unload,
+)
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import (
@@ -34,11 +42,11 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
-from mlxsup.supervisor.core.events import Caller, Event, Reloaded, ReloadRefused, Sampled
-from mlxsup.supervisor.core.health.blame import PROBATION_S
+from mlxsup.supervisor.core.events import Caller, ConnectionId, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.lifecycle.states import Draining
-from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from support.core_driver import ALICE, BOB, LAUNCH, Driver, entry
+from mlxsup.supervisor.core.settings import CoreSettings
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
 
 MODELS = tuple(map(ModelName, ("a", "b", "c")))
 CLIENTS = (ALICE, BOB)
@@ -85,15 +93,11 @@ class CoreMachine(RuleBasedStateMachine):
     def start(self, idle: float) -> None:
         self.entries = {name: entry(name, idle_unload_s=idle) for name in MODELS}
         self.driver = Driver(list(self.entries.values()), SETTINGS)
-        inner = self.driver.do
+        self.driver.obey = self.obey_all
 
-        def do(event: Event) -> list[Action]:
-            actions = inner(event)
-            for action in actions:
-                self.obey(action)
-            return actions
-
-        self.driver.do = do
+    def obey_all(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.obey(action)
 
     def obey(self, action: Action) -> None:
         """What the world does about an action at once."""
@@ -138,25 +142,27 @@ class CoreMachine(RuleBasedStateMachine):
         body=st.integers(0, 3),
         resume=st.booleans(),
     )
-    def ask(self, model: str, client: bytes, limit: float | None, body: int, resume: bool) -> None:
+    def ask(
+        self, model: str, client: ConnectionId, limit: float | None, body: int, resume: bool
+    ) -> None:
         self.asked += 1
         id = f"r{self.asked}"
         self.refused_or_open.add((client, id))
         self.driver.ask(id, model, client, queue_timeout_s=limit, body=b"%d" % body, resume=resume)
 
     @rule(client=clients, back=st.integers(0, 5))
-    def cancel(self, client: bytes, back: int) -> None:
+    def cancel(self, client: ConnectionId, back: int) -> None:
         self.driver.cancel(f"r{self.asked - back}", client)
 
     @rule(client=clients)
-    def leave(self, client: bytes) -> None:
+    def leave(self, client: ConnectionId) -> None:
         open_ids = {r.id for r in self.driver.core.ledger.of_connection(client)}
         self.refused_or_open -= {(client, id) for id in open_ids}
         if client == ALICE:  # who says all commands
             self.commands = {id: count for id, count in self.commands.items() if count}
         self.driver.leave(client)
 
-    def say(self, message_of: Callable[[RequestId], Message]) -> None:
+    def say(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
         """A command of ALICE."""
         id = RequestId(f"c{len(self.ids) + 1}")
         self.ids.append(id)
@@ -370,70 +376,3 @@ class CoreMachine(RuleBasedStateMachine):
 
 CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestCore = CoreMachine.TestCase
-
-
-# ---------------------------------------------------------------- poison
-
-CRASHES_OF_A_POISON = 3
-
-
-class PoisonedEngine:
-    """Plays one model's engine: each poison kills it when its answer reaches a certain token."""
-
-    def __init__(self, rows: int, strikes: dict[str, int], lengths: dict[str, int]) -> None:
-        launch = replace(LAUNCH, max_concurrency=rows)
-        restart = RestartSettings(max_restarts=99, backoff_initial_s=0.1, backoff_max_s=0.1)
-        limits = CoreSettings(max_queue=64, max_queue_per_client=64)
-        self.driver = Driver([entry(launch=launch, restart=restart)], limits)
-        self.strikes, self.lengths = strikes, lengths
-        self.crashes: dict[str, int] = dict.fromkeys(strikes, 0)
-        self.driver.load()
-        self.driver.come_up()
-
-    def run(self) -> None:
-        """Steps until nothing is open."""
-        while self.driver.core.ledger:
-            running = list(self.driver.core.fleet.by_name["m"].running.values())
-            assert running, "everything waits and nothing runs"
-            due = [r for r in running if self.strikes.get(r.id) == r.tokens_sent]
-            if due:
-                self.crashes[due[0].id] += 1
-                self.driver.exit(signal="SIGSEGV")
-                if self.driver.state() is State.BACKOFF:
-                    self.driver.pass_time(0.2)
-                assert self.driver.state() is not State.FAILED
-                self.driver.come_up()
-                continue
-            self.driver.pass_time(PROBATION_S)
-            for request in running:
-                if request.acceptance is None:
-                    self.driver.accept(request.key)
-                is_last = request.tokens_sent + 1 == self.lengths[request.id]
-                self.driver.token(request.key, finish=FinishReason.LENGTH if is_last else None)
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    rows=st.integers(1, 8),
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
-    poisons=st.dictionaries(st.integers(0, 7), st.integers(0, 11), max_size=2),
-)
-def test_a_poison_costs_three_crashes_and_every_innocent_completes_P10_F10(
-    rows: int, lengths: list[int], poisons: dict[int, int]
-) -> None:
-    ids = [f"r{number}" for number in range(len(lengths))]
-    strikes = {ids[n]: at for n, at in poisons.items() if n < len(ids) and at < lengths[n]}
-    engine = PoisonedEngine(rows, strikes, dict(zip(ids, lengths, strict=True)))
-    for id in ids:
-        engine.driver.ask(id, body=id.encode())
-    engine.run()
-    for id in ids:
-        [end] = engine.driver.terminals[b"alice", id]
-        if id in strikes:
-            assert isinstance(end, Failed)
-            assert end.error["code"] == "quarantined"
-            assert engine.crashes[id] <= CRASHES_OF_A_POISON
-        else:
-            assert isinstance(end, Done)
-            assert end.usage.completion_tokens == end.seq == engine.lengths[id]
-    assert engine.driver.core.ledger.held_bytes == 0

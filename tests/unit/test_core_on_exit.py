@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.states import State
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import SpawnFailed
 from mlxsup.supervisor.core.health.blame import Evidence
+from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.triggers import Died, GivenUp
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
-from support.core_driver import RESTART, Driver, entry, in_state
+from support.core_driver import RESTART, Driver, entry
+from support.core_states import in_state
 
 EXITS: dict[tuple[State, int | None, str], tuple[State, str, str]] = {
     (State.LOADING, 64, ""): (State.FAILED, "load_error", "none"),
@@ -41,7 +44,7 @@ def test_what_an_exit_is_and_where_it_leads(end: tuple[State, int | None, str]) 
     state, code, signal = end
     after, reason, evidence = EXITS[end]
     driver = in_state(state)
-    life = driver.core.fleet.by_name["m"].life
+    life = driver.model().life
     died = Died(exit_code=code, signal_name=signal, said="")
     assert weigh(life, died, is_over_memory=False) is Evidence(evidence)
     driver.exit(code=code, signal=signal, last_lines=("why",), at=5.0)
@@ -52,7 +55,7 @@ def test_what_an_exit_is_and_where_it_leads(end: tuple[State, int | None, str]) 
 
 
 def test_a_kill_is_out_of_memory_only_of_a_process_that_held_too_much() -> None:
-    life = in_state(State.READY).core.fleet.by_name["m"].life
+    life = in_state(State.READY).model().life
     for signal, evidence in {"SIGKILL": Evidence.OUT_OF_MEMORY, "SIGTERM": Evidence.NONE}.items():
         died = Died(exit_code=None, signal_name=signal, said="")
         assert weigh(life, died, is_over_memory=True) is evidence
@@ -64,7 +67,7 @@ def test_a_kill_is_out_of_memory_only_of_a_process_that_held_too_much() -> None:
         (Died(exit_code=70, signal_name="", said="boom"), "exit code 70: boom"),
         (Died(exit_code=None, signal_name="SIGKILL", said=""), "SIGKILL"),
         (
-            Died(exit_code=75, signal_name="", said="full", cause="out of memory"),
+            Died(exit_code=75, signal_name="", said="full", cause=Cause.OUT_OF_MEMORY),
             "exit code 75, out of memory: full",
         ),
         (
@@ -86,7 +89,7 @@ def stalls(driver: Driver) -> None:
     assert driver.signals() == [WorkerSignal.DUMP]
 
 
-ENDINGS: dict[str, tuple[State, Any, str, str]] = {
+ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
     "garbage": (State.READY, Driver.broke, "crash", "garbage"),
     "another version": (
         State.READY,
@@ -129,7 +132,11 @@ def test_a_process_that_does_not_say_hello_is_killed_without_a_dump() -> None:
 def test_a_spawn_that_failed_is_named() -> None:
     driver = Driver()
     driver.load()
-    driver.do(SpawnFailed(now=driver.now, model="m", generation=1, detail="no memory"))
+    driver.do(
+        SpawnFailed(
+            now=driver.now, model=ModelName("m"), generation=Generation(1), detail="no memory"
+        )
+    )
     last = driver.row()["last_exit"]
     assert (last["reason"], last["detail"]) == ("spawn_error", "could not be spawned: no memory")
     assert (last["code"], last["signal"], last["at"]) == (None, None, None)
@@ -183,7 +190,7 @@ def test_it_is_given_up_with_how_often_it_crashed_and_how_it_did_the_last_time()
     load = driver.load()
     driver.spawned()
     driver.exit(last_lines=("one",))
-    [failed] = driver.terminals[b"alice", str(load)]
+    failed = driver.failure_of(load)
     assert failed.error["message"] == "m could not be loaded: SIGKILL: one"
     assert failed.error["retryable"] is True, "it is tried again"
     load = driver.load()
@@ -191,7 +198,7 @@ def test_it_is_given_up_with_how_often_it_crashed_and_how_it_did_the_last_time()
     driver.exit(last_lines=("two",))
     cause = "crashed 2 times within 100 s, the last time: SIGKILL: two"
     assert (driver.state(), driver.row()["cause"]) == (State.FAILED, cause)
-    [failed] = driver.terminals[b"alice", str(load)]
+    failed = driver.failure_of(load)
     assert failed.error["message"] == f"m could not be loaded: {cause}"
     assert failed.error["retryable"] is False
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 from mlxsup.protocol.client_messages import Deltas, Done, Event, Failed, Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import RequestId, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, PrefillProgress, Rejected, Step
 from mlxsup.supervisor.core.events import ClientTooSlow
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, BOB, Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 
-def ready_driver(**settings: float) -> Driver:
-    driver = Driver([entry()], CoreSettings(max_queue=4, max_queue_per_client=3, **settings))
+def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Driver:
+    settings = CoreSettings(max_queue=4, max_queue_per_client=3, max_queue_bytes=max_queue_bytes)
+    driver = Driver([entry()], settings)
     driver.load()
     driver.come_up()
     return driver
@@ -22,7 +26,7 @@ def ready_driver(**settings: float) -> Driver:
 def test_a_request_streams_and_ends_once() -> None:
     driver = ready_driver()
     driver.ask()
-    assert driver.told(Dispatch) == [Dispatch(key=1, body=b"body")]
+    assert driver.told(Dispatch) == [Dispatch(key=RequestKey(1), body=b"body")]
     driver.now += 1.0
     driver.accept(1)
     driver.now += 1.0
@@ -61,7 +65,7 @@ def test_a_wrong_request_fails_alone_C7() -> None:
     driver.ask("good")
     driver.ask("bad")
     error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
-    driver.worker(Rejected(key=2, error=error))
+    driver.worker(Rejected(key=RequestKey(2), error=error))
     assert driver.errors() == {"bad": ErrorCode.INVALID_REQUEST}
     driver.token(1, finish=FinishReason.STOP)
     assert len(driver.sent(Done)) == 1
@@ -74,7 +78,7 @@ def test_a_rejection_that_crosses_a_cancel_gives_the_place_back_D11() -> None:
     driver.cancel("a")
     assert driver.dispatched() == [], "its row has not left"
     error = RemoteError(ErrorCode.INVALID_REQUEST, "no").to_wire()
-    driver.worker(Rejected(key=1, error=error))
+    driver.worker(Rejected(key=RequestKey(1), error=error))
     assert driver.dispatched() == [3]
     assert driver.sent(Failed) == [], "it was answered when it was cancelled"
 
@@ -134,7 +138,7 @@ def test_a_client_that_goes_is_a_cancel_of_all_its_requests_D12() -> None:
     driver.ask("r2", connection=BOB)
     driver.ask("r3")
     driver.leave()
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
     assert driver.terminals.get((b"alice", "r1")) is None
     assert driver.core.status(driver.now)["queue"] == {"waiting": 0, "per_client": {}}
     driver.row_left(1)
@@ -189,9 +193,11 @@ def test_three_deaths_without_a_token_end_a_request() -> None:
         ({"timeout_s": 3.0}, ErrorCode.DEADLINE_EXCEEDED),
     ],
 )
-def test_a_request_that_waits_for_a_load_has_its_deadline_B4(limits, code) -> None:
+def test_a_request_that_waits_for_a_load_has_its_deadline_B4(
+    limits: dict[str, float], code: ErrorCode
+) -> None:
     driver = Driver()
-    driver.ask(**limits)
+    driver.ask("r1", "m", ALICE, **limits)
     driver.pass_time(2.9)
     assert driver.errors() == {}
     driver.pass_time(0.2)
@@ -211,7 +217,7 @@ def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
     assert driver.errors() == {}, "the first token has come"
     driver.pass_time(2.1)
     assert driver.errors() == {"r1": ErrorCode.DEADLINE_EXCEEDED}
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
 
 
 def test_queues_are_bounded_per_client_and_in_all_H5() -> None:
@@ -262,8 +268,8 @@ def test_after_quiescence_everything_is_empty_D9() -> None:
     core = driver.core
     assert len(core.ledger) == 0
     assert core.ledger.held_bytes == 0
-    assert not core.ledger._by_connection
-    model = core.fleet.by_name["m"]
+    assert core.ledger.connections == set()
+    model = driver.model()
     assert (len(model.queue), model.running, model.leaving) == (0, {}, {})
     assert all(len(ends) == 1 for ends in driver.terminals.values())
 
@@ -279,12 +285,12 @@ def test_a_slow_client_hears_that_its_commands_were_given_up_too() -> None:
 
 def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None:
     driver = in_state(State.READY)
-    driver.say(Subscribe(id="s"))
-    driver.say(Subscribe(id="t"))
+    driver.say(Subscribe(id=RequestId("s")))
+    driver.say(Subscribe(id=RequestId("t")))
     (ended,) = driver.sent(Failed)
     assert (ended.id, ended.error["code"]) == ("s", ErrorCode.SUPERSEDED)
     assert driver.core.outbox.subscriptions == {ALICE: "t"}
-    driver.say(Subscribe(id="t"))
+    driver.say(Subscribe(id=RequestId("t")))
     assert driver.sent(Failed) == []
     driver.leave()
     assert driver.core.outbox.subscriptions == {}
@@ -292,7 +298,7 @@ def test_a_second_subscription_takes_the_place_of_the_first_which_ends() -> None
 
 def test_a_subscription_ends_with_its_cancel() -> None:
     driver = Driver()
-    driver.say(Subscribe(id="s"))
+    driver.say(Subscribe(id=RequestId("s")))
     driver.load()
     assert driver.sent(Event) != []
     driver.cancel("s")
@@ -321,7 +327,7 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert notices(driver, "queued") == [{"position": 1, "reason": "load"}]
     driver.ready()
     assert driver.sent(Notice) == [], "it does not wait any more"
-    row = PrefillProgress(key=2, done=16, total=64)
+    row = PrefillProgress(key=RequestKey(2), done=16, total=64)
     driver.worker(Step(step=1, prefill=[row]))
     assert notices(driver, "prefilling") == [{"done": 16, "total": 64}]
 

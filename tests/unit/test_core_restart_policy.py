@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_person_clears_what_a_failed_model_is_held_to_and_a_request_does_not_F
         driver.exit()
         driver.pass_time(4.0)
     assert starts == RESTART.max_restarts + 1
-    asked = {
+    asked: dict[str, Callable[[], object]] = {
         "load": driver.load,
         "restart": driver.restart,
         "restart now": lambda: driver.restart(now=True),

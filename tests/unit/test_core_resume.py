@@ -7,23 +7,25 @@ from mlxsup.protocol.client_messages import Deltas, Done, Notice
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Rejected
+from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Rejected, RowDelta, Step
 from mlxsup.supervisor.core.actions import SignalWorker
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE
+from support.core_states import in_state
 
 
-def ready_driver(**settings: float) -> Driver:
-    driver = Driver([entry()], CoreSettings(max_queue=8, max_queue_per_client=8, **settings))
+def ready_driver() -> Driver:
+    driver = Driver([entry()], CoreSettings(max_queue=8, max_queue_per_client=8))
     driver.load()
     driver.come_up()
     return driver
 
 
-def streaming(**request: object) -> Driver:
+def streaming(*, resume: bool = True, notices: bool = False) -> Driver:
     """Request r1 (key 1) was accepted and has two tokens."""
     driver = ready_driver()
-    driver.ask(**request)
+    driver.ask(resume=resume, notices=notices)
     driver.accept(1)
     driver.token(1)
     driver.token(1)
@@ -96,7 +98,7 @@ def test_restart_now_and_the_drain_limit_of_a_restart_pause_a_stream_too() -> No
 def test_a_request_may_opt_out() -> None:
     driver = streaming(resume=False)
     driver.exit()
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["code"] == ErrorCode.WORKER_CRASHED
     assert failed.error["detail"]["tokens_sent"] == 2
 
@@ -126,7 +128,9 @@ def test_a_second_acceptance_does_not_replace_the_first() -> None:
     )
     driver.worker(Accepted(key=RequestKey(1), acceptance=other, tokenize_s=3.0))
     driver.exit()
-    assert come_back(driver).resume.acceptance.seed == 5
+    resume = come_back(driver).resume
+    assert resume is not None
+    assert resume.acceptance.seed == 5
 
 
 def test_a_worker_that_cannot_go_on_ends_the_stream_with_what_was_sent() -> None:
@@ -135,7 +139,7 @@ def test_a_worker_that_cannot_go_on_ends_the_stream_with_what_was_sent() -> None
     come_back(driver)
     error = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed").to_wire()
     driver.worker(Rejected(key=RequestKey(1), error=error))
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["message"] == "the model changed"
     assert failed.error["detail"]["tokens_sent"] == 2
 
@@ -176,7 +180,7 @@ def test_an_interrupted_stream_can_be_cancelled_anywhere(window: str) -> None:
     if window == "running":
         driver.token(1)
     driver.cancel()
-    [done] = driver.terminals[b"alice", "r1"]
+    done = driver.result_of()
     assert isinstance(done, Done)
     assert done.finish_reason is FinishReason.CANCELLED
     assert done.usage.completion_tokens == (3 if window == "running" else 2)
@@ -236,7 +240,7 @@ def test_a_stream_whose_model_fails_knows_how_far_it_had_come() -> None:
     driver.spawned()
     driver.exit(code=66)
     assert driver.state() is State.FAILED
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["code"] == ErrorCode.WORKER_CRASHED
     assert failed.error["detail"]["tokens_sent"] == 2
 
@@ -245,7 +249,7 @@ def test_an_unload_ends_what_was_interrupted() -> None:
     driver = streaming()
     driver.exit()
     driver.unload()
-    [failed] = driver.terminals[b"alice", "r1"]
+    failed = driver.failure_of()
     assert failed.error["code"] == ErrorCode.UNLOADED
     assert failed.error["detail"]["tokens_sent"] == 2
 
@@ -263,7 +267,8 @@ def test_tokens_of_the_dead_worker_are_not_taken_for_the_new_ones_F9() -> None:
     driver = streaming()
     driver.exit()
     come_back(driver)
-    driver.worker(Dispatch(key=RequestKey(1)), generation=1)
+    late = RowDelta(key=RequestKey(1), text="late", tokens=pack_tokens([9]))
+    driver.worker(Step(step=3, rows=[late]), generation=1)
     assert driver.of(SignalWorker) == []
     assert driver.actions == []
 

@@ -16,7 +16,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -29,10 +29,13 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
+from mlxsup.supervisor.core.actions import SendToClient
 from mlxsup.supervisor.core.admission import refuse_for_state
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import ALICE, BOB, Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
 ACCEPTANCE = Acceptance(
@@ -131,11 +134,11 @@ def test_pieces_of_one_step_come_before_its_ends_and_after_an_end_nothing_is_rea
         row(2, text="y"),
         row(1, text="late", finish=FinishReason.STOP),
     )
-    sent = [(a.connection, a.message) for a in driver.actions if hasattr(a, "connection")]
+    sent = [(a.connection, a.message) for a in driver.of(SendToClient)]
     assert [(who, type(message).__name__) for who, message in sent] == [
         (ALICE, "Deltas"), (BOB, "Deltas"), (ALICE, "Done"),
     ]  # fmt: skip
-    assert [len(message.deltas) for _, message in sent[:2]] == [1, 1]
+    assert [len(m.deltas) for _, m in sent if isinstance(m, Deltas)] == [1, 1]
 
 
 def test_a_warning_alone_is_no_piece() -> None:
@@ -255,11 +258,11 @@ def test_idleness_begins_when_the_last_row_has_left(how: str) -> None:
 @pytest.mark.parametrize("name", ["queue_timeout_s", "first_token_timeout_s", "timeout_s"])
 def test_a_limit_below_zero_is_refused_by_name_and_zero_is_none(name: str) -> None:
     driver = Driver(settings=CoreSettings(queue_timeout_s=0.0))
-    driver.ask(**{name: -0.5})
+    driver.ask("r1", "m", ALICE, **{name: -0.5})
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == f"{name} takes seconds from 0, not -0.5"
     assert failed.error["detail"] == {"parameter": name}
-    driver.ask(**{name: 0.0})
+    driver.ask("r1", "m", ALICE, **{name: 0.0})
     driver.pass_time(10_000.0)
     assert driver.terminals == {(b"alice", "r1"): [failed]}
 
@@ -277,7 +280,7 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == ("longer", ErrorCode.DEADLINE_EXCEEDED)
     assert failed.error["message"] == (
-        "the first token of m did not come within the limit of the request"
+        "the first token of m did not arrive within the request's time limit"
     )
 
 
@@ -288,7 +291,7 @@ def test_the_end_of_an_answer_that_comes_too_late_is_named() -> None:
     driver.pass_time(4.0)
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "the end of the answer of m did not come within the limit of the request"
+        "the end of the answer of m did not arrive within the request's time limit"
     )
     assert failed.error["detail"] == {"model": "m", "tokens_sent": 1}
     assert driver.told(CancelRow) == [CancelRow(key=RequestKey(2))]
@@ -317,20 +320,21 @@ def test_the_sentences_of_an_overload_have_their_numbers() -> None:
     driver.ask("b", body=b"12345")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: open requests hold 5 bytes, near the limit (max_queue_bytes)"
+        "m cannot take more requests: open requests hold 5 bytes, near the limit (max_queue_bytes)"
     )
     driver.ask("c", body=b"1")
     driver.ask("d", body=b"1")
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "m cannot take more: 2 requests of this connection are waiting, the limit"
+        "m cannot take more requests: 2 requests of this connection are waiting, the limit"
         " (max_queue_per_client)"
     )
     driver.ask("e", connection=BOB, body=b"1")
     driver.ask("f", connection=ConnectionId(b"carol"), body=b"1")
     [failed] = driver.sent(Failed, ConnectionId(b"carol"))
     assert failed.error["message"] == (
-        "m cannot take more: 3 requests are waiting, 3 of them for it, the limit (max_queue)"
+        "m cannot take more requests: 3 requests are waiting, 3 of them for it, the limit"
+        " (max_queue)"
     )
 
 
@@ -342,7 +346,7 @@ def test_bytes_up_to_the_limit_are_let_in() -> None:
 
 def test_a_request_without_a_client_is_its_connections() -> None:
     driver = Driver()
-    driver.say(Generate(id=RequestId("r"), model="m", body=b""))
+    driver.say(Generate(id=RequestId("r"), model=ModelName("m"), body=b""))
     assert driver.core.status(driver.now)["queue"]["per_client"] == {ALICE.hex(): 1}
 
 
@@ -351,5 +355,5 @@ def test_only_an_unload_that_a_person_asked_for_keeps_requests_out() -> None:
         State.READY: False, State.DRAINING: True, State.STOPPING: True, State.STOPPED: False,
         State.FAILED: True, State.BACKOFF: False,
     }.items():  # fmt: skip
-        life = in_state(state).core.fleet.by_name["m"].life
+        life = in_state(state).model().life
         assert (refuse_for_state(life) is not None) is is_refused, state

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.actions import Abandon, Finish, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings
-from support.core_driver import Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 SETTINGS = CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0)
 GB = 1_000_000_000
@@ -80,7 +84,7 @@ def test_a_load_that_cannot_be_ended_gives_its_turn_back(is_silent: bool) -> Non
 
 
 @pytest.mark.parametrize("command", [Driver.load, Driver.restart])
-def test_another_process_is_refused_while_it_lives(command) -> None:
+def test_another_process_is_refused_while_it_lives(command: Callable[[Driver], RequestId]) -> None:
     driver = stuck()
     id = command(driver)
     assert driver.spawns() == []
@@ -184,9 +188,7 @@ def test_what_it_held_when_a_reload_removed_it_is_told_that_it_is_gone() -> None
     reload(driver, "other")
     driver.broke()
     driver.pass_time(KILL_LIMIT_S + 0.1)
-    [end] = driver.terminals[b"alice", "r1"]
-    assert isinstance(end, Failed)
-    assert end.error["code"] == ErrorCode.UNKNOWN_MODEL
+    assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
 
 
 def test_a_reload_that_brings_it_back_starts_no_second_process() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch
-from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.worker_messages import CancelRow
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
     MAX_PLACES,
@@ -18,8 +16,7 @@ from mlxsup.supervisor.core.health.blame import (
     Evidence,
     Held,
 )
-from support.core_driver import Driver
-from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish, gain, prove
+from support.suspects import HOUR_S, crash, engine_of, finish, gain, prove
 
 
 def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> None:
@@ -40,7 +37,7 @@ def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> 
     assert (driver.row()["on_probation"], driver.row()["alone"]) == (0, None)
     for key in keys:
         finish(driver, key)
-    ends = [driver.terminals[b"alice", id][0] for id in "abcdefgh"]
+    ends = [driver.result_of(id) for id in "abcdefgh"]
     assert [end.usage.completion_tokens for end in ends] == [1 + PROBATION_TOKENS + 1] * 8
     assert [end.resumed for end in ends] == [1] * 8, "a turn that ends is no crash"
     assert driver.row()["suspects"] == 0
@@ -58,7 +55,7 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
             if driver.errors():
                 break
             open_ = True
-        model = driver.core.fleet.by_name["m"]
+        model = driver.model()
         running = list(model.running.values())
         for request in running:
             if request.acceptance is None:
@@ -80,24 +77,6 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
     assert all((b"alice", id) not in driver.terminals for id in "abcde"), keys
 
 
-def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_its_worker() -> None:
-    driver = engine_of(2)
-    for round_ in range(2):
-        driver.ask(f"a{round_}", body=b"a")
-        driver.ask(f"b{round_}", body=b"b")
-        crash(driver)
-        driver.cancel(f"a{round_}")
-        driver.cancel(f"b{round_}")
-    for key in range(1, 5):
-        driver.row_left(key)
-    driver.ask("a", body=b"a", resume=False)
-    driver.ask("b", body=b"b")
-    driver.accept(5)
-    assert prove(driver, 5) == [6], "it may be asked to leave, because a crash accuses it"
-    driver.exit(signal="SIGKILL")
-    assert driver.errors() == {"a": ErrorCode.WORKER_CRASHED}
-
-
 def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     driver = engine_of(2)
     driver.serve("late", "other")
@@ -117,7 +96,7 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
         gain(driver, 3)
     assert driver.told(CancelRow) == []
     gain(driver, 3)
-    assert driver.told(CancelRow) == [CancelRow(key=3)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(3))]
 
 
 def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
@@ -205,7 +184,7 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     driver.ask("newer", body=b"newer")
     assert driver.dispatched() == [], "a turn is next"
     gain(driver, 5)
-    assert driver.told(CancelRow) == [CancelRow(key=5)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(5))]
     driver.row_left(5)
     assert driver.dispatched() == [1]
     assert driver.row()["alone"] == "a"
@@ -239,16 +218,6 @@ def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
     assert prove(driver, 2) == [3]
     driver.exit(signal="SIGSEGV")
     assert driver.errors() == {"poison": ErrorCode.QUARANTINED}
-
-
-def test_a_new_request_that_may_not_be_resumed_waits_until_no_turn_is_due() -> None:
-    driver = engine_of(4)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.ask("new", body=b"new", resume=False)
-    assert prove(driver, 1) == [2]
-    assert prove(driver, 2) == [1, 3]
 
 
 def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
@@ -313,7 +282,7 @@ def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
         assert driver.told(CancelRow) == []
     driver.pass_time(2 * PROBATION_S)
     driver.token(1)
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
+    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
 
 
 def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
@@ -327,46 +296,6 @@ def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
     for _ in range(PROBATION_TOKENS):
         driver.token(1)
     assert driver.told(CancelRow) == []
-
-
-def waits_for_a_row_that_may_not_be_resumed() -> Driver:
-    """Suspect `long` (key 3) comes near its crash while `stays` (4) and `plain` (5) run."""
-    driver = engine_of(4)
-    driver.serve("long", "other")
-    for _ in range(APPROACH_TOKENS + 1):
-        driver.token(1)
-    crash(driver)
-    driver.cancel("other")
-    driver.row_left(2)
-    crash(driver)
-    driver.cancel("long")
-    driver.row_left(1)
-    running = driver.serve("long")
-    running += driver.serve("stays", resume=False)
-    running += driver.serve("plain")
-    for key in running:
-        driver.accept(key)
-    driver.token(*running)
-    return driver
-
-
-def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    assert [told.key for told in driver.told(CancelRow)] == [3]
-    assert driver.row()["alone"] is None, "others run, too, until its row has left"
-    driver.row_left(3)
-    assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
-    assert driver.serve("new") == [6]
-    driver.token(4, 5, 6)
-    assert driver.told(CancelRow) == []
-    finish(driver, 4)
-    assert [told.key for told in driver.told(CancelRow)] == [5, 6]
-
-
-def test_a_crash_in_company_convicts_nobody_who_was_near_his_own() -> None:
-    driver = waits_for_a_row_that_may_not_be_resumed()
-    crash(driver)
-    assert (driver.row()["quarantined"], driver.row()["on_probation"]) == (0, 4)
 
 
 def test_newcomers_without_end_keep_no_suspect_from_its_turn() -> None:
@@ -411,145 +340,4 @@ def test_a_late_poison_among_the_suspects_is_found_within_three_crashes_of_its_o
     crash(driver)
     assert driver.row()["alone"] == "late"
     crash(driver)
-    assert [end.error["code"] for end in driver.terminals[b"alice", "late"]] == ["quarantined"]
-
-
-# ---------------------------------------------------------------- what crosses the end of a turn
-
-
-def yielding() -> Driver:
-    """Suspects `a` and `b`; `a` has come past the crash, and its row has been asked to leave."""
-    driver = engine_of(2)
-    for key in driver.serve("a", "b"):
-        driver.accept(key)
-    crash(driver)
-    crash(driver)
-    for _ in range(PROBATION_TOKENS):
-        gain(driver, 1)
-    assert driver.told(CancelRow) == [CancelRow(key=1)]
-    return driver
-
-
-def test_tokens_that_cross_the_end_of_a_turn_are_delivered_once() -> None:
-    driver = yielding()
-    driver.token(1)
-    assert len(driver.sent(Deltas)) == 1
-    driver.row_left(1)
-    finish(driver, 2)
-    [dispatch] = driver.told(Dispatch)
-    assert (dispatch.key, len(dispatch.resume.delivered)) == (1, 4 * (PROBATION_TOKENS + 1))
-
-
-def test_an_end_that_crosses_the_end_of_a_turn_wins() -> None:
-    driver = yielding()
-    assert finish(driver, 1) == [2]
-    [end] = driver.terminals[b"alice", "a"]
-    assert end.finish_reason is FinishReason.STOP
-
-
-def test_a_cancel_that_crosses_the_end_of_a_turn_is_answered_once() -> None:
-    driver = yielding()
-    driver.cancel("a")
-    [end] = driver.terminals[b"alice", "a"]
-    assert end.finish_reason is FinishReason.CANCELLED
-    driver.row_left(1)
-    assert driver.dispatched() == [2]
-    assert driver.row()["queued"] == 0
-
-
-def test_a_crash_that_crosses_the_end_of_a_turn_accuses_whom_it_held_and_convicts_nobody() -> None:
-    driver = yielding()
-    assert crash(driver) == [1]
-    assert driver.row()["quarantined"] == 0
-    assert driver.row()["alone"] == "a", "it has to come past this crash as well"
-
-
-def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    assert crash(driver, "SIGKILL") == [1]
-    assert (driver.row()["alone"], driver.row()["quarantined"]) == ("a", 0)
-
-
-def test_a_row_is_asked_to_leave_once_whatever_happens_until_it_has_left() -> None:
-    driver = yielding()
-    driver.beat()
-    assert driver.told(CancelRow) == []
-    driver.ask("new", body=b"new")
-    assert driver.told(CancelRow) == []
-    driver.token(1)
-    assert driver.told(CancelRow) == []
-
-
-def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    assert crash(driver) == [1]
-    driver.cancel("a")
-    assert driver.dispatched() == [], "the engine may still die of it"
-    driver.ask("new", body=b"new")
-    assert driver.dispatched() == []
-    driver.row_left(1)
-    assert driver.dispatched() == [3]
-
-
-def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    for _ in range(PROBATION_TOKENS - 1):
-        driver.token(1)
-    assert finish(driver, 1) == [2]
-    assert driver.told(CancelRow) == []
-
-
-def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service() -> None:
-    driver = engine_of(2)
-    for round_ in range(2):
-        driver.ask(f"a{round_}", body=b"a")
-        driver.ask(f"b{round_}", body=b"b")
-        crash(driver)
-        driver.cancel(f"a{round_}")
-        driver.cancel(f"b{round_}")
-    for key in range(1, 5):
-        driver.row_left(key)
-    driver.ask("a", body=b"a", queue_timeout_s=5.0)
-    driver.ask("b", body=b"b")
-    driver.accept(5)
-    assert prove(driver, 5) == [6]
-    driver.pass_time(6.0)
-    assert driver.row()["queued"] == 1
-    assert prove(driver, 6) == [5]
-    finish(driver, 5)
-    assert driver.core.fleet.by_name["m"].service_s is None, "it ran in two pieces"
-
-
-def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
-    driver = engine_of(2)
-    driver.serve("a", "b")
-    crash(driver)
-    crash(driver)
-    driver.unload()
-    assert driver.errors() == {"b": "unloaded"}
-    for _ in range(PROBATION_TOKENS):
-        driver.token(1)
-    assert driver.told(CancelRow) == []
-    finish(driver, 1)
-    [end] = driver.terminals[b"alice", "a"]
-    assert end.finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("how", ["unload", "stop", "removed"])
-def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_is_answered(how: str) -> None:
-    driver = yielding()
-    if how == "removed":
-        driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=()))
-    else:
-        getattr(driver, how)()
-    driver.row_left(1)
-    code = {"unload": "unloaded", "stop": "shutting_down", "removed": "unknown_model"}[how]
-    assert driver.errors() == {"a": code}
+    assert driver.failure_of("late").error["code"] == "quarantined"

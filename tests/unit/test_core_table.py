@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import HAS_PROCESS, State
+from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
 from mlxsup.protocol.worker_messages import Exit
 from mlxsup.supervisor.core.actions import LogFault, WorkerSignal
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle.states import AFTER_EXIT, LEAVES_TO, Phase
 from mlxsup.supervisor.core.lifecycle.table import TABLE, ImpossibleTransitionError
-from support.core_driver import Driver, entry, in_state
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 
 def test_the_edges_are_those_of_the_design() -> None:
@@ -180,7 +182,9 @@ def test_ready_while_loading_becomes_ready() -> None:
 
 @pytest.mark.parametrize("say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5)])
 @pytest.mark.parametrize("state", [State.READY, State.DRAINING])
-def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(say, state) -> None:
+def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(
+    say: Callable[[Driver], object], state: State
+) -> None:
     driver = in_state(state)
     say(driver)
     assert driver.state() is State.STOPPING
@@ -190,7 +194,7 @@ def test_hello_ready_or_progress_after_ready_is_a_crash_without_evidence(say, st
 @pytest.mark.parametrize(
     "say", [Driver.hello, Driver.ready, lambda d: d.progress(0.5), Driver.broke]
 )
-def test_what_crosses_a_stop_on_its_way_is_ignored(say) -> None:
+def test_what_crosses_a_stop_on_its_way_is_ignored(say: Callable[[Driver], object]) -> None:
     driver = in_state(State.LOADING)
     driver.unload()
     say(driver)
@@ -239,7 +243,7 @@ def test_the_drain_limit_stops() -> None:
 
 def test_a_drain_ends_when_nothing_runs() -> None:
     driver = in_state(State.DRAINING)
-    driver.token(1, finish="stop")
+    driver.token(1, finish=FinishReason.STOP)
     assert driver.state() is State.STOPPING
     assert len(driver.told(Exit)) == 1
 
@@ -269,7 +273,7 @@ def test_a_worker_of_another_version_fails_and_says_why() -> None:
 
 def test_an_absent_pair_raises_in_tests() -> None:
     driver = in_state(State.STOPPED)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
     with pytest.raises(ImpossibleTransitionError):
         driver.core.fleet.trigger(model, triggers.BecameReady(), driver.now)
 
@@ -280,7 +284,7 @@ def test_in_production_an_absent_pair_ends_that_life_alone() -> None:
     driver.come_up("m")
     driver.load("other")
     driver.come_up("other", 78)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
     driver.core.outbox.take()
     driver.core.fleet.trigger(model, triggers.Turn(), driver.now)
     driver.actions = driver.core.outbox.take()

@@ -19,9 +19,24 @@ LIMIT_S = 10.0
 WORKS = (WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING)
 
 
-def beat(phase: WorkerPhase, *, phase_s: float = 0.0, step: int = 0, **more: float) -> Heartbeat:
-    more = {"requests": 1, **more}
-    return Heartbeat(step=step, phase=phase, phase_s=phase_s, **more)  # type: ignore[arg-type]
+def beat(
+    phase: WorkerPhase,
+    *,
+    phase_s: float = 0.0,
+    step: int = 0,
+    predicted_s: float = 0.0,
+    preparing: int = 0,
+    sent: int = 0,
+) -> Heartbeat:
+    return Heartbeat(
+        step=step,
+        phase=phase,
+        phase_s=phase_s,
+        predicted_s=predicted_s,
+        requests=1,
+        preparing=preparing,
+        sent=sent,
+    )
 
 
 def test_the_limits_are_those_that_are_promised() -> None:

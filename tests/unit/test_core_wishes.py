@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import Announce, ForgetModel, LogFault, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle.triggers import BecameReady
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from support.core_driver import BOB, LAUNCH, Driver, entry, in_state
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
 
 OTHER = replace(LAUNCH, path="/other")
 
@@ -49,10 +52,13 @@ def test_an_unload_supersedes_a_load_and_says_so() -> None:
     driver = in_state(State.LOADING)
     driver.unload()
     [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["message"]) == ("c1", "an unload of m was asked for meanwhile")
+    assert (failed.id, failed.error["message"]) == (
+        "c1",
+        "an unload of m was requested in the meantime",
+    )
     load = driver.load()
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == "a load of m was asked for meanwhile"
+    assert failed.error["message"] == "a load of m was requested in the meantime"
     driver.signal()
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == (load, ErrorCode.SHUTTING_DOWN)
@@ -79,7 +85,7 @@ def test_what_waits_for_a_process_to_end_is_answered_when_it_is_not_to_come_back
     code = ErrorCode.UNLOADED if how == "unload" else ErrorCode.UNKNOWN_MODEL
     assert driver.errors()["waits"] == code
     driver.exit(code=0)
-    assert driver.terminals[b"alice", "r1"][0].error["code"] == code, "its row had been cut off"
+    assert driver.failure_of().error["code"] == code, "its row had been cut off"
 
 
 def test_a_model_that_fails_or_is_stopped_answers_an_unload_at_once() -> None:
@@ -202,7 +208,7 @@ def test_a_bug_of_ours_without_a_process_is_logged_and_ends_nothing(state: State
         driver.exit(code=65 if state is State.FAILED else None)
         driver.spawned()
         driver.exit()
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
     driver.core.outbox.take()
     driver.core.fleet.trigger(model, BecameReady(), driver.now)
     [fault] = [a for a in driver.core.outbox.take() if isinstance(a, LogFault)]
@@ -218,7 +224,7 @@ def test_a_bug_of_ours_while_a_process_ends_makes_the_model_fail_at_its_exit() -
     driver.load()
     driver.come_up()
     driver.restart(now=True)
-    model = driver.core.fleet.by_name["m"]
+    model = driver.model()
     driver.core.fleet.trigger(model, _Unheard(), driver.now)
     driver.exit(code=0)
     assert driver.state() is State.FAILED
@@ -294,7 +300,7 @@ def test_a_model_that_is_removed_is_forgotten_once_nothing_of_it_lives(state: St
         assert driver.told(Exit) == [Exit()]
     if state in (State.LOADING, State.READY, State.DRAINING, State.STOPPING):
         driver.exit(code=0)
-    assert driver.of(ForgetModel) == [ForgetModel(model="m")]
+    assert driver.of(ForgetModel) == [ForgetModel(model=ModelName("m"))]
     assert [a.change["note"] for a in driver.of(Announce) if a.change["model"] == "m"] == [
         "removed"
     ]

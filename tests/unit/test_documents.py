@@ -103,4 +103,4 @@ def test_what_the_known_limits_call_missed_is_missed() -> None:
     assert "**Time to the first token in a burst** misses" in limits
     gpu = {what: verdict for what, _, _, verdict in marked_rows(BENCHMARKS)}
     assert gpu["gain"] == gpu["the same, median to median"] == Verdict.MISSED
-    assert "[both miss their marks](benchmarks.md#on-a-gpu)" in limits
+    assert "[both miss their targets](benchmarks.md#on-a-gpu)" in limits

@@ -86,7 +86,8 @@ class IndexMachine(RuleBasedStateMachine):
     def runs_are_shared_and_none_is_left_over(self) -> None:
         beginnings = {k[:n] for k in self.values for n in range(1, len(k) + 1)}
         assert self.index.held_bytes == 4 * len(beginnings)
-        waiting = list(self.index._root.children.values())
+        (root, _), *_ = self.index.path(as_tokens(()))
+        waiting = list(root.children.values())
         while waiting:
             node = waiting.pop()
             assert node.value is not None or len(node.children) > 1
@@ -121,7 +122,7 @@ def test_a_look_up_beside_long_and_many_sequences_takes_no_time() -> None:
     """Expected: 0.1 ms beside one of 100,000 tokens, 15 ms where 4,096 of them part one by one."""
     numbers = np.random.default_rng(0)
     index: PrefixIndex[int] = PrefixIndex()
-    giant = as_tokens(numbers.integers(0, 1000, 100_000))
+    giant = as_tokens(numbers.integers(0, 1000, 100_000).astype(np.int32))
     index.add(giant, 0)
     for place in reversed(range(4095)):  # each parts from the one run that is left above
         index.add(np.concatenate([giant[:place], as_tokens([1001, place])]), place)

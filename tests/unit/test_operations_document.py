@@ -104,7 +104,7 @@ def test_every_error_code_is_there_with_what_to_do() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     rows = {row[0]: f"{row[1]} · {row[2]}" for row in rows_of(section(TEXT, "Limits"))}
-    for what, numbers in {
+    limits: dict[str, list[float]] = {
         "connections of clients": [doors.MAX_CONNECTIONS, doors.REFUSAL_S, doors.MAX_REFUSED],
         "connections of one process": [doors.MAX_OF_ONE_PROCESS],
         "connections for processes that have none yet": [doors.KEPT_FOR_NEWCOMERS],
@@ -116,7 +116,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "requests and commands open on one connection": [clients.MAX_OPEN_PER_CONNECTION],
         "bytes that wait for one client": [clients.MAX_UNSENT_BYTES / 2**20, clients.MAX_UNSENT_S],
         "bytes that wait for all clients": [clients.MAX_UNSENT_IN_ALL_BYTES / 2**20],
-    }.items():
+    }
+    for what, numbers in limits.items():
         for number in numbers:
             assert re.search(rf"(?<![\d,]){number:,.0f}(?![\d,]*\d)", rows[what]), (what, number)
     assert f"too few files may be open ({runtime_folder.files_needed(0):,}, and" in TEXT
@@ -180,7 +181,10 @@ def test_every_log_line_is_there_with_its_level(title: str, lines: set[tuple[str
 def test_the_size_of_logs_is_that_of_the_code() -> None:
     assert log_files.MAX_LOG_BYTES == 10 * 2**20
     assert log_files.LOG_FILES == 3
-    assert "to 10 MiB becomes `.1`, and that `.2`; older ones are dropped" in " ".join(TEXT.split())
+    assert (
+        "grown to 10 MiB is renamed to `.1`, and that one to `.2`; older ones are dropped"
+        in " ".join(TEXT.split())
+    )
 
 
 # ---------------------------------------------------------------- files, signals, services

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody, invalid
+from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.codec import (
     decode_body,
     encode_body,
 )
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, sampling_defaults
 
 
@@ -35,7 +35,7 @@ def refusal(**values: Any) -> str:
 def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
     number = NUMBERS[name]
     ends = [number.high] if number.is_low_open else [number.low, number.high]
-    beside = {"logprobs": True} if name == "top_logprobs" else {}
+    beside: dict[str, Any] = {"logprobs": True} if name == "top_logprobs" else {}
     for value in ends:
         if name == "min_tokens":
             beside = {"max_tokens": max(1, int(value))}
@@ -122,7 +122,7 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "response_format": {"type": "json_schema", "x": 1,
           "json_schema": {"schema": {}}}}, "response_format takes"),
         ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
-        ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 up to 1, not 0"),
+        ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 and up to 1, not 0"),
         ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
     ],
 )  # fmt: skip

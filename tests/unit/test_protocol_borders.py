@@ -68,7 +68,7 @@ def body(**values: Any) -> RequestBody:
 # ---------------------------------------------------------------- frames
 
 
-def decode(header: dict[str, Any], *more: bytes, decoder: Decoder = STRICT) -> Any:
+def decode(header: dict[Any, Any], *more: bytes, decoder: Decoder[Any] = STRICT) -> Any:
     return decoder.decode([msgpack.packb(header), *more])
 
 

@@ -18,13 +18,14 @@ from mlxsup.protocol.codec import (
     encode_body,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import pack_tokens, unpack_tokens
+from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens, unpack_tokens
 
 CLIENTS = Decoder(CLIENT_MESSAGES, is_strict=True)
 
 
 def pack(value: object) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
+    packed: bytes = msgpack.packb(value)
+    return packed
 
 
 PING = {"type": "ping", "id": "a"}
@@ -109,7 +110,7 @@ def test_a_message_of_another_link_is_refused() -> None:
 
 
 def test_an_empty_body_is_a_body() -> None:
-    message = Generate(id="a", model="m", body=b"")
+    message = Generate(id=RequestId("a"), model=ModelName("m"), body=b"")
     assert CLIENTS.decode(encode(message)) == message
 
 
@@ -144,7 +145,7 @@ def test_any_body_is_a_request_or_its_own_error(value: object) -> None:
 
 
 def test_ping_is_what_the_documentation_shows() -> None:
-    assert encode(Ping(id="a")) == [pack(PING)]
+    assert encode(Ping(id=RequestId("a"))) == [pack(PING)]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))

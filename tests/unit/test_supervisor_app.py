@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
-from mlxsup.supervisor.app import App, _text
+from mlxsup.supervisor.core.actions import Announce, ReadConfiguration, WakeAt
 from mlxsup.supervisor.core.events import (
     Caller,
     ConnectionId,
@@ -30,55 +30,11 @@ from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.sockets.transport import LoopSocket
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from support.eventually_async import eventually_async
+from support.played_app import Case
 from support.played_daemon import short_folder
 
-
-class Log:
-    """What is logged, line by line."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[Any, ...]] = []
-
-    def write(self, level: str, message: str, **facts: object) -> None:
-        self.lines.append((level, message, facts))
-
-    def block(self, text: str) -> None:
-        self.lines.append((text,))
-
-
-class Loop:
-    """Keeps what is to be called."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[float, Any]] = []
-        self.cancelled: list[float] = []
-
-    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
-        self.asked.append((delay_s, function))
-        return SimpleNamespace(cancel=lambda: self.cancelled.append(delay_s))
-
-    def call_soon(self, function: Callable[..., None], *arguments: object) -> None:
-        self.asked.append((0.0, (function, *arguments)))
-
-
-class Case:
-    """An `App` of which only what a test needs is real."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.log = Log()
-        self.loop = Loop()
-        self.events: list[object] = []
-        self.app: Any = App.__new__(App)
-        self.app._log = self.log
-        self.app._loop = self.loop
-        self.app._timer = None
-        self.app._wakes_at = 0.0
-        self.app._is_broken = False
-        self.app._clock = SimpleNamespace(
-            now=lambda: self.now, delay_until=lambda when: when - self.now
-        )
-        self.app.dispatch = self.events.append
+BUG = ("error", "internal error: the daemon ends")
+MEASURED = ([7], "written")
 
 
 def change(**fields: object) -> dict[str, Any]:
@@ -86,10 +42,9 @@ def change(**fields: object) -> dict[str, Any]:
     return {**base, "note": "", "batching": None, "warnings": [], "secret": 1, **fields}
 
 
-def test_a_change_is_logged_with_what_is_known_of_it() -> None:
-    case = Case()
+def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, Any]] = []
-    case.app._on_change = shown.append
+    case = Case(monkeypatch, on_change=shown.append)
     batching = {"mode": "continuous", "reason": ""}
     changes = [
         change(note="n", generation=None),
@@ -98,7 +53,7 @@ def test_a_change_is_logged_with_what_is_known_of_it() -> None:
         change(batching={"mode": "single", "reason": "r"}),
     ]
     for one in changes:
-        case.app._announce(one)
+        case.do(Announce(change=one))
     facts = {"from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
     assert case.log.lines == [
         (
@@ -117,82 +72,99 @@ def test_a_change_is_logged_with_what_is_known_of_it() -> None:
     assert shown == changes
 
 
-def test_a_reader_that_is_gone_is_named_once() -> None:
-    case = Case()
-
+def test_a_reader_that_is_gone_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    case.app._on_change = gone
+    case = Case(monkeypatch, on_change=gone)
     for _ in range(2):
-        case.app._announce(change())
+        case.do(Announce(change=change()))
     warnings = [line for line in case.log.lines if line[0] == "warning"]
-    assert warnings == [("warning", "changes are not shown any more", {"error": "Broken pipe"})]
+    assert warnings == [("warning", "status output disabled", {"error": "Broken pipe"})]
 
 
-def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug() -> None:
-    case = Case()
-    broken: list[Exception] = []
-    case.app._break = broken.append
+def test_what_the_loop_complains_of_is_logged_and_a_callback_that_raised_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(monkeypatch)
     error = ValueError("v")
-    for context in (
-        {"message": "m"},
-        {"message": "m", "exception": error},
-        {"message": "m", "exception": KeyboardInterrupt(), "handle": 1},
-        {"message": "m", "exception": error, "handle": 1},
-    ):
-        case.app._on_loop_error(case.loop, context)
-    assert [line[:2] for line in case.log.lines] == [("error", "event loop")] * 3
-    assert case.log.lines[0][2] == {"complaint": "m", "error": None}
-    assert case.log.lines[1][2] == {"complaint": "m", "error": error}
-    assert broken == [error]
+
+    def body() -> None:
+        case.log.lines.clear()
+        for context in (
+            {"message": "m"},
+            {"message": "m", "exception": error},
+            {"message": "m", "exception": KeyboardInterrupt(), "handle": 1},
+        ):
+            case.loop.complain(case.loop, context)
+        assert [line[:2] for line in case.log.lines] == [("error", "event loop")] * 3
+        assert case.log.lines[0][2] == {"complaint": "m", "error": None}
+        assert case.log.lines[1][2] == {"complaint": "m", "error": error}
+        case.loop.complain(case.loop, {"message": "m", "exception": error, "handle": 1})
+        assert case.log.lines[3] == (*BUG, {"error": "ValueError"})
+
+    assert case.run(body) == 70
 
 
 def test_a_bug_is_told_once_with_the_stories_of_all_models(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = Case()
-    finished = case.app._finished = asyncio.Event()
-    case.app._pending = [1, 2]
-    case.app._core = SimpleNamespace(stories=lambda: {"a": ["one", "two"], "b": []})
-    for _ in range(2):
-        case.app._break(ValueError("v"))
-    said = "internal error: the daemon ends"
+    def break_twice(_: object) -> None:
+        case.app.dispatch(Tick(now=2.0))
+        case.log.lines.clear()
+        for _ in range(2):
+            context = {"message": "m", "exception": ValueError("v"), "handle": 1}
+            case.loop.complain(case.loop, context)
+        case.app.dispatch(Tick(now=3.0))
+
+    case = Case(monkeypatch, on_change=break_twice)
+    assert case.run(lambda: case.do(Announce(change=change()))) == 70
     assert case.log.lines == [
-        ("error", said, {"error": "ValueError"}),
+        (*BUG, {"error": "ValueError"}),
         ("ValueError: v\n",),
         ("story of a:\none\ntwo",),
         ("story of b:",),
     ]
-    assert (case.app._pending, case.app._is_broken, finished.is_set()) == ([], True, True)
+    assert case.core.events == [], "neither what waited nor what came is handled any more"
     assert capsys.readouterr().err == (
         "mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder\n"
     )
 
 
-def test_it_wakes_at_the_earliest_time_that_was_asked_for() -> None:
-    case = Case()
-    for when in (110.0, 110.0, 120.0, 105.0):
-        case.app._wake_at(when)
-    assert [delay_s for delay_s, _ in case.loop.asked] == [10.0, 5.0]
-    assert case.loop.cancelled == [10.0]
-    case.now = 104.5
-    case.loop.asked[-1][1]()  # the clock stood still meanwhile
-    assert case.loop.asked[-1][0] == 0.5
-    assert case.events == []
-    case.now = 105.0
-    case.loop.asked[-1][1]()
-    assert case.events == [Tick(now=105.0)]
-    case.app._wake_at(200.0)
-    assert case.loop.asked[-1][0] == 95.0
+def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    later, events = case.loop.later, case.core.events
+
+    def body() -> None:
+        for when in (110.0, 110.0, 120.0, 105.0):
+            case.do(WakeAt(when=when))
+        assert [delay_s for delay_s, _ in later] == [10.0, 5.0]
+        assert case.loop.cancelled == [10.0]
+        case.now = 104.5
+        later[-1][1]()  # the clock stood still meanwhile
+        assert later[-1][0] == 0.5
+        assert events == []
+        case.now = 105.0
+        later[-1][1]()
+        assert events == [Tick(now=105.0)]
+        case.do(WakeAt(when=200.0))
+        assert later[-1][0] == 95.0
+
+    assert case.run(body) == 0
 
 
-def test_a_signal_and_the_start_become_events() -> None:
-    case = Case()
-    case.app._start()
-    case.app._on_signal(signal.SIGTERM, False)
-    case.app._on_signal(signal.SIGINT, True)
-    assert case.events == [
+def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+
+    def body() -> None:
+        case.log.lines.clear()
+        [start] = case.loop.soon[0]
+        start()
+        case.end(signal.SIGTERM, False)
+        case.end(signal.SIGINT, True)
+
+    case.run(body)
+    assert case.core.events == [
         Started(now=100.0),
         ShutdownAsked(now=100.0, is_immediate=False),
         ShutdownAsked(now=100.0, is_immediate=True),
@@ -203,86 +175,60 @@ def test_a_signal_and_the_start_become_events() -> None:
     ]
 
 
-def test_a_reload_without_a_file_is_refused_with_the_reason() -> None:
-    case = Case()
-    case.app._config = SimpleNamespace(config_path=None)
+def test_a_reload_without_a_file_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(monkeypatch)
     problem = "the daemon was started without a file: there is none to read"
     caller = Caller(connection=ConnectionId(b"c"), id=RequestId("r"))
-    for one in (None, caller):
-        case.app._reload(one)
+
+    def body() -> None:
+        case.log.lines.clear()
+        case.reload()
+        case.do(ReadConfiguration(caller=caller))
+        [reload, given] = case.loop.soon[-1]
+        reload(given)
+
+    case.run(body)
     assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)] * 2
-    assert case.events == [ReloadRefused(now=100.0, problems=(problem,), caller=caller)]
-
-
-class Sleeps:
-    """Stands for `asyncio` in the app: each sleep is noted, and the last one ends the task."""
-
-    def __init__(self, most: int) -> None:
-        self.waits_s: list[float] = []
-        self._most = most
-
-    async def sleep(self, wait_s: float) -> None:
-        self.waits_s.append(wait_s)
-        if len(self.waits_s) == self._most:
-            raise asyncio.CancelledError
+    assert case.core.events == [ReloadRefused(now=100.0, problems=(problem,), caller=caller)]
 
 
 def test_clients_are_informed_each_second_and_the_clock_each_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case, sleeps = Case(), Sleeps(6)
-    looked: list[None] = []
-    monkeypatch.setattr(app_module, "asyncio", sleeps)
-    pulse = object()
-    case.app._clients = SimpleNamespace(pulse=pulse)
-    case.app._clock = SimpleNamespace(now=lambda: looked.append(None))
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(case.app._pulse())
-    assert sleeps.waits_s == [0.5] * 6
-    assert len(looked) == 5
-    assert case.loop.asked == [(0.0, (pulse,))] * 3
+    case = Case(monkeypatch)
+    case.sleeps.ends = {0.5: 5}
+
+    def body() -> None:
+        assert case.sleeps.waits_s.count(0.5) == 6
+        assert case.looks == 5 + 1, "and once for what was measured"
+        pulse = (case.clients.pulse,)
+        assert [one for one in case.loop.soon if one == pulse] == [pulse] * 3
+
+    case.run(body)
 
 
 def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, sleeps = Case(), Sleeps(2)
-    done: list[object] = []
-
-    class Sampler:
-        footprint_bytes = {7: 70}  # noqa: RUF012
-        machine_bytes = 99
-
-        def __init__(self, report: Callable[[OSError], None]) -> None:
-            report(OSError(24, "Too many open files"))
-
-        async def measure(self, pids: list[int]) -> None:
-            done.append(pids)
-
-        def close(self) -> None:
-            done.append("closed")
-
-    monkeypatch.setattr(app_module, "asyncio", sleeps)
-    monkeypatch.setattr(app_module, "Sampler", Sampler)
-    case.app._workers = SimpleNamespace(pids=[7])
-    case.app._record = SimpleNamespace(write_again=lambda: done.append("written"))
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(case.app._sample())
+    case = Case(monkeypatch)
+    case.sleeps.ends = {1.0: 1}
+    case.run()
     sampled = Sampled(now=100.0, footprint_bytes={7: 70}, machine_bytes=99)
-    assert case.loop.asked == [(0.0, (case.app.dispatch, sampled))] * 2
-    assert sleeps.waits_s == [1.0, 1.0]
-    assert done == [[7], "written", [7], "written", "closed"]
+    assert case.loop.soon[1:] == [(case.app.dispatch, sampled)] * 2
+    assert case.sleeps.waits_s.count(1.0) == 2
+    assert case.sampled == [*MEASURED, *MEASURED, "closed"]
     reported = ("warning", "memory not measured", {"error": "Too many open files"})
-    assert case.log.lines == [reported]
+    assert case.log.lines[1:] == [reported]
 
 
-def test_the_facts_name_the_daemon_whatever_bytes_its_paths_have() -> None:
-    assert _text(Path(os.fsdecode(b"/a\xff/b"))) == "/a\ufffd/b"
-    case = Case()
-    folder = SimpleNamespace(client_socket=Path("/run/client.sock"))
+def test_the_facts_name_the_daemon_whatever_bytes_its_paths_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     facts = {"endpoint": "ipc:///run/client.sock", "pid": os.getpid(), "log_dir": "/l"}
-    for path, shown in ((Path("/c.toml"), "/c.toml"), (None, None)):
-        case.app._config = SimpleNamespace(config_path=path, log_dir=Path("/l"))
-        found = case.app._facts(folder)
-        assert found == {**facts, "config_path": shown, "version": app_module.VERSION}
+    odd = Path(os.fsdecode(b"/a\xff/b"))
+    for path, shown in ((Path("/c.toml"), "/c.toml"), (odd, "/a\ufffd/b"), (None, None)):
+        case = Case(monkeypatch, config_path=path)
+        assert case.core.facts == {**facts, "config_path": shown, "version": VERSION}
 
 
 def test_the_limits_of_time_are_those_that_are_documented() -> None:
@@ -324,7 +270,7 @@ def test_the_sockets_have_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with short_folder() as folder:
         asyncio.run(body(folder))
         assert list(folder.iterdir()) == []
-    frame_bytes = clients_module.MAX_FRAME_BYTES
+    frame_bytes = MAX_FRAME_BYTES
     common = {zmq.LINGER: 0, zmq.MAXMSGSIZE: frame_bytes, zmq.HANDSHAKE_IVL: 2000}
     own = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 16, zmq.RCVHWM: 2, zmq.IPC_FILTER_UID: os.getuid()}
     assert made == [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
@@ -23,7 +24,6 @@ from mlxsup.supervisor.config.tables import (
 )
 from mlxsup.supervisor.core.settings import (
     CoreSettings,
-    LaunchSettings,
     ModelSettings,
     RestartSettings,
 )
@@ -55,45 +55,43 @@ def test_a_small_file_takes_every_default_of_the_core(tmp_path: Path) -> None:
     assert config.models == (ModelSettings(name=ModelName("tiny"), launch=launch),)
 
 
+EVERY_KEY = """
+[supervisor]
+runtime_dir = "run"
+log_dir = "~/logs"
+max_queue = 7
+max_queue_per_client = 3
+max_queue_bytes = "2MiB"
+log_level = "debug"
+drain_timeout_s = "90s"
+queue_timeout_s = "5m"
+first_token_timeout_s = "1h"
+[models."a.b-c_1"]
+path = "/models/x"
+preload = false
+max_concurrency = 2
+idle_unload_s = "1.5m"
+load_stall_timeout_s = 9
+step_timeout_s = 8.5
+decode_stall_target_ms = 77
+context_length = 4096
+deterministic = true
+memory = "3GiB"
+cache_limit = 1024
+wired = "auto"
+prefix_cache = "1GiB"
+sampling.temperature = 1
+sampling.top_k = 40
+restart.max_restarts = 1
+restart.window_s = 2
+restart.stable_s = 3
+restart.backoff_initial_s = 4
+restart.backoff_max_s = "5s"
+"""
+
+
 def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
-    config = load_config(
-        write(
-            tmp_path,
-            """
-            [supervisor]
-            runtime_dir = "run"
-            log_dir = "~/logs"
-            max_queue = 7
-            max_queue_per_client = 3
-            max_queue_bytes = "2MiB"
-            log_level = "debug"
-            drain_timeout_s = "90s"
-            queue_timeout_s = "5m"
-            first_token_timeout_s = "1h"
-            [models."a.b-c_1"]
-            path = "/models/x"
-            preload = false
-            max_concurrency = 2
-            idle_unload_s = "1.5m"
-            load_stall_timeout_s = 9
-            step_timeout_s = 8.5
-            decode_stall_target_ms = 77
-            context_length = 4096
-            deterministic = true
-            memory = "3GiB"
-            cache_limit = 1024
-            wired = "auto"
-            prefix_cache = "1GiB"
-            sampling.temperature = 1
-            sampling.top_k = 40
-            restart.max_restarts = 1
-            restart.window_s = 2
-            restart.stable_s = 3
-            restart.backoff_initial_s = 4
-            restart.backoff_max_s = "5s"
-            """,
-        )
-    )
+    config = load_config(write(tmp_path, EVERY_KEY))
     assert config.core == CoreSettings(
         max_queue=7,
         max_queue_per_client=3,
@@ -286,21 +284,20 @@ def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:
     tables = schema["$defs"]
     values = _example()
     model = values["models"]["smollm2"]
-    for given, name in (
-        (values["supervisor"], "SupervisorTable"),
-        (model, "ModelTable"),
-        (model["restart"], "RestartTable"),
-    ):
-        properties = tables[name]["properties"]
+    kinds: list[tuple[dict[str, Any], type[BaseModel]]] = [
+        (values["supervisor"], SupervisorTable),
+        (model, ModelTable),
+        (model["restart"], RestartTable),
+    ]
+    for given, kind in kinds:
+        properties = tables[kind.__name__]["properties"]
         assert set(properties) == set(given)
-        assert tables[name]["additionalProperties"] is False
+        assert tables[kind.__name__]["additionalProperties"] is False
         for key, entry in properties.items():
             assert re.fullmatch(r"[A-Z\"].*\. Takes .+\.", entry["description"]), key
             if key.endswith("_s"):
                 assert [choice["type"] for choice in entry["anyOf"]] == ["number", "string"]
             if key not in ("path", "restart", "sampling", "fake"):
-                kind = RestartTable if name == "RestartTable" else None
-                kind = kind or (ModelTable if name == "ModelTable" else SupervisorTable)
                 assert entry["default"] == kind.model_fields[key].default
     assert "null" not in json.dumps(schema)
 

@@ -122,7 +122,7 @@ VALUES = [
     (
         f"{M}max_concurrency = {'9' * 61}\n",
         3,
-        "models.m.max_concurrency takes no integer of more than 64 bits",
+        "models.m.max_concurrency cannot take an integer of more than 64 bits",
     ),
     *(
         (
@@ -216,7 +216,7 @@ VALUES = [
     (
         f"{M}sampling.top_p = 0\n",
         3,
-        "models.m.sampling.top_p takes a number above 0 up to 1, not 0.0",
+        "models.m.sampling.top_p takes a number above 0 and up to 1, not 0.0",
     ),
     (
         f"[defaults.sampling]\ntemperature = true\n{M}",
@@ -234,7 +234,7 @@ NAMES = [
     (
         '[models.a]\npath = "m"\n[models.A]\npath = "m"\n',
         3,
-        "models.A: differs from models.a in case only",
+        "models.A: differs from models.a only in case",
     ),
 ]
 
@@ -311,11 +311,11 @@ def test_an_integer_of_more_than_64_bits_is_a_mistake_and_no_crash_P20(
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     if digits == 5000:  # more than Python reads
-        assert caught.value.problems == [f"{path}: holds an integer of more than 64 bits"]
+        assert caught.value.problems == [f"{path}: contains an integer of more than 64 bits"]
     else:
         assert caught.value.problems == [
-            f"{path}:3: models.m.sampling.temperature takes no integer of more than 64 bits",
-            f"{path}:4: models.m.fake.a takes no integer of more than 64 bits",
+            f"{path}:3: models.m.sampling.temperature cannot take an integer of more than 64 bits",
+            f"{path}:4: models.m.fake.a cannot take an integer of more than 64 bits",
         ]
 
 
@@ -323,7 +323,7 @@ def test_an_integer_of_more_than_64_bits_is_a_mistake_and_no_crash_P20(
 def test_64_bits_are_the_border(tmp_path: Path, number: int) -> None:
     path = tmp_path / "mlxsup.toml"
     path.write_text(f'[models.m]\nengine = "fake"\nfake.a = {number}\n')
-    with pytest.raises(ConfigError, match=r":3: models\.m\.fake\.a takes no integer"):
+    with pytest.raises(ConfigError, match=r":3: models\.m\.fake\.a cannot take an integer"):
         load_config(path)
     within = number + 1 if number < 0 else number - 1
     path.write_text(f'[models.m]\nengine = "fake"\nfake.a = {within}\n')

@@ -78,7 +78,7 @@ def test_the_count_is_that_of_the_connections_whatever_ends_unheard_of_P24() -> 
     for descriptor in range(80):
         doors.go(descriptor)
     assert doors.admitted == 0
-    assert not doors._of_process
+    assert not doors.processes
 
 
 def test_connections_leave_files_for_models_and_for_storms_P24() -> None:

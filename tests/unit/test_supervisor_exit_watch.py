@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mlxsup.supervisor.sockets.peers import process_of
 from mlxsup.supervisor.workers import exit_watch
-from mlxsup.supervisor.workers.exit_watch import _watch_with_thread, watch_exit
+from mlxsup.supervisor.workers.exit_watch import watch_exit, watch_with_thread
 from support.eventually_async import eventually_async
 
 
@@ -51,7 +51,7 @@ def threads_of(child: Child) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == f"exit-of-{child.process.pid}"]
 
 
-@pytest.mark.parametrize("watch", [watch_exit, _watch_with_thread])
+@pytest.mark.parametrize("watch", [watch_exit, watch_with_thread])
 def test_a_watch_that_was_stopped_is_silent_and_leaves_no_file_open(
     child: Child, watch: Callable[..., Callable[[], None]]
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_thread_that_waits_holds_up_no_end_of_the_process(
     monkeypatch.setattr(threading, "excepthook", raised.append)
 
     async def body() -> None:
-        _watch_with_thread(child.process.pid, lambda: None)
+        watch_with_thread(child.process.pid, lambda: None)
 
     run(body)
     [thread] = threads_of(child)
@@ -132,11 +132,11 @@ def on_macos(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> t
 
 def test_macos_is_asked_once_for_the_exit_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     module, queue = on_macos(monkeypatch)
-    descriptor = module._pollable(77)
+    descriptor = module.pollable(77)
     change = (77, {"filter": -5, "flags": 17, "fflags": 2**31})
     assert queue.asked == [change, 0, "closed"]
     os.close(descriptor)  # a file of its own, still open
-    assert module._can_be_reaped(77), "no debugger sees an exit first there"
+    assert module.can_be_reaped(77), "no debugger sees an exit first there"
 
 
 def test_macos_knows_no_process_that_waits_to_be_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_macos_knows_no_process_that_waits_to_be_reaped(monkeypatch: pytest.Monk
         assert seen == [], "the caller comes first"
         await asyncio.sleep(0)
 
-    queue.close = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(queue, "close", lambda: None)
     run(body)
     Queue.close(queue)
     assert seen == ["watched"]
@@ -171,6 +171,7 @@ def test_macos_without_a_free_file_watches_nothing_and_says_so(
 def test_macos_names_the_process_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     pids = {(0, 2): 77}  # SOL_LOCAL, LOCAL_PEERPID
-    assert process_of(SimpleNamespace(getsockopt=lambda *option: pids[option])) == 77  # type: ignore[arg-type]
+    connection: Any = SimpleNamespace(getsockopt=lambda *option: pids[option])
+    assert process_of(connection) == 77
     pids = {(0, 2): 0}
-    assert process_of(SimpleNamespace(getsockopt=lambda *option: pids[option])) is None  # type: ignore[arg-type]
+    assert process_of(connection) is None

@@ -76,7 +76,7 @@ def test_a_leftover_that_does_not_go_is_named_and_looked_for_again_E6(
         return [], processes
 
     monkeypatch.setattr(psutil, "wait_procs", wait_in_vain)
-    monkeypatch.setattr(leftovers, "_kill_group", lambda pid: None)
+    monkeypatch.setattr(leftovers, "kill_group", lambda pid: None)
     record = WorkerRecord(tmp_path)
     assert record.sweep() == [Leftover(model="m", pid=group.pid, is_gone=False)]
     assert limits == [10.0]
@@ -119,10 +119,10 @@ def test_who_goes_before_it_is_killed_is_no_leftover_and_the_next_is_looked_at_E
         assert pid == group.pid
         kill_group(pid)
 
-    psutil_process, kill_group = psutil.Process, leftovers._kill_group
+    psutil_process, kill_group = psutil.Process, leftovers.kill_group
     monkeypatch.setattr(leftovers, "process_identity", identity)
     monkeypatch.setattr(psutil, "Process", process)
-    monkeypatch.setattr(leftovers, "_kill_group", kill)
+    monkeypatch.setattr(leftovers, "kill_group", kill)
     swept = WorkerRecord(tmp_path).sweep()
     assert swept == [Leftover(model="z", pid=group.pid, is_gone=True)]
     assert asked == [2, 3, 4, group.pid]
@@ -140,8 +140,8 @@ def test_a_group_is_killed_by_its_leader_and_others_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getpgid", lambda pid: 50)
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(("group", pid, number)))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(("one", pid, number)))
-    leftovers._kill_group(50)
-    leftovers._kill_group(51)
+    leftovers.kill_group(50)
+    leftovers.kill_group(51)
     assert killed == [("group", 50, signal.SIGKILL), ("one", 51, signal.SIGKILL)]
 
 

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import LogFile, LogWriter, RotatingFile
 from mlxsup.supervisor.logs import DaemonLog, ModelLog
 from support.eventually import eventually
@@ -18,21 +20,11 @@ PIECE = 4096
 TAIL = 50 * PIECE
 
 
-class Paper(LogWriter):
-    """A writer without a thread: what is handed over to its one file is kept in order."""
+class Sheet(LogFile):
+    """The file of such a writer."""
 
     def __init__(self) -> None:
-        self.path = Path()
         self.calls: list[tuple[str, object]] = []
-
-    def open(self, path: Path) -> LogFile:
-        self.path = path
-        return self  # type: ignore[return-value]
-
-    async def flushed(self, file: LogFile, limit_s: float) -> bool:
-        assert file is self  # type: ignore[comparison-overlap]
-        self.calls.append(("flushed", limit_s))
-        return True
 
     def write(self, data: bytes) -> None:
         self.calls.append(("write", data))
@@ -43,13 +35,31 @@ class Paper(LogWriter):
     def end(self, tail: bytes) -> None:
         self.calls.append(("end", tail))
 
-    def close(self, limit_s: float = 0.0) -> bool:
+    def close(self) -> None:
         self.calls.append(("close", None))
+
+
+class Paper(LogWriter):
+    """A writer without a thread: what is handed over to its one file is kept in order."""
+
+    def __init__(self) -> None:
+        self.path = Path()
+        self.sheet = Sheet()
+        self.calls = self.sheet.calls
+
+    def open(self, path: Path) -> LogFile:
+        self.path = path
+        return self.sheet
+
+    async def flushed(self, file: LogFile, limit_s: float) -> bool:
+        assert file is self.sheet
+        self.calls.append(("flushed", limit_s))
         return True
 
     def taken(self) -> list[tuple[str, object]]:
         """What was handed over since the last time."""
-        calls, self.calls = self.calls, []
+        calls = list(self.calls)
+        self.calls.clear()
         return calls
 
 
@@ -114,12 +124,12 @@ def test_of_what_is_printed_a_bounded_tail_is_kept_in_whole_pieces() -> None:
     assert tail_of(log, paper) == b"".join(pieces[11:]) + b"z" * PIECE
     log.write(b"y")
     log.write(b"x")
-    assert [len(piece) for piece in log._tail] == [PIECE] * 50 + [2], "small pieces become one"
+    assert [len(piece) for piece in log.tail] == [PIECE] * 50 + [2], "small pieces become one"
     log.begin(2, 7)
     log.write(b"a" * PIECE)
     log.write(b"b")
     assert tail_of(log, paper) == b"a" * PIECE + b"b"
-    assert len(log._tail) == 2
+    assert len(log.tail) == 2
 
 
 def test_eight_mebibytes_are_written_in_a_second_and_no_more() -> None:
@@ -128,9 +138,9 @@ def test_eight_mebibytes_are_written_in_a_second_and_no_more() -> None:
     log = ModelLog(Path("/logs"), "m", paper, clock=lambda: now[0])
     most = b"x" * (8 * 2**20)
 
-    def what(data: bytes) -> list[tuple[str, int]]:
+    def what(data: bytes) -> list[tuple[str, object]]:
         log.write(data)
-        return [(name, len(d) if isinstance(d, bytes) else d) for name, d in paper.taken()]  # type: ignore[misc]
+        return [(name, len(d) if isinstance(d, bytes) else d) for name, d in paper.taken()]
 
     assert what(most) == [("write", len(most))]
     assert what(b"12") == [("skip", 2)]
@@ -260,7 +270,7 @@ def stuck(tmp_path: Path) -> tuple[LogWriter, LogFile]:
     writer = LogWriter(pytest.fail)
     file = writer.open(tmp_path / "hangs.log")
     file.write(b"first\n")
-    eventually(lambda: writer._writes_since is not None and not file.pieces)
+    eventually(lambda: writer.writes_since is not None and not file.pieces)
     return writer, file
 
 
@@ -319,7 +329,7 @@ def test_a_file_waits_once_however_much_it_is_owed(tmp_path: Path) -> None:
         file.write(text)
     other.call(lambda _: called.append(path.read_bytes()))
     other.write(b" four")
-    assert list(writer._files) == [other, file]
+    assert list(writer.files) == [other, file]
     assert read(tmp_path, writer, file) == b"first\none two three"
     assert path.read_bytes() == b"one two three four"
     assert called == [b"one two three"]
@@ -333,16 +343,21 @@ def test_the_thread_that_hangs_holds_up_no_end_of_the_process(tmp_path: Path) ->
     assert not thread.is_alive()
 
 
-def test_whether_all_is_written_is_said_after_a_limit(tmp_path: Path) -> None:
+def test_whether_all_is_written_is_said_after_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, file = stuck(tmp_path)
 
     def ask(limit_s: float) -> Callable[[], bool]:
         return lambda: asyncio.run(writer.flushed(file, limit_s))
 
     assert ask(0.0)() is False
-    assert writer._writes_since is not None
-    writer._writes_since += 1e6  # it began just now
+    began_at = writer.writes_since
+    assert began_at is not None
+    just_begun = SimpleNamespace(monotonic=lambda: began_at)
+    monkeypatch.setattr(log_files, "time", just_begun)
     assert ask(0.01)() is False
+    monkeypatch.undo()
     text = read(tmp_path, writer, file)
     assert text == b"first\n"
     other = LogWriter(pytest.fail)

@@ -7,9 +7,12 @@ import errno
 import os
 import re
 import stat
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, STUCK_S, LogWriter, RotatingFile
 from mlxsup.supervisor.logs import (
     LAST_LINES,
@@ -72,7 +75,8 @@ def test_a_rule_line_separates_generations_even_after_half_a_line(tmp_path: Path
     log.write(b"two\n")
     log.close()
     assert writer.close(60.0)
-    assert log.last_lines == ("two",)
+    last_lines: tuple[str, ...] = log.last_lines
+    assert last_lines == ("two",)
     lines = (tmp_path / "m.log").read_text().splitlines()
     rule = r"--- generation %d pid %d \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     assert re.fullmatch(rule % (1, 100), lines[0])
@@ -111,14 +115,14 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path)
     writer = LogWriter(no_report)
     hanging, other = (ModelLog(tmp_path, name, writer) for name in ("hangs", "m"))
     hanging.write(b"first\n")
-    eventually(lambda: not hanging._file.pieces)
+    eventually(lambda: not hanging.file.pieces)
     piece = b"x" * (MAX_WAITING_BYTES // 4)
     for _ in range(6):
-        hanging._file.write(piece)
-    assert hanging._file.waiting_bytes <= MAX_WAITING_BYTES
-    lost_bytes = hanging._file._lost_bytes
+        hanging.file.write(piece)
+    assert hanging.file.waiting_bytes <= MAX_WAITING_BYTES
+    lost_bytes = hanging.file.lost_bytes
     assert lost_bytes == 2 * len(piece)
-    hanging._file.end(b"last words\n")
+    hanging.file.end(b"last words\n")
     hanging.close()
     other.write(b"kept\n")
     assert not writer.close(0.01)
@@ -132,22 +136,23 @@ def test_a_file_system_that_hangs_holds_up_nobody_but_the_writer(tmp_path: Path)
 
 
 def test_a_write_that_hangs_already_is_not_waited_for_and_one_that_ended_is_forgotten(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "hangs.log")
     writer = LogWriter(no_report)
     log = ModelLog(tmp_path, "hangs", writer)
     log.write(b"first\n")
-    eventually(lambda: writer._writes_since is not None)
-    writer._writes_since -= STUCK_S
+    eventually(lambda: writer.writes_since is not None)
+    stuck_at = time.monotonic() + STUCK_S
+    monkeypatch.setattr(log_files, "time", SimpleNamespace(monotonic=lambda: stuck_at))
 
     async def is_flushed() -> bool:
         async with asyncio.timeout(60.0):
-            return await writer.flushed(log._file, 1e6)
+            return await writer.flushed(log.file, 1e6)
 
     assert not asyncio.run(is_flushed())
     with (tmp_path / "hangs.log").open("rb"):
-        eventually(lambda: writer._writes_since is None)
+        eventually(lambda: writer.writes_since is None)
         assert asyncio.run(is_flushed())
         assert writer.close(60.0)
 
@@ -203,7 +208,7 @@ def test_who_prints_too_much_is_cut_and_its_last_words_are_kept(tmp_path: Path) 
     piece = b"%063d\n" % 0 * 1024
     for _ in range(2 * MAX_LOG_BYTES_PER_S // len(piece)):
         log.write(piece)
-        eventually(lambda: not log._file.waiting_bytes)
+        eventually(lambda: not log.file.waiting_bytes)
     log.write(b"cause of death\n")
     assert log.last_lines[-1] == "cause of death"
     asyncio.run(log.ended(60.0))

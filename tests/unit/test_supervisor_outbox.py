@@ -39,7 +39,7 @@ def done(id: str = "r") -> Done:
 
 def sent(outbox: Outbox) -> list[Message]:
     """Everything that goes out, in order."""
-    messages = []
+    messages: list[Message] = []
     while outbox:
         messages.append(DECODER.decode(outbox.head()))
         outbox.drop_head()

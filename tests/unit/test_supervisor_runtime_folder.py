@@ -26,7 +26,7 @@ from mlxsup.supervisor.runtime_folder import (
     raise_open_file_limit,
     room_for,
 )
-from mlxsup.supervisor.signals import _has_terminal
+from mlxsup.supervisor.signals import has_terminal
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
     said = refusal_of(folder)
     assert said == (
         f"the runtime folder {folder} cannot be used: No space left on device",
-        "set a runtime_dir that you may write to",
+        "set runtime_dir to a folder that you can write to",
     )
     assert len(os.listdir("/dev/fd")) == files
     monkeypatch.undo()
@@ -144,7 +144,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     )
     assert refusal_of(folder / "below") == (
         f"the runtime folder {folder}/below cannot be created: Not a directory",
-        "set a runtime_dir that you may write to",
+        "set runtime_dir to a folder that you can write to",
     )
     folder.unlink()
     folder.mkdir()
@@ -164,7 +164,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     assert refusal_of(folder) == (
         f"the runtime folder {folder} belongs to another user (uid {uid})",
-        "set a runtime_dir of your own",
+        "set runtime_dir to a folder that you own",
     )
 
 
@@ -276,7 +276,7 @@ def test_the_terminal_is_looked_for_without_taking_one_and_left_closed(
     with monkeypatch.context() as played:
         played.setattr(os, "open", open_)
         played.setattr(os, "close", done.append)
-        has = [_has_terminal(), _has_terminal()]
+        has = [has_terminal(), has_terminal()]
     assert has == [True, False]
     looked = ("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     assert done == [looked, 77, looked]

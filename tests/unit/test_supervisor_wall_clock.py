@@ -17,7 +17,7 @@ SHOWN_ONLY = {
     ("supervisor/logs.py", "begin"),
     ("supervisor/logs.py", "write"),
     ("supervisor/workers/incarnation.py", "_end"),
-    ("worker/logs.py", "formatTime"),
+    ("protocol/text.py", "timestamp"),
 }
 """Functions that write a moment down for people to read. `_end` gives it to `LastExit.at`."""
 

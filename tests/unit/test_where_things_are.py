@@ -38,7 +38,7 @@ def _q(what: str, noun: str, anchor: str, before: str) -> Question:
 
 
 QUESTIONS = (
-    _q("`mlxsup start`", "start", 'Runs the daemon in the foreground, and prints', "cli/daemon.py"),
+    _q("`mlxsup start`", "start", 'short_help="Run the daemon."', "cli/daemon.py"),
     _q("`mlxsup load`", "load", '"""Example: mlxsup load smollm2', "cli/models.py"),
     _q("`mlxsup restart`", "restart", '"""Example: mlxsup restart smollm2', "cli/models.py"),
     _q("when a crashed worker starts again", "restart", "def after_crash(",

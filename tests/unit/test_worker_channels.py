@@ -157,7 +157,8 @@ PARTS = st.sampled_from(
 @given(st.lists(PARTS, max_size=14), st.lists(st.integers(1, 5), min_size=1, max_size=80))
 def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
-    pieces, at = [], 0
+    pieces: list[str] = []
+    at = 0
     while at < len(text):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(text[at : at + size])

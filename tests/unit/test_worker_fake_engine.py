@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker.engine import Engine, EngineBytes
 from mlxsup.worker.engines.fake.engine import FakeEngine
@@ -13,8 +14,8 @@ from mlxsup.worker.engines.fake.text import Directives, answer_tokens, decode_to
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
 SPEC = LaunchSpec(
-    model="m",
-    generation=1,
+    model=ModelName("m"),
+    generation=Generation(1),
     token="t",
     endpoint="ipc:///x",
     supervisor_pid=1,

@@ -112,7 +112,8 @@ def test_a_matcher_that_gives_up_ends_the_answer_with_its_reason() -> None:
     assert refusal is not None
     assert refusal.code is ErrorCode.INVALID_REQUEST
     assert refusal.message == (
-        "the answer cannot go on within its response_format, which is too complex: too many items"
+        "the answer cannot continue within its response_format, which is too complex:"
+        " too many items"
     )
     assert refusal.detail == {"parameter": "response_format"}
 

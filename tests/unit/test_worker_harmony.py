@@ -134,7 +134,8 @@ def test_the_cut_makes_no_difference_and_no_marker_is_shown(
     words: list[str], sizes: list[int]
 ) -> None:
     text = "".join(words)
-    pieces, at = [], 0
+    pieces: list[str] = []
+    at = 0
     while at < len(text):
         pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
         at += len(pieces[-1])

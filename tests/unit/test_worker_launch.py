@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from typing import Any
 
 import pytest
 from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec
@@ -25,9 +26,9 @@ from mlxsup.worker.parent_watch import OrphanedError, check_parent
 from mlxsup.worker.process import TerminatedError, TerminationHandler, judge
 
 
-def spec(**changes: object) -> LaunchSpec:
+def spec(**changes: Any) -> LaunchSpec:
     """A launch spec as it should be, but for the changes."""
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "model": "m",
         "generation": 1,
         "token": "t",
@@ -39,7 +40,7 @@ def spec(**changes: object) -> LaunchSpec:
         "step_timeout_s": 30.0,
         "decode_stall_target_ms": 250,
     }
-    return LaunchSpec(**(values | changes))  # type: ignore[arg-type]
+    return LaunchSpec(**(values | changes))
 
 
 def read(written: bytes) -> LaunchSpec:
@@ -136,8 +137,8 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
         ("sampling", {"seed": 1}),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
-    wrong = dataclasses.replace(spec(), **{name: value})  # type: ignore[arg-type]
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+    wrong = dataclasses.replace(spec(), **{name: value})
     with pytest.raises(LaunchError, match=f": {name} takes "):
         check_spec(wrong)
 
@@ -168,7 +169,9 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
         (SystemExit(0), 70, False),
     ],
 )
-def test_every_exception_has_an_exit_code(error, code: int, is_expected: bool) -> None:
+def test_every_exception_has_an_exit_code(
+    error: BaseException, code: int, is_expected: bool
+) -> None:
     death = judge(error)
     assert (death.code, death.is_expected) == (code, is_expected)
     assert death.message

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -77,18 +78,27 @@ def test_a_wake_from_another_thread_ends_the_wait_also_an_earlier_one_C5(link: L
     link.wake()
     link.wait(None)
     waiter_is_over = threading.Event()
-    waker = threading.Thread(target=lambda: (link.wake(), waiter_is_over.wait(60)))
+
+    def wake() -> None:
+        link.wake()
+        waiter_is_over.wait(60)
+
+    waker = threading.Thread(target=wake)
     waker.start()
     link.wait(None)
     waiter_is_over.set()
     waker.join()
 
 
-def test_many_wakes_are_one(link: Link) -> None:
+def test_many_wakes_are_one(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    poller = zmq.Poller()
+    monkeypatch.setattr(zmq, "Poller", lambda: poller)
+    link = Link(far.endpoint)
     for _ in range(100_000):
         link.wake()
     link.wait(None)
-    assert not link._poller.poll(0), "a wake was left over"
+    assert not poller.poll(0), "a wake was left over"
+    link.close(0.0)
 
 
 def test_frames_that_are_no_message_are_named(far: Far, link: Link) -> None:
@@ -108,7 +118,7 @@ def test_a_reader_that_stands_still_fills_the_outbox_and_order_is_kept(
         link.send_frames(padding)
         sent += 1
     assert HIGH_WATER_MARK // 2 <= sent < 10_000
-    numbers = []
+    numbers: list[int] = []
     decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
     while len(numbers) < sent:
         while not far.socket.poll(10):
@@ -239,7 +249,7 @@ def test_a_link_counts_what_it_was_given_and_what_came_P23(far: Far, link: Link)
     far.socket.send(b"\xc1")
     link.wait(60.0)
     assert link.receive() is not None
-    assert link._socket.poll(60_000)
+    link.wait(60.0)
     with pytest.raises(LinkBrokenError, match=r"^the supervisor sent no message: the header is "):
         link.receive()
     assert (link.sent, link.received) == (2, 2)
@@ -262,15 +272,21 @@ class RecordingPoller:
         return False
 
 
-def test_a_wait_is_never_shorter_than_it_should_be_and_never_negative(link: Link) -> None:
+def test_a_wait_is_never_shorter_than_it_should_be_and_never_negative(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = RecordingPoller()
-    link._poller = recorder  # type: ignore[assignment]
+    monkeypatch.setattr(zmq, "Poller", lambda: recorder)
+    link = Link(far.endpoint + "-nobody")
+    assert recorder.flags == [zmq.POLLIN], "its wakes"
+    recorder.flags.clear()
     for timeout_s in (None, 0.5, 0.0, 0.0001, -1.0):
         link.wait(timeout_s)
     assert recorder.timeouts == [None, 501, 1, 1, 0]
-    link._outbox.append([b"x"])
+    while link.flush():
+        link.send(Step(step=1))
     link.wait(None)
-    link._outbox.clear()
+    link.close(0.0)
     assert recorder.flags == [zmq.POLLIN] * 5 + [zmq.POLLIN | zmq.POLLOUT]
 
 
@@ -287,10 +303,16 @@ def test_a_dropped_link_is_silent_both_ways(far: Far, link: Link) -> None:
     link.drop()
 
 
-def test_the_sockets_of_a_link_are_closed_with_it(far: Far) -> None:
+def test_the_sockets_of_a_link_are_closed_with_it(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, wakes = zmq.Context(), socket.socketpair()
+    monkeypatch.setattr(zmq, "Context", lambda: context)
+    monkeypatch.setattr(socket, "socketpair", lambda: wakes)
     link = Link(far.endpoint)
+    assert not link.is_closed
     link.close(0.0)
-    assert link._socket.closed
-    assert link._context.closed
-    assert (link._wake_receiver.fileno(), link._wake_sender.fileno()) == (-1, -1)
+    assert link.is_closed
+    assert context.closed
+    assert [one.fileno() for one in wakes] == [-1, -1]
     link.wake()  # nobody waits any more

@@ -4,92 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import zmq
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.launch import ExitCode, LaunchSpec
-from mlxsup.protocol.message import Message
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
-    WORKER_TO_SUPERVISOR,
-    CancelRow,
     Dying,
-    Exit,
     Hello,
     LoadProgress,
     Ready,
 )
 from mlxsup.worker import process as process_module
-from mlxsup.worker.engine import EngineBytes, WorkerFaultError
-from mlxsup.worker.preparing import StuckPreprocessingError
-from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
+from mlxsup.worker.engine import EngineBytes
+from mlxsup.worker.process import LINGER_S, Life
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
-
-
-class Supervisor:
-    """The other end of a worker's sockets."""
-
-    def __init__(self, folder: Path) -> None:
-        self.endpoint = f"ipc://{folder}/w.sock"
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.bind(self.endpoint)
-        self._beats = self._context.socket(zmq.PULL)
-        self._beats.bind(self.endpoint + ".beat")
-        self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
-
-    def say(self, message: Message) -> None:
-        """Is there before the worker looks for it, whenever that is."""
-        self._socket.send_multipart(encode(message))
-
-    def heard(self, last: str) -> list[Message]:
-        """Everything that has come, once a message of this type has."""
-        messages: list[Message] = []
-        while self._socket.poll(0 if last in [one.TYPE for one in messages] else 60_000):
-            messages.append(self._decoder.decode(self._socket.recv_multipart()))
-        return messages
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
+from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
 
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
-    folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
-    before = signal.getsignal(signal.SIGTERM)
-    supervisor = Supervisor(folder)
-    yield supervisor
-    supervisor.close()
-    signal.signal(signal.SIGTERM, before)
-    shutil.rmtree(folder)
-
-
-def make_spec(supervisor: Supervisor, **changes: Any) -> LaunchSpec:
-    values: dict[str, Any] = {
-        "model": ModelName("m"),
-        "generation": Generation(1),
-        "token": "t",
-        "endpoint": supervisor.endpoint,
-        "supervisor_pid": 1,
-        "engine": "fake",
-        "path": "/nowhere",
-        "max_concurrency": 2,
-        "step_timeout_s": 30.0,
-        "decode_stall_target_ms": 250,
-    }
-    return LaunchSpec(**(values | changes))
+    with listening() as made:
+        yield made
 
 
 def in_a_thread(call: Callable[[], object]) -> BaseException | None:
@@ -132,32 +73,10 @@ def test_the_engine_that_is_served_refuses_every_other_thread_A1(
     assert (types[0], types[-1]) == ("hello", "ready")
 
 
-# ---------------------------------------------------------------- what it says
-
-
-class IdleLoop:
-    """A step loop that serves nothing, and what it was given."""
-
-    is_exit_asked = True
-    given: dict[str, Any]
-
-    def __init__(self, **given: Any) -> None:
-        type(self).given = given
-
-    def run(self, must_end: Callable[[], bool]) -> None:
-        assert must_end() is False
-
-
 @pytest.fixture
 def idle_loop(monkeypatch: pytest.MonkeyPatch) -> type[IdleLoop]:
     monkeypatch.setattr(process_module, "StepLoop", IdleLoop)
     return IdleLoop
-
-
-def run_loop(monkeypatch: pytest.MonkeyPatch, run: Callable[..., None], *, asked: bool) -> None:
-    """Has the life's loop do this."""
-    made = type("Loop", (IdleLoop,), {"is_exit_asked": asked, "run": run})
-    monkeypatch.setattr(process_module, "StepLoop", made)
 
 
 def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
@@ -180,7 +99,7 @@ def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
         fake=options,
     )
     life = Life(spec)
-    assert life.run() == ExitCode.ASKED == 0
+    assert life.run() == int(ExitCode.ASKED) == 0
     assert supervisor.heard(last="ready") == [
         Hello(model=spec.model, generation=spec.generation, token="secret", pid=os.getpid(),
               version=VERSION),
@@ -197,12 +116,12 @@ def test_a_life_says_who_it_is_how_it_loads_and_what_it_has_loaded(
     assert given["sampling"] == {"temperature": 0.5}
     assert isinstance(given["engine"], OwnedEngine)
     assert (given["facts"].context_length, given["facts"].backend) == (300, "fake")
-    assert (given["link"], given["board"]) == (life._link, life._board)
+    assert (given["link"], given["board"]) == (life.link, life.board)
     assert not given["text"].is_alive(), "closed with the life"
-    assert life._board.current.phase is WorkerPhase.CLOSING
-    assert life._board.current.held == EngineBytes(active=77, peak=77)
-    assert life._heartbeat.is_over
-    assert life._link._socket.closed
+    assert life.board.current.phase is WorkerPhase.CLOSING
+    assert life.board.current.held == EngineBytes(active=77, peak=77)
+    assert life.heartbeat.is_over
+    assert life.link.is_closed
 
 
 def test_a_ready_worker_is_idle_before_the_loop_begins(
@@ -220,140 +139,18 @@ def test_a_ready_worker_is_idle_before_the_loop_begins(
     assert seen == [(WorkerPhase.IDLE, 0, 5)]
 
 
-def test_an_exit_during_the_load_ends_it_without_a_cause_B9(
-    supervisor: Supervisor, idle_loop: type[IdleLoop]
-) -> None:
-    life = Life(make_spec(supervisor))
-    supervisor.say(Exit())
-    assert life._link._socket.poll(60_000)
-    assert life.run() == ExitCode.ASKED
-    types = [message.TYPE for message in supervisor.heard(last="load_progress")]
-    assert types == ["hello", "load_progress"], "the load ends at its first report"
-    assert not life._termination.is_interrupting
-
-
-def test_what_comes_before_ready_and_is_no_exit_is_a_broken_link(
-    supervisor: Supervisor, idle_loop: type[IdleLoop]
-) -> None:
-    life = Life(make_spec(supervisor))
-    supervisor.say(CancelRow(key=RequestKey(1)))
-    assert life._link._socket.poll(60_000)
-    assert life.run() == 70
-    assert supervisor.heard(last="dying")[-1] == Dying(
-        code=70, message="cancel_row came before READY"
-    )
-
-
-@pytest.mark.parametrize(
-    ("fake", "code", "cause", "has_traceback"),
-    [
-        ({"load_error": "missing"}, 66, "the model folder /nowhere does not exist", False),
-        ({"load_error": "memory"}, 75, "the weights do not fit into memory", False),
-        ({"load_error": "exception"}, 70, "RuntimeError: life 1 raises this on demand", True),
-        ({"load_steps": 0}, 64, "the fake engine's load_steps takes an integer from 1", False),
-    ],
-)
-def test_a_load_that_fails_is_the_last_thing_said_F3(
-    supervisor: Supervisor,
-    idle_loop: type[IdleLoop],
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    fake: dict[str, Any],
-    code: int,
-    cause: str,
-    has_traceback: bool,
-) -> None:
-    life = Life(make_spec(supervisor, fake=fake))
-    with caplog.at_level(logging.ERROR):
-        assert life.run() == code
-    assert not life._termination.is_interrupting, "a SIGTERM interrupts no end that is under way"
-    assert supervisor.heard(last="dying")[-1] == Dying(code=code, message=cause)
-    assert ("Traceback" in capsys.readouterr().err) is has_traceback
-    assert f"worker dies code={code} cause=" in caplog.text
-
-
-def test_sigterm_is_a_death_unless_the_exit_was_asked_for_too_E5(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_come = []
-
-    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
-        has_come.append(must_end())
-        signal.raise_signal(signal.SIGTERM)
-        has_come.append(must_end())
-
-    run_loop(monkeypatch, run, asked=False)
-    assert Life(make_spec(supervisor)).run() == 143
-    assert has_come == [False, True], "it is seen between two steps, and interrupts none"
-    assert supervisor.heard(last="dying")[-1] == Dying(code=143, message="ended by SIGTERM")
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "last"),
-    [(Exit(), 0, "ready"), (CancelRow(key=RequestKey(1)), 143, "dying")],
-)
-def test_an_exit_that_came_with_sigterm_is_what_counts(
-    supervisor: Supervisor,
-    monkeypatch: pytest.MonkeyPatch,
-    message: Message,
-    code: int,
-    last: str,
-) -> None:
-    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
-        supervisor.say(message)
-        assert loop.given["link"]._socket.poll(60_000)
-        signal.raise_signal(signal.SIGTERM)
-
-    run_loop(monkeypatch, run, asked=False)
-    assert Life(make_spec(supervisor)).run() == code
-    assert last == supervisor.heard(last=last)[-1].TYPE
-
-
-def test_sigterm_interrupts_a_load_where_it_stands_B9(
-    supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached = []
-
-    class Loading(process_module.FakeEngine):
-        def load(self, report: Any) -> Any:
-            reached.append("load")
-            signal.raise_signal(signal.SIGTERM)
-            reached.append("behind the signal")
-
-    monkeypatch.setattr(process_module, "FakeEngine", Loading)
-    life = Life(make_spec(supervisor))
-    assert life.run() == 143
-    assert reached == ["load"]
-    assert not life._termination.is_interrupting
-
-
-def test_heartbeats_that_have_ended_end_the_worker_P23(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(loop: IdleLoop, must_end: Callable[[], bool]) -> None:
-        assert not must_end()
-        life._heartbeat.stop()
-        must_end()
-
-    run_loop(monkeypatch, run, asked=False)
-    life = Life(make_spec(supervisor))
-    assert life.run() == 71
-    last = supervisor.heard(last="dying")[-1]
-    assert last == Dying(code=71, message="the thread that sends heartbeats has ended")
-
-
 def test_progress_that_cannot_leave_at_once_is_dropped(
     supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is only worth something fresh, and must not push what matters out of the way."""
     life = Life(make_spec(supervisor))
-    flush = life._link.flush
+    flush = life.link.flush
     answers = iter([True, False, False, True, True, True, True])
-    monkeypatch.setattr(life._link, "flush", lambda: flush() and next(answers, True))
-    life._report(LoadPhase.WEIGHTS, 0.25)
-    life._report(LoadPhase.WEIGHTS, 0.5)
+    monkeypatch.setattr(life.link, "flush", lambda: flush() and next(answers, True))
+    life.report(LoadPhase.WEIGHTS, 0.25)
+    life.report(LoadPhase.WEIGHTS, 0.5)
     monkeypatch.undo()
-    life._link.close(10.0)
+    life.link.close(10.0)
     assert supervisor.heard(last="load_progress") == [
         LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.25)
     ]
@@ -364,51 +161,15 @@ def test_the_last_messages_have_two_seconds_to_leave(
 ) -> None:
     life = Life(make_spec(supervisor))
     lingered = []
-    close = life._link.close
-    monkeypatch.setattr(life._link, "close", lambda s: (lingered.append(s), close(s)))
+    close = life.link.close
+
+    def close_noted(linger_s: float) -> None:
+        lingered.append(linger_s)
+        close(linger_s)
+
+    monkeypatch.setattr(life.link, "close", close_noted)
     life.run()
     assert lingered == [LINGER_S] == [2.0]
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (MemoryError(), "out of memory"),
-        (MemoryError("no  room\nleft"), "no room left"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (WorkerFaultError("a row is gone"), "a row is gone"),
-        (StuckPreprocessingError("too long"), "too long"),
-        (TerminatedError("ended"), "ended"),
-    ],
-)
-def test_a_cause_says_what_the_error_says(error: BaseException, message: str) -> None:
-    assert judge(error).message == message
-
-
-class Waking:
-    """What a termination handler needs of a link."""
-
-    def __init__(self) -> None:
-        self.wakes = 0
-
-    def wake(self) -> None:
-        self.wakes += 1
-
-
-def test_sigterm_interrupts_once_while_it_may_and_else_wakes_the_loop() -> None:
-    link = Waking()
-    handler = TerminationHandler(link)  # type: ignore[arg-type]
-    assert not handler.has_come()
-    handler.interrupt_from_now_on()
-    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
-        handler(signal.SIGTERM, None)
-    assert (handler.has_come(), link.wakes) == (True, 0)
-    handler(signal.SIGTERM, None)
-    assert link.wakes == 1
-    with pytest.raises(TerminatedError, match=r"^ended by SIGTERM$"):
-        handler.interrupt_from_now_on()
-    handler(signal.SIGTERM, None)
-    assert link.wakes == 2
 
 
 def test_a_machine_without_mlx_has_no_device(

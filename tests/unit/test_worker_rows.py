@@ -6,6 +6,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import MAX_SEED, sampling_defaults
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
@@ -20,7 +21,7 @@ def running(stops: list[str] | None = None) -> RunningRow:
     return RunningRow(key=KEY, answer=answer, inserted_at=100.0)
 
 
-def advance(row: RunningRow, text: str, finish: FinishReason | None = None):
+def advance(row: RunningRow, text: str, finish: FinishReason | None = None) -> list[RowDelta]:
     """Feeds a text byte by byte; the finish comes with the last."""
     tokens = encode_text(text)
     return [
@@ -31,7 +32,7 @@ def advance(row: RunningRow, text: str, finish: FinishReason | None = None):
     ]
 
 
-def one_delta(row: RunningRow, token: RowToken):
+def one_delta(row: RunningRow, token: RowToken) -> RowDelta:
     """What one token gives, joined where the end showed more."""
     first, *rest = row.advance(token, 102.5)
     for delta in rest:
@@ -53,7 +54,9 @@ def test_an_absent_max_tokens_is_what_fits() -> None:
         (4, 7, ("4 prompt tokens and max_tokens 7 exceed the context of 10; ", "at most 6")),
     ],
 )
-def test_over_the_context_is_refused_with_numbers_I6_C7(length, max_tokens, numbers) -> None:
+def test_over_the_context_is_refused_with_numbers_I6_C7(
+    length: int, max_tokens: int | None, numbers: tuple[str, ...]
+) -> None:
     body = RequestBody(prompt="x", max_tokens=max_tokens)
     with pytest.raises(RemoteError) as caught:
         plan_row(KEY, body, Prompt(tokens=[5] * length), FACTS)

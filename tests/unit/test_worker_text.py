@@ -1,5 +1,7 @@
 """The helper thread for templates and tokenisation."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +12,8 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.worker_messages import Acceptance, Rejected, Resume
 from mlxsup.worker.engine import Prompt
+from mlxsup.worker.engines.fake.text import FakeTextCodec
+from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import (
     LONG_BODY_BYTES,
     Refused,
@@ -21,16 +25,19 @@ from support.eventually import eventually
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 
 
-class ScriptedCodec:
+class ScriptedCodec(FakeTextCodec):
     """Encodes to the prompt's length; can be held, or told to raise.
 
     Attributes:
         for_long: the twin that was asked for; held by a gate of its own.
+        form: what every grammar is, and what each was asked for.
     """
 
-    for_long: "ScriptedCodec | None" = None
-
     def __init__(self) -> None:
+        super().__init__()
+        self.for_long: ScriptedCodec | None = None
+        self.form: Grammar | None = None
+        self.asked: list[tuple[object, str]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.raises: BaseException | None = None
@@ -46,14 +53,15 @@ class ScriptedCodec:
             raise self.raises
         return Prompt(tokens=[len(body.prompt)])
 
-    def twin(self) -> "ScriptedCodec":
+    def twin(self) -> ScriptedCodec:
         assert self.for_long is None, "two twins"
         self.for_long = ScriptedCodec()
         self.for_long.gate.clear()
         return self.for_long
 
-    def detokenizer(self):
-        raise NotImplementedError
+    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+        self.asked.append((body.response_format, opening))
+        return self.form
 
 
 class Text:
@@ -76,7 +84,7 @@ class Text:
 
 
 def join(threads: TextThreads) -> None:
-    for lane in threads._lanes:
+    for lane in threads.lanes:
         lane.thread.join(60)
         assert not lane.thread.is_alive()
 
@@ -109,7 +117,9 @@ def test_encodes_beside_the_calling_thread_and_wakes_it_A7(text: Text) -> None:
         (MemoryError(), ErrorCode.INSUFFICIENT_MEMORY),
     ],
 )
-def test_what_a_template_raises_is_the_requests_own_error_G6(text: Text, raised, code) -> None:
+def test_what_a_template_raises_is_the_requests_own_error_G6(
+    text: Text, raised: BaseException, code: ErrorCode
+) -> None:
     text.codec.raises = raised
     text.submit(A, "abc")
     (result,) = text.results(1)
@@ -235,7 +245,9 @@ def test_what_was_begun_first_is_the_busy_one(text: Text) -> None:
     assert busy[0] == B
 
 
-def test_slow_preprocessing_is_logged_without_its_text_G4(caplog) -> None:
+def test_slow_preprocessing_is_logged_without_its_text_G4(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     times = iter([0.0, 0.0, 2.5, 2.5, 2.5])
     woken = threading.Event()
     threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
@@ -265,7 +277,9 @@ def test_what_was_not_known_of_a_refusal_is_said_G6(text: Text) -> None:
 
 
 @pytest.mark.parametrize(("took_s", "is_slow"), [(1.0, False), (1.001, True)])
-def test_above_a_second_is_slow_G4(caplog, took_s: float, is_slow: bool) -> None:
+def test_above_a_second_is_slow_G4(
+    caplog: pytest.LogCaptureFixture, took_s: float, is_slow: bool
+) -> None:
     times = iter([10.0, 10.5, 11.0, 10.5 + took_s])
     woken = threading.Event()
     threads = TextThreads(ScriptedCodec(), woken.set, clock=lambda: next(times))
@@ -280,7 +294,9 @@ def test_above_a_second_is_slow_G4(caplog, took_s: float, is_slow: bool) -> None
     assert ("slow preprocessing" in caplog.text) is is_slow
 
 
-def test_a_refused_prompt_that_was_slow_has_no_tokens_G4(caplog) -> None:
+def test_a_refused_prompt_that_was_slow_has_no_tokens_G4(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     times = iter([0.0, 0.0, 5.0])
     codec, woken = ScriptedCodec(), threading.Event()
     codec.raises = ValueError("x")
@@ -313,24 +329,19 @@ def test_a_resumed_request_is_not_encoded_again_F10(text: Text) -> None:
 
 
 def test_a_form_is_compiled_for_the_part_that_the_prompt_opened(text: Text) -> None:
-    asked = []
-
-    def grammar(body: RequestBody, opening: str) -> str:
-        asked.append((body.response_format, opening))
-        return "the grammar"
-
-    text.codec.grammar = grammar  # type: ignore[attr-defined]
+    text.codec.form = Grammar(None, [])
     form = {"type": "json_object"}
     body = RequestBody(prompt="abc", response_format=form)
     text.threads.submit(A, encode_body(body))
     (result,) = text.results(1)
     assert isinstance(result, Tokenised)
-    assert result.prompt == Prompt(tokens=[3], grammar="the grammar")  # type: ignore[arg-type]
-    assert asked == [(form, "")]
+    assert result.prompt == Prompt(tokens=[3], grammar=text.codec.form)
+    assert text.codec.asked == [(form, "")]
     text.submit(B, "abc")
     (result,) = text.results(1)
     assert isinstance(result, Tokenised)
-    assert (result.prompt.grammar, result.body, len(asked)) == (None, RequestBody(prompt="abc"), 1)
+    assert (result.prompt.grammar, result.body) == (None, RequestBody(prompt="abc"))
+    assert len(text.codec.asked) == 1
 
 
 def test_a_body_of_16_kib_is_short_G7(text: Text) -> None:
@@ -338,23 +349,24 @@ def test_a_body_of_16_kib_is_short_G7(text: Text) -> None:
     text.threads.submit(A, b"\xc1" * LONG_BODY_BYTES)
     text.results(1)
     assert text.codec.for_long is None
-    assert [lane._arrivals for lane in text.threads._lanes] == [1, 0]
+    assert [lane.arrivals for lane in text.threads.lanes] == [1, 0]
     text.threads.submit(B, b"\xc1" * (LONG_BODY_BYTES + 1))
     text.results(1)
-    assert [lane._arrivals for lane in text.threads._lanes] == [1, 1]
+    assert [lane.arrivals for lane in text.threads.lanes] == [1, 1]
 
 
 def test_threads_are_daemons_with_names_and_are_alive_together() -> None:
     threads = TextThreads(ScriptedCodec(), lambda: None)
-    assert [(lane.thread.name, lane.thread.daemon) for lane in threads._lanes] == [
+    assert [(lane.thread.name, lane.thread.daemon) for lane in threads.lanes] == [
         ("text", True),
         ("long text", True),
     ]
     assert not threads.is_alive()
     threads.start()
     assert threads.is_alive()
-    threads._short.close()
-    threads._short.thread.join(60)
+    short, _ = threads.lanes
+    short.close()
+    short.thread.join(60)
     assert not threads.is_alive(), "one is not enough"
     threads.close()
     join(threads)

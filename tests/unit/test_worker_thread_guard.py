@@ -29,9 +29,8 @@ GIVES_NOTHING = {"remove", "give_back", "close"}
 class Recorder:
     """An engine that notes what is called, and gives a value of its own for each."""
 
-    text = "the text side"
-
     def __init__(self) -> None:
+        self.text: Any = object()
         self.calls: list[tuple[Any, ...]] = []
         self.predicted_s: Any = "value of predict_step_s"
 
@@ -45,13 +44,15 @@ class Recorder:
 
 def owned() -> tuple[OwnedEngine, Recorder]:
     recorder = Recorder()
-    return OwnedEngine(recorder, 30.0), recorder  # type: ignore[arg-type]
+    return OwnedEngine(recorder, 30.0), recorder
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_passes_on_with_what_it_is_given_and_gives(name: str) -> None:
+def test_a_call_passes_on_with_what_it_is_given_and_gives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
     engine, recorder = owned()
-    engine._has_wedge_timer = False
     value = getattr(engine, name)(*CALLS[name])
     assert value == (None if name in GIVES_NOTHING else f"value of {name}")
     assert recorder.calls == [(name, *CALLS[name])]
@@ -76,15 +77,16 @@ def test_another_thread_is_refused_by_name_A1(name: str) -> None:
 
 
 def test_the_text_side_is_the_engines() -> None:
-    assert owned()[0].text == "the text side"
+    engine, recorder = owned()
+    assert engine.text is recorder.text
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
     engine, recorder = owned()
-    engine._has_wedge_timer = True
     recorder.predicted_s = 2.5
     timers: list[Any] = []
     monkeypatch.setattr(
@@ -102,12 +104,13 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
         def broken() -> None:
             raise ValueError("broken")
 
-        recorder.step = broken  # type: ignore[attr-defined]
+        monkeypatch.setattr(recorder, "step", broken, raising=False)
         with pytest.raises(ValueError, match="broken"):
             engine.step()
         steps = []
     else:
-        assert engine.step() == "value of step"
+        stepped: object = engine.step()
+        assert stepped == "value of step"
         steps = [("step",)]
     predicted = ("predict_step_s",)
     assert timers == [
@@ -121,4 +124,10 @@ def test_the_timer_is_for_systems_without_pdeathsig(
     monkeypatch: pytest.MonkeyPatch, platform: str, has_timer: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
-    assert owned()[0]._has_wedge_timer is has_timer
+    engine, recorder = owned()
+    recorder.predicted_s = 0.0
+    timers: list[str] = []
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(faulthandler, name, lambda *_, name=name, **__: timers.append(name))
+    engine.step()
+    assert bool(timers) is has_timer

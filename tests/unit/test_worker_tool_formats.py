@@ -226,7 +226,8 @@ BITS = st.sampled_from(
 @given(st.lists(BITS, max_size=12), st.lists(st.integers(1, 6), min_size=1, max_size=40))
 def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[int]) -> None:
     text = "".join(bits)
-    pieces, at = [], 0
+    pieces: list[str] = []
+    at = 0
     while at < len(text):
         pieces.append(text[at : at + sizes[len(pieces) % len(sizes)]])
         at += len(pieces[-1])
@@ -322,7 +323,7 @@ def call(call_id: str | None, name: str = "weather") -> dict[str, Any]:
     "given_id", ["call_0123456789abcdef01234567", "functions.f:3", "Ab3dE6gH9"]
 )
 def test_results_find_their_calls_under_ids_that_fit(ids: CallIds, given_id: str) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [call(given_id), call("z", "time")]},
         {"role": "tool", "tool_call_id": "z", "content": "noon"},
         {"role": "tool", "tool_call_id": given_id, "content": "rain"},
@@ -340,7 +341,7 @@ def test_results_find_their_calls_under_ids_that_fit(ids: CallIds, given_id: str
 
 
 def test_calls_and_results_without_ids_go_by_their_order() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [call(None), call(None, "time")]},
         {"role": "tool", "content": "rain"},
         {"role": "tool", "content": "noon"},
@@ -353,7 +354,7 @@ def test_calls_and_results_without_ids_go_by_their_order() -> None:
 
 
 def test_a_result_without_an_id_answers_the_first_open_call() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [call("a"), call("b", "time")]},
         {"role": "tool", "tool_call_id": "a", "content": "rain"},
         {"role": "tool", "content": "noon"},

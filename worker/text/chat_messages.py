@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mlxsup.protocol.body import invalid
+from mlxsup.protocol.errors import invalid
 
 from .tool_calls import CallIds
 

@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxsup.protocol.body import invalid
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 
 MAX_KEPT = 32
 """Compiled grammars that are kept; a large one takes a second to compile."""
@@ -71,7 +70,7 @@ class Grammar:
             return None
         return RemoteError(
             ErrorCode.INVALID_REQUEST,
-            "the answer cannot go on within its response_format, which is too complex:"
+            "the answer cannot continue within its response_format, which is too complex:"
             f" {self.error}",
             detail={"parameter": "response_format"},
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxsup.protocol.states import State, Wanted, Why
+from mlxsup.protocol.states import Wanted, Why
 
 from ..errors import cut_off, load_failed, model_failed
 from .effects import Changed, DownWaitersEnd, Erased, QueueEnds, UpWaitersEnd
 from .life import Life
 from .states import (
     Abandoned,
+    Backoff,
     Draining,
+    Failed,
     Loading,
     Pending,
     Phase,
@@ -200,7 +202,13 @@ def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
 
 
 def reconfigured_at_rest(life: Life, phase: Phase, trigger: Reconfigured, now: float) -> None:
-    if _apply_entry(life, trigger) and life.state in (State.BACKOFF, State.FAILED):
+    _apply_entry(life, trigger)
+
+
+def reconfigured_after_crash(
+    life: Life, phase: Backoff | Failed, trigger: Reconfigured, now: float
+) -> None:
+    if _apply_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
         life.enter(Pending(since=now))
 

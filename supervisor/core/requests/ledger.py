@@ -142,7 +142,11 @@ class Request:
 
 
 class Ledger:
-    """Every open request, found by key or by who asked; counts what is bounded (H5)."""
+    """Every open request, found by key or by who asked; counts what is bounded (H5).
+
+    Attributes:
+        waiting: requests that are queued and have not begun, over all models.
+    """
 
     def __init__(self) -> None:
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
@@ -151,7 +155,7 @@ class Ledger:
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
         self._waiting_by_client: Counter[str] = Counter()
         self._waiting_by_connection: Counter[ConnectionId] = Counter()
-        self._waiting = 0
+        self.waiting = 0
         self._held_bytes = 0
         self._listening = 0
         self._last_key = 0
@@ -163,14 +167,14 @@ class Ledger:
         return iter(self._by_key.values())
 
     @property
-    def waiting(self) -> int:
-        """Requests that are queued and have not begun, over all models."""
-        return self._waiting
-
-    @property
     def waiting_by_client(self) -> dict[str, int]:
         """Requests that are queued, by client."""
         return dict(self._waiting_by_client)
+
+    @property
+    def connections(self) -> set[ConnectionId]:
+        """Whoever has an open request."""
+        return set(self._by_connection)
 
     @property
     def held_bytes(self) -> int:
@@ -253,14 +257,14 @@ class Ledger:
         assert self._held_bytes == sum(r.held_bytes for r in requests)
         waiting = Counter(r.client for r in requests if r.is_counted)
         assert dict(self._waiting_by_client) == dict(waiting)
-        assert self._waiting == waiting.total()
+        assert self.waiting == waiting.total()
         by_connection = Counter(r.connection for r in requests if r.is_counted)
         assert dict(self._waiting_by_connection) == dict(by_connection)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:
-        self._waiting += change
+        self.waiting += change
         self._waiting_by_client[request.client] += change
         if not self._waiting_by_client[request.client]:
             del self._waiting_by_client[request.client]

@@ -8,12 +8,14 @@ import importlib.machinery
 import json
 import os
 import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
 
 
 class Loader(importlib.machinery.SourceFileLoader):
     """Never from a cache, and with the text changed."""
 
-    def get_code(self, fullname):  # type: ignore[no-untyped-def]
+    def get_code(self, fullname: str) -> CodeType:
         """The code of the changed text."""
         source = self.get_data(self.path).decode()
         assert source.count(PLANTED["right"]) == 1, "the planted bug is out of date"
@@ -24,11 +26,15 @@ class Loader(importlib.machinery.SourceFileLoader):
 class Finder(importlib.abc.MetaPathFinder):
     """Finds that one module."""
 
-    def find_spec(self, fullname, path, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """The module's own specification, with another loader."""
         if fullname != PLANTED["module"]:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None, "the module of the planted bug is not there"
+        assert spec.origin is not None
         spec.loader = Loader(fullname, spec.origin)
         return spec
 

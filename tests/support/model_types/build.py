@@ -18,9 +18,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
+from numpy.typing import NDArray
 
 from ..tiny_model import VOCABULARY_SIZE, write_tokenizer
 from .model_type import ModelType
+
+Floats = NDArray[np.floating[Any]]
 
 _GAIN = 1.5
 """Of the layers: the deviation of what comes out, if that of what goes in is 1."""
@@ -94,21 +97,19 @@ def _set_weights(model: nn.Module, seed: int, dtype: mx.Dtype) -> None:
             module.weight = module.weight * (_TIED_DEVIATION / _LOGITS_DEVIATION)
 
 
-def _values(
-    random: np.random.Generator, name: str, module: nn.Module, value: mx.array
-) -> np.ndarray[Any, Any]:
+def _values(random: np.random.Generator, name: str, module: nn.Module, value: mx.array) -> Floats:
     shape = value.shape
     slow = [number for end, number in _SLOW_DECAY.items() if name.endswith(end)]
     if slow:
         return slow[0] + _NOISE * random.standard_normal(shape).astype(np.float32)
     if name.endswith(".signs"):
         return random.choice(np.array([-1.0, 1.0], np.float32), shape)
-    noise = random.standard_normal(shape).astype(np.float32)
+    noise: Floats = random.standard_normal(shape).astype(np.float32)
     is_weight = name.endswith(".weight") and value.ndim > 1
     if is_weight and shape[0] >= VOCABULARY_SIZE:
         # Embeddings, the output layer, or both in one.
         return noise * np.float32(_LOGITS_DEVIATION / math.sqrt(shape[-1]))
-    made = np.array(value.astype(mx.float32))
+    made: Floats = np.array(value.astype(mx.float32))
     if is_weight or (value.ndim > 1 and np.all(made == made.flat[0])):
         return noise * np.float32(_GAIN / math.sqrt(_inputs(module, shape)))
     if value.ndim > 1:

@@ -7,11 +7,20 @@ from typing import Any
 
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
-from .configs_a_to_k import MODEL_TYPES_A_TO_K
-from .configs_l_to_z import MODEL_TYPES_L_TO_Z
+from .configs_a_to_f import MODEL_TYPES_A_TO_F
+from .configs_g_to_k import MODEL_TYPES_G_TO_K
+from .configs_l_to_m import MODEL_TYPES_L_TO_M
+from .configs_n_to_p import MODEL_TYPES_N_TO_P
+from .configs_q_to_z import MODEL_TYPES_Q_TO_Z
 from .model_type import ModelType
 
-MODEL_TYPES: list[ModelType] = MODEL_TYPES_A_TO_K + MODEL_TYPES_L_TO_Z
+MODEL_TYPES: list[ModelType] = [
+    *MODEL_TYPES_A_TO_F,
+    *MODEL_TYPES_G_TO_K,
+    *MODEL_TYPES_L_TO_M,
+    *MODEL_TYPES_N_TO_P,
+    *MODEL_TYPES_Q_TO_Z,
+]
 
 NO_MODEL = {
     "activations": "functions that models share",

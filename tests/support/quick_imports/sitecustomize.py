@@ -1,5 +1,5 @@
 """For PYTHONPATH: every process that the tests start imports transformers quickly."""
 
-import transformers_index
+import importlib
 
-transformers_index.install()
+importlib.import_module("transformers_index").install()

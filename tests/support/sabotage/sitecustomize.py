@@ -5,10 +5,12 @@ creates: the next life of the worker is sound.
 """
 
 import ctypes
+import importlib
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 STRUCK_PASS = 6
@@ -24,53 +26,77 @@ def strike(path: str) -> bool:
     return True
 
 
+def replace_method(owner: type, name: str, method: object) -> None:
+    """Puts another method in the place of one."""
+    setattr(owner, name, method)
+
+
 def lose_running(path: str) -> None:
     """The row that has run for longest is lost with the fifth step."""
+    from mlxsup.protocol.ids import RequestKey
+    from mlxsup.protocol.states import FinishReason
+    from mlxsup.protocol.worker_messages import Step, WorkerMessage
     from mlxsup.worker.engine import StepResult
-    from mlxsup.worker.loop import StepLoop
+    from mlxsup.worker.link import Link
+    from mlxsup.worker.thread_guard import OwnedEngine
 
-    send_step = StepLoop._send_step
+    compute, send, steps = OwnedEngine.step, Link.send, 0
+    lost: list[RequestKey] = []
 
-    def send(self: StepLoop, result: StepResult) -> None:
-        if self._steps == 5 and strike(path):
-            lost = next(iter(self._running))
-            self._engine.remove(lost)
-            del self._running[lost]
-            result = StepResult(tokens=[t for t in result.tokens if t.key != lost])
-        send_step(self, result)
+    def step(self: OwnedEngine) -> StepResult:
+        nonlocal steps
+        result, steps = compute(self), steps + 1
+        if steps == 5 and strike(path):
+            first, *others = result.tokens  # the loop lets go of the first, and nobody hears of it
+            lost.append(first.key)
+            self.remove(first.key)
+            result = replace(result, tokens=[replace(first, finish=FinishReason.STOP), *others])
+        return result
 
-    StepLoop._send_step = send  # type: ignore[method-assign]
+    def keep_quiet(self: Link, message: WorkerMessage) -> None:
+        if isinstance(message, Step):
+            message = replace(message, rows=[row for row in message.rows if row.key not in lost])
+        send(self, message)
+
+    replace_method(OwnedEngine, "step", step)
+    replace_method(Link, "send", keep_quiet)
 
 
 def lose_leaving(path: str) -> None:
     """The end of the first row that is cancelled is never told."""
-    from mlxsup.protocol.ids import RequestKey
-    from mlxsup.worker.loop import StepLoop
+    from mlxsup.protocol.states import FinishReason
+    from mlxsup.protocol.worker_messages import Step, WorkerMessage
+    from mlxsup.worker.link import Link
 
-    cancel = StepLoop._cancel
+    send = Link.send
 
-    def forget(self: StepLoop, key: RequestKey) -> None:
-        cancel(self, key)
-        if strike(path):
-            self._ended.clear()
+    def forget(self: Link, message: WorkerMessage) -> None:
+        if isinstance(message, Step):
+            rest = [row for row in message.rows if row.finish is not FinishReason.CANCELLED]
+            if len(rest) < len(message.rows) and strike(path):
+                message = replace(message, rows=rest)
+        send(self, message)
 
-    StepLoop._cancel = forget  # type: ignore[method-assign]
+    replace_method(Link, "send", forget)
 
 
 def lose_messages(path: str) -> None:
-    """After the fifth step nothing that the worker sends arrives, and it does not know."""
-    from mlxsup.worker.engine import StepResult
+    """From the fifth step on nothing that the worker sends arrives, and it does not know."""
+    from mlxsup.protocol.worker_messages import Step, WorkerMessage
     from mlxsup.worker.link import Link
-    from mlxsup.worker.loop import StepLoop
 
-    send_step = StepLoop._send_step
+    send, is_cut = Link.send, False
 
-    def send(self: StepLoop, result: StepResult) -> None:
-        if self._steps == 5 and strike(path):
-            Link.flush = lambda self: self._outbox.clear() is None  # type: ignore[method-assign]
-        send_step(self, result)
+    def vanish(self: Link, message: WorkerMessage) -> None:
+        nonlocal is_cut
+        if isinstance(message, Step) and message.step == 5 and strike(path):
+            is_cut = True
+        if is_cut:
+            self.sent += 1
+        else:
+            send(self, message)
 
-    StepLoop._send_step = send  # type: ignore[method-assign]
+    replace_method(Link, "send", vanish)
 
 
 def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
@@ -81,17 +107,18 @@ def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
     """
 
     def arrange(path: str) -> None:
+        from mlxsup.worker.engine import EngineFacts, ReportProgress
         from mlxsup.worker.thread_guard import OwnedEngine
 
         load = OwnedEngine.load
 
-        def load_and_arrange(self: OwnedEngine, report: Any) -> Any:
+        def load_and_arrange(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
             facts = load(self, report)
             if generate := sys.modules.get("mlx_lm.generate"):
                 replace_next(generate.BatchGenerator, path, act)
             return facts
 
-        OwnedEngine.load = load_and_arrange  # type: ignore[method-assign]
+        replace_method(OwnedEngine, "load", load_and_arrange)
 
     return arrange
 
@@ -157,9 +184,7 @@ WAYS = {
 }
 
 if "TEST_TRANSFORMERS_INDEX" in os.environ:  # this file stands in front of the one that does it
-    import transformers_index
-
-    transformers_index.install()
+    importlib.import_module("transformers_index").install()
 
 if wanted := os.environ.get("MLXSUP_SABOTAGE"):
     what, _, file = wanted.partition(":")

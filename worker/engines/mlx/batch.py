@@ -162,8 +162,8 @@ class MlxBatch:
 
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
-        of_rows = (self._keys, self._uids, self._turns, self._wanted_logprobs, self._grammars)
-        return tuple(map(len, of_rows))
+        books = (self._keys, self._uids, self._turns, self._wanted_logprobs, self._grammars)
+        return tuple(len(book) for book in books)
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""

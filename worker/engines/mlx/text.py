@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlxsup.protocol.body import RequestBody, invalid
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 
 from ...engine import BadModelError, Detokenizer, Prompt
 from ...text.channels import ChannelParser, ChannelRules

@@ -1,0 +1,184 @@
+"""A step loop of two places whose engine gives the results that a test told it to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.worker_messages import (
+    Dispatch,
+    MessageToWorker,
+    Resume,
+)
+from mlxsup.worker.engine import (
+    EngineBytes,
+    EngineFacts,
+    Prompt,
+    ReportProgress,
+    Row,
+    StepResult,
+)
+from mlxsup.worker.engines.fake.text import FakeTextCodec
+from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.loop import StepLoop
+from mlxsup.worker.text.grammar import Grammar
+from mlxsup.worker.text_threads import Refused, Tokenised
+
+FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
+
+
+A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
+
+
+STEP_TIMEOUT_S = 3.0
+
+
+class Engine:
+    """Gives the results it was told to, in order, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.text = FakeTextCodec()
+        self.rows: dict[RequestKey, Row] = {}
+        self.results: list[StepResult] = []
+        self.removed: list[tuple[RequestKey, ...]] = []
+        self.cached = 0
+        self.returned = 0
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        return FACTS
+
+    def close(self) -> None:
+        pass
+
+    def insert(self, row: Row) -> int:
+        self.rows[row.key] = row
+        return self.cached
+
+    def remove(self, *keys: RequestKey) -> None:
+        self.removed.append(keys)
+        for key in keys:
+            self.rows.pop(key, None)
+
+    def has_rows(self) -> bool:
+        return bool(self.rows)
+
+    def row_count(self) -> int:
+        return len(self.rows)
+
+    def predict_step_s(self) -> float:
+        return 0.75
+
+    def prefill_chunk(self) -> int:
+        return 64
+
+    def bytes_held(self) -> EngineBytes:
+        return EngineBytes(active=1, cache=2, peak=3)
+
+    def give_back(self) -> None:
+        self.returned += 1
+
+    def step(self) -> StepResult:
+        result = self.results.pop(0) if self.results else StepResult()
+        for token in result.tokens:
+            if token.finish is not None:
+                self.rows.pop(token.key, None)
+        return result
+
+
+class Around:
+    """The loop's link and its text side."""
+
+    def __init__(self) -> None:
+        self.inbox: list[MessageToWorker] = []
+        self.sent_messages: list[Message] = []
+        self.sent = self.received = 0
+        self.flushes: list[bool] = []
+        self.submitted: list[tuple[Any, ...]] = []
+        self.forgotten: list[RequestKey] = []
+        self.ready: list[Tokenised | Refused] = []
+        self.busy_with: tuple[RequestKey, float] | None = None
+        self.is_there = True
+
+    def receive(self) -> MessageToWorker | None:
+        return self.inbox.pop(0) if self.inbox else None
+
+    def send(self, message: Message) -> None:
+        self.sent += 1
+        self.sent_messages.append(message)
+
+    def flush(self) -> bool:
+        return self.flushes.pop(0) if self.flushes else True
+
+    def wait(self, timeout_s: float | None) -> None:
+        raise NotImplementedError
+
+    def submit(self, *given: Any) -> None:
+        self.submitted.append(given)
+
+    def forget(self, key: RequestKey) -> None:
+        self.forgotten.append(key)
+
+    def take(self) -> list[Tokenised | Refused]:
+        ready, self.ready = self.ready, []
+        return ready
+
+    def busy(self) -> tuple[RequestKey, float] | None:
+        return self.busy_with
+
+    def is_alive(self) -> bool:
+        return self.is_there
+
+
+class Bench:
+    """A loop of two places on a clock of the test's own."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.engine, self.around = Engine(), Around()
+        self.board = Board(clock=lambda: self.now)
+        self.loop = StepLoop(
+            engine=self.engine,
+            facts=FACTS,
+            link=self.around,
+            text=self.around,
+            board=self.board,
+            max_concurrency=2,
+            step_timeout_s=STEP_TIMEOUT_S,
+            sampling={"temperature": 0.5},
+            clock=lambda: self.now,
+        )
+
+    def dispatch(self, *keys: RequestKey, resume: Resume | None = None) -> None:
+        self.around.inbox += [Dispatch(key=key, body=b"body", resume=resume) for key in keys]
+        self.loop.drain()
+
+    def prepare(
+        self,
+        key: RequestKey,
+        *,
+        resume: Resume | None = None,
+        grammar: Grammar | None = None,
+        **body: Any,
+    ) -> None:
+        self.around.ready.append(
+            Tokenised(
+                key=key,
+                body=RequestBody.from_wire({"prompt": "p", "max_tokens": 9, "seed": 1} | body),
+                prompt=Prompt(tokens=[5, 6, 7], grammar=grammar),
+                tokenize_s=0.25,
+                resume=resume,
+            )
+        )
+
+    def start(self, *keys: RequestKey, **body: Any) -> None:
+        self.dispatch(*keys)
+        for key in keys:
+            self.prepare(key, **body)
+        self.loop.turn()
+        self.around.sent_messages.clear()
+
+    def sent(self) -> list[Message]:
+        found, self.around.sent_messages = self.around.sent_messages, []
+        return found

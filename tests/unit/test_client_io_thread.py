@@ -1,0 +1,224 @@
+"""How the thread of the synchronous client drives its connection, by hand."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from mlxsup.client import io_thread as thread_module
+from mlxsup.client.io_thread import IoThread
+from support.driven_connection import Connection
+
+
+class Enough(Exception):
+    """Ends a loop that would otherwise wait for ever."""
+
+
+def enough() -> None:
+    raise Enough
+
+
+class Unstarted:
+    """A thread that the test runs itself."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.calls: list[str] = []
+        self.on_join: Callable[[], object] = lambda: None
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def join(self) -> None:
+        self.calls.append("join")
+        self.on_join()
+
+
+class Driven:
+    """An IoThread that is run by hand, on a clock that stands at 100 s.
+
+    Attributes:
+        started: the thread that it made.
+        waker, woken: the pair of sockets by which it is woken.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connection = Connection()
+        self.polls: list[Any] = []
+        self.on_poll: list[Callable[[], object]] = []
+        self.waker, self.woken = socket.socketpair()
+        threads: list[Unstarted] = []
+
+        def thread(**given: Any) -> Unstarted:
+            threads.append(Unstarted(**given))
+            return threads[-1]
+
+        with monkeypatch.context() as made:
+            made.setattr(threading, "Thread", thread)
+            made.setattr(socket, "socketpair", lambda: (self.waker, self.woken))
+            self.thread = IoThread("ipc:///x")
+        [self.started] = threads
+        monkeypatch.setattr(thread_module, "Connection", lambda endpoint: self.connection)
+        monkeypatch.setattr(thread_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+        monkeypatch.setattr(zmq, "Poller", lambda: Poller(self))
+
+    def run(self) -> None:
+        """What the thread does from its start to its end."""
+        self.started.given["target"]()
+
+    def run_until_enough(self) -> None:
+        with pytest.raises(Enough):
+            self.run()
+
+
+class Poller:
+    """Notes what is waited for, and never waits."""
+
+    def __init__(self, driven: Driven) -> None:
+        self.driven = driven
+        self.registered: list[Any] = []
+
+    def register(self, what: Any, flags: int) -> None:
+        self.registered.append((what, flags))
+
+    def poll(self, timeout_ms: int | None) -> None:
+        self.driven.polls.append((self.registered, timeout_ms))
+        if self.driven.on_poll:
+            self.driven.on_poll.pop(0)()
+
+
+@pytest.fixture
+def driven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:
+    made = Driven(monkeypatch)
+    yield made
+    made.thread.close()
+
+
+def test_the_thread_is_a_daemon_with_a_name_and_starts_at_once(driven: Driven) -> None:
+    assert driven.started.calls == ["start"]
+    target = driven.started.given["target"]
+    assert driven.started.given == {"target": target, "name": "mlxsup-client", "daemon": True}
+
+
+@pytest.mark.parametrize(
+    ("is_more", "deadline", "timeout_ms"),
+    [
+        (False, None, None),
+        (True, None, 0),
+        (True, 105.0, 0),
+        (False, 102.5, 2501),
+        (False, 100.0, 1),
+        (False, 90.0, 1),
+    ],
+)
+def test_it_waits_until_silence_is_to_be_judged_and_not_at_all_if_more_is_there_P2(
+    driven: Driven, is_more: bool, deadline: float | None, timeout_ms: int | None
+) -> None:
+    driven.connection.deadline = deadline
+    driven.connection.pumps = [is_more]
+    driven.on_poll = [enough]
+    driven.run_until_enough()
+    assert driven.polls == [([(driven.woken, zmq.POLLIN)], timeout_ms)]
+
+
+@pytest.mark.parametrize("has_unsent", [False, True])
+def test_it_waits_for_the_link_and_for_room_if_something_is_unsent(
+    driven: Driven, has_unsent: bool
+) -> None:
+    link = SimpleNamespace(socket="socket", monitor="monitor", has_unsent=has_unsent)
+    driven.connection.link = link
+    driven.on_poll = [lambda: setattr(link, "monitor", None), enough]
+    driven.run_until_enough()
+    flags = zmq.POLLIN | zmq.POLLOUT if has_unsent else zmq.POLLIN
+    own = (driven.woken, zmq.POLLIN)
+    assert driven.polls == [
+        ([own, ("socket", flags), ("monitor", zmq.POLLIN)], None), ([own], None)
+    ]  # fmt: skip
+
+
+def test_what_is_posted_wakes_the_thread_with_one_byte(driven: Driven) -> None:
+    assert driven.thread.post(lambda connection: None) is True
+    assert driven.woken.recv(99) == b"\0"
+    driven.on_poll = [enough]
+    driven.run_until_enough()
+    assert driven.thread.post(lambda connection: None) is False
+    with pytest.raises(BlockingIOError):
+        driven.woken.recv(99)
+
+
+def test_a_wait_takes_all_wakes(driven: Driven) -> None:
+    assert driven.waker.send(b"x" * 4097) == 4097
+
+    def look() -> None:
+        with pytest.raises(BlockingIOError):
+            driven.woken.recv(1)
+        raise Enough
+
+    driven.on_poll = [lambda: None, look]
+    driven.run_until_enough()
+    assert len(driven.polls) == 2
+
+
+def test_tasks_run_in_order_before_each_pump_and_once_more_at_the_end(driven: Driven) -> None:
+    thread, done = driven.thread, driven.connection.done
+    is_over = threading.Event()
+    driven.started.on_join = lambda: is_over.wait(60)
+    closer = threading.Thread(target=thread.close)
+
+    def note(name: str, connection: object) -> None:
+        done.append((name, connection is driven.connection))
+
+    def post(name: str) -> bool:
+        return thread.post(partial(note, name))
+
+    def post_and_close() -> None:
+        post("d")
+        driven.woken.recv(99)
+        closer.start()
+        assert select.select([driven.woken], [], [], 60)[0], "it is closing"
+
+    post("a")
+    post("b")
+    driven.on_poll = [lambda: post("c"), post_and_close]
+    driven.run()
+    assert done == [
+        ("a", True), ("b", True), "pump", ("c", True), "pump", ("d", True), "close", "terminate"
+    ]  # fmt: skip
+    assert not post("late")
+    is_over.set()
+    closer.join(60)
+    assert done[-1] == "terminate"
+
+
+def test_a_loop_that_broke_leaves_nobody_waiting(driven: Driven) -> None:
+    def broken(connection: object) -> None:
+        raise ValueError("broken")
+
+    driven.thread.post(broken)
+    driven.thread.post(lambda connection: driven.connection.done.append("the next"))
+    with pytest.raises(ValueError, match="broken"):
+        driven.run()
+    assert driven.connection.done == ["the next", "close", "terminate"]
+    assert not driven.thread.post(broken)
+
+
+def test_a_closed_thread_was_woken_once_and_has_no_sockets(driven: Driven) -> None:
+    woken: list[bytes] = []
+
+    def read() -> None:
+        if driven.woken.fileno() >= 0:
+            woken.append(driven.woken.recv(99))
+
+    driven.started.on_join = read
+    driven.thread.close()
+    assert (driven.woken.fileno(), driven.waker.fileno()) == (-1, -1)
+    driven.thread.close()
+    assert woken == [b"\0"]
+    assert driven.started.calls == ["start", "join", "join"]

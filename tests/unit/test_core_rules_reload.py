@@ -1,0 +1,117 @@
+"""Reloads of the configuration: what they change, whom they end, and how they are answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxsup.protocol.client_messages import Failed, Reload, Reply
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.states import FinishReason, State
+from mlxsup.supervisor.core.actions import ReadConfiguration
+from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_states import in_state
+
+# ---------------------------------------------------------------- reload
+
+
+def reload(driver: Driver, *models: ModelSettings) -> None:
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(drain_timeout_s=5.0), models=models))
+
+
+OTHER_LAUNCH = replace(LAUNCH, path="/other")
+
+
+def test_reload_with_a_changed_launch_key() -> None:
+    expected = {
+        State.STOPPED: State.STOPPED,
+        State.LOADING: State.STOPPING,
+        State.READY: State.DRAINING,
+        State.DRAINING: State.DRAINING,
+        State.STOPPING: State.STOPPING,
+        State.BACKOFF: State.LOADING,
+        State.FAILED: State.LOADING,
+    }
+    for state, after in expected.items():
+        driver = in_state(state)
+        reload(driver, entry(launch=OTHER_LAUNCH))
+        assert driver.state() is after, state
+
+
+def test_reload_with_another_key_applies_at_once_and_restarts_nothing() -> None:
+    for state in State:
+        if state is State.PENDING:
+            continue
+        driver = in_state(state)
+        reload(driver, entry(idle_unload_s=3.0))
+        assert driver.state() is state
+
+
+def test_a_removed_busy_model_drains_and_is_erased_at_the_exit() -> None:
+    driver = in_state(State.READY)
+    driver.ask("r2")
+    driver.ask("waits")
+    reload(driver, entry("other"))
+    assert driver.errors() == {"waits": ErrorCode.UNKNOWN_MODEL}
+    driver.ask("new")
+    assert driver.errors() == {"new": ErrorCode.UNKNOWN_MODEL}
+    driver.token(1, 2, finish=FinishReason.STOP)
+    driver.exit(code=0)
+    assert [row["name"] for row in driver.core.status(driver.now)["models"]] == ["other"]
+
+
+def test_a_removed_model_without_a_process_is_erased_at_once() -> None:
+    for state in (State.STOPPED, State.BACKOFF, State.FAILED):
+        driver = in_state(state)
+        reload(driver, entry("other"))
+        assert [row["name"] for row in driver.core.status(driver.now)["models"]] == ["other"]
+
+
+def test_an_added_model_that_is_preloaded_comes_up() -> None:
+    driver = in_state(State.READY)
+    reload(driver, entry(), entry("new", preload=True))
+    assert driver.spawns() == ["new"]
+
+
+def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
+    driver = Driver([entry("a"), entry("b"), entry("c")])
+    driver.say(Reload(id=RequestId("x")))
+    [read] = driver.of(ReadConfiguration)
+    models = (entry("a"), entry("b", idle_unload_s=5.0), entry("d"))
+    driver.do(
+        Reloaded(
+            now=driver.now,
+            settings=CoreSettings(),
+            models=models,
+            caller=read.caller,
+            later=("log_dir",),
+        )
+    )
+    [reply] = driver.sent(Reply)
+    assert reply.id == "x"
+    assert reply.value == {
+        "added": ["d"], "changed": ["b"], "removed": ["c"], "later": ["log_dir"],
+    }  # fmt: skip
+
+
+def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id=RequestId("x")))
+    [read] = driver.of(ReadConfiguration)
+    driver.do(ReloadRefused(now=driver.now, problems=("line 3",), caller=read.caller))
+    [failed] = driver.sent(Failed)
+    assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["line 3"]})
+    assert driver.state() is State.READY
+
+
+def test_a_reload_meets_a_shutdown() -> None:
+    driver = in_state(State.READY)
+    driver.say(Reload(id=RequestId("x")))
+    [read] = driver.of(ReadConfiguration)
+    driver.signal()
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=read.caller))
+    assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
+    driver.say(Reload(id=RequestId("y")))
+    assert driver.errors() == {"y": ErrorCode.SHUTTING_DOWN}
