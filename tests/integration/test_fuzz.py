@@ -122,11 +122,11 @@ def test_hostile_frames_through_the_socket_break_no_stream_P17(tmp_path: Path) -
 TAKE = """
 from mlxsup.supervisor.sockets import clients
 made, kept = clients.TracedSocket, []
-def planted(socket, take):
+def planted(bound, take):
     def taken(frames):
         {body}
         take(frames)
-    return made(socket, taken)
+    return made(bound, taken)
 clients.TracedSocket = planted
 """
 SABOTAGE = {

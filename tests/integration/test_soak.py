@@ -57,12 +57,12 @@ def test_nothing_grows_in_ordinary_use_J4(tmp_path: Path) -> None:
 PER_MESSAGE = """
 from mlxsup.supervisor.sockets import clients
 made, kept = clients.TracedSocket, []
-def planted(socket, take):
+def planted(bound, take):
     def taken(frames):
         if b"generate" in frames[1]:
             {body}
         take(frames)
-    return made(socket, taken)
+    return made(bound, taken)
 clients.TracedSocket = planted
 """
 LEAKS = {
