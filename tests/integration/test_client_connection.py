@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
-from mlxsup.client.api import ClientBase
+from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection, RequestIds, _lost
+from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
 from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
@@ -261,12 +260,27 @@ def test_an_answer_is_read_when_it_comes_and_not_only_when_silence_is_judged(
 
 
 class SeenLink:
-    """How far a link came before it was lost."""
+    """A link that is lost, and how far it came before."""
 
     def __init__(self, *flags: str) -> None:
         self.state = LinkState.LOST
         for name in ("was_turned_away", "was_heard", "was_connected", "was_reset"):
             setattr(self, name, name in flags)
+
+    def update(self) -> LinkState:
+        return self.state
+
+    def send(self, frames: list[bytes]) -> None:
+        """Nobody is there."""
+
+    def flush(self) -> None:
+        """Nothing can be sent."""
+
+    def receive(self) -> None:
+        """Nothing has come."""
+
+    def close(self, linger_ms: int) -> None:
+        """Nothing is open."""
 
 
 @pytest.mark.parametrize(
@@ -290,50 +304,21 @@ class SeenLink:
     ],
 )
 def test_what_is_said_of_a_lost_connection(
-    flags: tuple[str, ...], message: str, hint: str, is_turned_away: bool
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    message: str,
+    hint: str,
+    is_turned_away: bool,
 ) -> None:
-    link: Any = SeenLink(*flags)
-    error = _lost(link, "E")
+    monkeypatch.setattr(connection_module, "Link", lambda context, endpoint: SeenLink(*flags))
+    connection, box = Connection("E"), Box()
+    connection.open_command(A, encode(Ping(id=A)), box)
+    assert not connection.pump()
+    connection.terminate()
+    [error] = box.items
+    assert isinstance(error, ConnectionLost)
     assert (error.message, error.hint) == (message, hint)
     assert (error.endpoint, error.is_turned_away) == ("E", is_turned_away)
-
-
-def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
-    one, other = RequestIds(), RequestIds()
-    ids = [ids.next() for ids in (one, other) for _ in range(3)]
-    assert len(set(ids)) == 6
-    assert [name.split("-")[1] for name in ids] == ["1", "2", "3"] * 2
-    assert len({name.split("-")[0] for name in ids}) == 2
-
-
-COMMANDS = ("ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_both_clients_take_the_same(name: str) -> None:
-    def taken(client: type[Any]) -> dict[str, Any]:
-        parameters = inspect.signature(getattr(client, name)).parameters.values()
-        return {one.name: (one.kind, one.default) for one in parameters}
-
-    assert taken(Client) == taken(AsyncClient)
-    flags = {
-        name: default
-        for name, (_, default) in taken(Client).items()
-        if default is not inspect.Parameter.empty
-    }
-    assert flags == {
-        "status": {"debug": False},
-        "restart": {"now": False, "wait": True},
-        "stop": {"now": False, "timeout_s": None},
-    }.get(name, {})
-
-
-def test_nothing_but_the_model_must_be_said_of_a_request() -> None:
-    parameters = inspect.signature(ClientBase.generate).parameters
-    _, model, *others = parameters.values()
-    assert model.default is inspect.Parameter.empty
-    assert {one.name for one in others if one.default is not None} == {"resume"}
-    assert parameters["resume"].default is True
 
 
 # ---------------------------------------------------------------- the socket itself

@@ -62,7 +62,10 @@ async def reload(stage: Stage) -> Any:
     peer = stage.peer()
     await peer.say(Reload(id=RequestId("reload")))
     message = await peer.hear_any()
-    return message.value if isinstance(message, Reply) else message.error["message"]  # type: ignore[attr-defined]
+    if isinstance(message, Reply):
+        return message.value
+    assert isinstance(message, Failed)
+    return message.error["message"]
 
 
 # ---------------------------------------------------------------- reloads

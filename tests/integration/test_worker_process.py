@@ -12,7 +12,7 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
-from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, Step
+from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, LoadProgress, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from support.eventually import eventually
 from support.worker_harness import WorkerHarness
@@ -268,7 +268,7 @@ def test_a_spec_that_comes_in_pieces_is_read_whole() -> None:
 def test_progress_grows_and_every_phase_is_named_B1() -> None:
     with WorkerHarness(fake={"load_steps": 6, "load_s": 0.05}) as worker:
         worker.wait_until_ready()
-        progress = [m.progress for m in worker.messages if m.TYPE == "load_progress"]  # type: ignore[attr-defined]
+        progress = [m.progress for m in worker.messages if isinstance(m, LoadProgress)]
         assert progress == sorted(progress)
         assert len(progress) == 7
         assert progress[-1] == 1.0

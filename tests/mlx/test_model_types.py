@@ -7,7 +7,9 @@ In float32 on the CPU; docs/models.md is the table of it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from mlxsup.protocol.ids import RequestKey
@@ -107,8 +109,9 @@ def test_the_scenarios_see_a_model_that_is_wrong_beside_others(
 
     plain = llama.Model.__call__
 
-    def leaking(self: llama.Model, inputs, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return plain(self, inputs, *args, **kwargs) * (1.0 + 0.1 * (inputs.shape[0] - 1))
+    def leaking(self: llama.Model, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = plain(self, inputs, *args, **kwargs)
+        return logits * (1.0 + 0.1 * (inputs.shape[0] - 1))
 
     (model_type,) = model_types(["llama"])
     folder = make_model(tmp_path / "llama", model_type)

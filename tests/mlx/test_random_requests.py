@@ -183,4 +183,5 @@ def test_200_random_requests_get_what_they_get_alone_C8_C10_D9(
 def check_nothing_is_left(driver: LoopDriver) -> None:
     assert not driver.loop.open_keys
     assert not driver.engine.has_rows()
-    check_no_row_is_left(driver.engine)  # type: ignore[arg-type]
+    assert isinstance(driver.engine, MlxEngine)
+    check_no_row_is_left(driver.engine)
