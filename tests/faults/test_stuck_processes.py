@@ -79,17 +79,17 @@ def test_a_leftover_that_cannot_be_ended_is_named_and_kept_on_record(tmp_path: P
     code = f"""
 import os, sys
 from pathlib import Path
-from mlxsup.supervisor import sweep
-from mlxsup.supervisor.daemon import _sweep, _open_log
+from mlxsup.supervisor.workers import leftovers
+from mlxsup.supervisor.daemon import end_leftovers
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
 folder = Path({os.fspath(tmp_path)!r})
-sweep.WorkerRecord(folder).add("stuck", int(sys.argv[1]))
-sweep.kill_group = lambda pid: None
-sweep.KILL_LIMIT_S = 0.1
-record = sweep.WorkerRecord(folder)
+leftovers.WorkerRecord(folder).add("stuck", int(sys.argv[1]))
+leftovers.kill_group = lambda pid: None
+leftovers.KILL_LIMIT_S = 0.1
+record = leftovers.WorkerRecord(folder)
 writer = LogWriter(print)
-_sweep(record, DaemonLog(folder, "info", writer))
+end_leftovers(record, DaemonLog(folder, "info", writer))
 writer.close(60.0)
 """
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -22,7 +22,7 @@ BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHON
 
 LEFT_IN_BUFFERS = """
 import os, signal, sys
-from mlxsup.cli import daemon
+from mlxsup.cli.commands import start
 from mlxsup.cli.main import main
 
 def serve(configuration, **_):
@@ -37,7 +37,7 @@ def serve(configuration, **_):
         getattr(sys, name).buffer.write(b"left")
     return 0
 
-daemon.serve = serve
+start.serve = serve
 main(["start", "--model", "m=/nowhere"])
 """
 
