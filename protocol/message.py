@@ -1,4 +1,4 @@
-"""What all messages have in common, and what those of both links hold."""
+"""What all messages have in common, and types that both links use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class Message:
-    """What can be encoded; `TYPE` is its name on the wire."""
+    """A message that can be encoded; `TYPE` is its name on the wire."""
 
     __slots__ = ()
     TYPE: ClassVar[str]
@@ -19,7 +19,7 @@ class TokenLogprob:
 
     Attributes:
         token: its id.
-        logprob: after biases, penalties and grammar, before temperature and what follows it.
+        logprob: after biases, penalties and grammar, before temperature and the filters.
         text: the token alone; half a character shows as a replacement character.
     """
 
@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
-    """How likely one token of an answer was, and which others were likeliest there.
+    """How likely one token of an answer was, and which others were the likeliest in its place.
 
     Attributes:
         chosen: the token of the answer.
