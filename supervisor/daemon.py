@@ -75,7 +75,7 @@ def _serve(
     writer = LogWriter(report)
     log = _open_log(config, writer)
     record = WorkerRecord(config.runtime_dir)
-    end_leftovers(record, log)
+    _end_leftovers(record, log)
     context: Context = zmq.Context()
     app = App(
         config,
@@ -109,7 +109,7 @@ def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     return DaemonLog(config.log_dir, config.log_level, writer)
 
 
-def end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
+def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
     """Ends workers that an earlier supervisor left behind (E6)."""
     try:
         leftovers = record.sweep()

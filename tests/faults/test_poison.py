@@ -119,7 +119,8 @@ def is_beyond(client: Client, model: str, generation: int) -> bool:
 
 ABORTING = """
 import ctypes, os, sys
-from mlxsup.worker import __main__ as worker, mlx_engine
+from mlxsup.worker import __main__ as worker
+from mlxsup.worker.engines.mlx import engine as mlx_engine
 
 class AbortingEngine(mlx_engine.MlxEngine):
     '''Crashes natively when a row whose prompt begins with MARKER has decoded so many tokens as

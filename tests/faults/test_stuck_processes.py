@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -75,39 +75,41 @@ def test_stop_ends_within_its_limit_and_names_it_and_so_does_the_next_start_P26(
         daemon.let_go(pid)
 
 
-def test_a_leftover_that_cannot_be_ended_is_named_and_kept_on_record(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
+NO_KILL = """
+import os, signal, sys
 from pathlib import Path
+from mlxsup.supervisor.config.load import load_config
+from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.workers import leftovers
-from mlxsup.supervisor.daemon import end_leftovers
-from mlxsup.supervisor.log_files import LogWriter
-from mlxsup.supervisor.logs import DaemonLog
-folder = Path({os.fspath(tmp_path)!r})
-leftovers.WorkerRecord(folder).add("stuck", int(sys.argv[1]))
-leftovers.kill_group = lambda pid: None
+config = load_config(Path(sys.argv[1]))
+config.runtime_dir.mkdir(mode=0o700)
+leftovers.WorkerRecord(config.runtime_dir).add("stuck", int(sys.argv[2]))
+os.kill = os.killpg = lambda pid, number: None
 leftovers.KILL_LIMIT_S = 0.1
-record = leftovers.WorkerRecord(folder)
-writer = LogWriter(print)
-end_leftovers(record, DaemonLog(folder, "info", writer))
-writer.close(60.0)
+end = lambda endpoint: signal.raise_signal(signal.SIGTERM)
+sys.exit(run_daemon(config, on_change=print, on_listening=end))
 """
+
+
+def test_a_leftover_that_cannot_be_ended_is_named_and_kept_on_record() -> None:
+    daemon = Daemon({"m": fake(preload=False)})
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, str(sleeper.pid)],
+            [sys.executable, "-c", NO_KILL, str(daemon.config), str(sleeper.pid)],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
             check=True,
         )
         assert f"process {sleeper.pid} of stuck, left by an earlier daemon, cannot" in done.stderr
-        assert "leftover worker cannot be ended" in (tmp_path / "mlxsup.log").read_text()
-        record = json.loads((tmp_path / "workers.json").read_text())
+        assert "leftover worker cannot be ended" in (daemon.logs / "mlxsup.log").read_text()
+        record = json.loads((daemon.folder / "run" / "workers.json").read_text())
         assert [entry["pid"] for entry in record] == [sleeper.pid]
     finally:
         sleeper.kill()
         sleeper.wait()
+        shutil.rmtree(daemon.folder)
 
 
 @pytest.mark.parametrize("how", ["crash", "kill", "unload", "stop"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -12,104 +10,29 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
-    Load,
     Restart,
-    StatusQuery,
     Stop,
     Unload,
 )
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
-from support import warm
+from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
 from support.eventually import eventually
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
     ScriptedSupervisor,
-    answer,
-    fail,
-    finish,
     scripted_supervisor,
     send_pieces,
 )
 
-TIME_LIMIT_S = 120
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""
-
-
-def model(name: str, **values: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "state": "READY",
-        "generation": 1,
-        "pid": 4711,
-        "restarts": 0,
-        "last_exit": None,
-        "retry_in_s": None,
-        "progress": None,
-        "queued": 0,
-        "running": [],
-        "tokens_per_s": 0.0,
-        "footprint_bytes": 3 * 2**30,
-        "context_length": 8192,
-        "loaded_for_s": 125.0,
-        **values,
-    }
-
-
-class Daemon:
-    """A script that answers every command of the command line."""
-
-    def __init__(self, log_dir: Path) -> None:
-        self.models = [
-            model("smollm2"),
-            model(
-                "qwen",
-                state="FAILED",
-                pid=None,
-                last_exit={"reason": "load_error", "code": 66, "signal": None, "detail": "no /q"},
-            ),
-        ]
-        self.log_dir = log_dir
-        self.stopping: list[subprocess.Popen[bytes]] = []
-
-    def __call__(self, peer: Peer, message: Message) -> None:
-        match message:
-            case StatusQuery():
-                answer(
-                    peer, message, version=VERSION, models=self.models, log_dir=str(self.log_dir)
-                )
-            case Load(model="smolm2") | Generate(model="smolm2"):
-                known = [entry["name"] for entry in self.models]
-                sentence = "no model is called 'smolm2'; configured: qwen, smollm2"
-                values = {"known": known, "close": ["smollm2"]}
-                fail(peer, message.id, "unknown_model", sentence, **values)
-            case Load(model="qwen"):
-                fail(peer, message.id, "load_failed", "qwen: no folder /q", model="qwen")
-            case Generate(model="qwen"):
-                send_pieces(peer, message.id, ["one", " two"])
-                fail(peer, message.id, "worker_crashed", "its worker crashed", tokens_sent=2)
-            case Generate():
-                send_pieces(peer, message.id, ["Hällo", " wörld"])
-                finish(peer, message.id, 2)
-            case Restart(now=False):
-                pass
-            case Stop():
-                for process in self.stopping:
-                    process.terminate()
-                pids = [process.pid for process in self.stopping]
-                answer(peer, message, pids=pids[1:], supervisor_pid=pids[0])
-            case Cancel():
-                pass
-            case _:
-                answer(peer, message)
 
 
 @pytest.fixture
@@ -127,34 +50,6 @@ def daemon(folder: Path) -> Daemon:
 def supervisor(folder: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
     with scripted_supervisor(folder / "client.sock", daemon) as running:
         yield running
-
-
-def environment(**values: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MLXSUP") and k != "NO_COLOR"}
-    return kept | {"PYTHONUNBUFFERED": ""} | values
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mlxsup.cli", *arguments]
-
-
-def mlxsup(
-    *arguments: str, stdin: bytes = b"", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    done = warm.run(
-        command(*arguments),
-        stdin=stdin,
-        environment=environment(**variables),
-        timeout_s=TIME_LIMIT_S,
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert "Traceback" not in err
-    assert "\x1b" not in out + err
-    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
-
-
-def at(supervisor: ScriptedSupervisor, *arguments: str, **keywords: Any) -> Any:
-    return mlxsup(*arguments, "--endpoint", supervisor.endpoint, **keywords)
 
 
 def test_status_shows_every_model(supervisor: ScriptedSupervisor, folder: Path) -> None:
@@ -378,49 +273,6 @@ def test_stop_returns_when_every_process_is_gone_E5(
             process.wait()
 
 
-def test_logs_of_one_and_of_all(supervisor: ScriptedSupervisor, folder: Path) -> None:
-    (folder / "smollm2.log.1").write_text("--- generation 1\nold\n")
-    (folder / "smollm2.log").write_text("\x1b[31mnew\x1b[0m\n")
-    (folder / "qwen.log").write_text("other\n")
-    (folder / "mlxsup.log").write_text("daemon\n")
-    assert at(supervisor, "logs", "smollm2").stdout == "--- generation 1\nold\nnew\n"
-    assert at(supervisor, "logs", "smollm2", "-n", "1").stdout == "new\n"
-    assert at(supervisor, "logs", "-n", "1").stdout == "smollm2 | new\nqwen    | other\n"
-    assert at(supervisor, "logs", "mlxsup").stdout == "daemon\n"
-    lines = at(supervisor, "logs", "qwen", "--json").stdout.splitlines()
-    assert json.loads(lines[0]) == {"schema_version": 1, "model": "qwen", "line": "other"}
-
-
-def test_logs_without_a_daemon_come_from_the_configuration(folder: Path) -> None:
-    config = folder / "mlxsup.toml"
-    config.write_text('[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n[models.m]\npath="m"\n')
-    (folder / "logs").mkdir()
-    (folder / "logs" / "m.log").write_text("last words\n")
-    done = mlxsup("logs", "m", "--config", str(config))
-    assert (done.returncode, done.stdout) == (0, "last words\n")
-
-
-def test_logs_follow_across_rotation_until_interrupted(
-    supervisor: ScriptedSupervisor, folder: Path
-) -> None:
-    log = folder / "smollm2.log"
-    log.write_text("a\n")
-    process = subprocess.Popen(
-        command("logs", "smollm2", "-f", "--endpoint", supervisor.endpoint),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"a\n"
-    log.rename(folder / "smollm2.log.1")
-    log.write_text("--- generation 2\n")
-    assert process.stdout.readline() == b"--- generation 2\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=TIME_LIMIT_S)
-    assert (process.returncode, out, err) == (130, b"", b"")
-
-
 def test_version_and_status_import_nothing_heavy(supervisor: ScriptedSupervisor) -> None:
     code = (
         "import sys\n"
@@ -442,71 +294,3 @@ def test_version_and_status_import_nothing_heavy(supervisor: ScriptedSupervisor)
         )
         assert done.stdout.splitlines()[-1] == f"[] {has_zmq}"
     assert mlxsup("--version").stdout == f"mlxsup {VERSION}\n"
-
-
-def run_in_terminal(arguments: list[str], **variables: str) -> str:
-    """What a command writes to a terminal of 80 columns."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        command(*arguments),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment(**({"COLUMNS": "80", "TERM": "xterm"} | variables)),
-    )
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            block = os.read(leader, 65536)
-        except OSError:
-            # Linux says so when the last process has closed the terminal.
-            break
-        if not block:
-            break
-        output += block
-    os.close(leader)
-    process.wait(TIME_LIMIT_S)
-    return output.decode().replace("\r\n", "\n")
-
-
-def test_terminal_has_colour_unless_it_is_not_wanted(supervisor: ScriptedSupervisor) -> None:
-    arguments = ["status", "--endpoint", supervisor.endpoint]
-    assert "\x1b[32mREADY" in run_in_terminal(arguments)
-    for plain in (
-        run_in_terminal(arguments, NO_COLOR="1"),
-        run_in_terminal(arguments, TERM="dumb"),
-        run_in_terminal([*arguments, "--no-color"]),
-    ):
-        assert "\x1b" not in plain
-        assert max(map(len, plain.splitlines())) <= 80
-
-
-def test_generate_ends_its_line_on_a_terminal_only(supervisor: ScriptedSupervisor) -> None:
-    arguments = ["generate", "smollm2", "x", "--endpoint", supervisor.endpoint]
-    assert run_in_terminal(arguments) == "Hällo wörld\n"
-    done = run_in_terminal(["generate", "qwen", "x", "--endpoint", supervisor.endpoint])
-    assert done.startswith("one two\n")
-
-
-def test_output_that_cannot_be_written_is_an_error_in_a_sentence(
-    supervisor: ScriptedSupervisor,
-) -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no device that is always full")
-    for arguments in (["--version"], ["status", "--endpoint", supervisor.endpoint]):
-        with full.open("wb") as output:
-            done = subprocess.run(
-                command(*arguments),
-                stdout=output,
-                stderr=subprocess.PIPE,
-                env=environment(),
-                timeout=TIME_LIMIT_S,
-                check=False,
-            )
-        assert done.returncode == 1
-        assert done.stderr.startswith(b"error: cannot write the output: ")
-        assert done.stderr.count(b"\n") == 1
-    closed = " ".join(command("--version")) + " >&- 2>&-"
-    assert subprocess.run(closed, shell=True, env=environment(), check=False).returncode == 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import click
 import pytest
-from mlxsup.cli.main import main, root
+from mlxsup.cli.main import root
 from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
 from support.daemon import Daemon, fake, wait_for_state
 
@@ -50,20 +49,6 @@ FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha
 
 LOCAL = {"config", "completion"}
 """These ask no daemon."""
-
-DAEMON_COMMANDS = [
-    ["status"],
-    ["status", "--watch"],
-    ["events"],
-    ["load", "m"],
-    ["unload", "m"],
-    ["restart", "m"],
-    ["generate", "m", "x"],
-    ["chat", "m"],
-    ["logs", "m"],
-    ["reload"],
-    ["stop"],
-]
 
 
 @pytest.fixture(scope="module")
@@ -175,29 +160,6 @@ def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
         )
 
 
-# ---------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("arguments", DAEMON_COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("is_json", [False, True])
-def test_without_a_daemon_every_command_exits_69(
-    tmp_path: object, arguments: list[str], is_json: bool
-) -> None:
-    endpoint = "ipc:///tmp/mlxsup-nobody/client.sock"
-    done = run_cli(*arguments, *(["--json"] if is_json else []), "--endpoint", endpoint)
-    assert done.returncode == 69
-    if is_json:
-        error = json.loads(done.stdout)["error"]
-        assert (error["code"], done.stderr) == ("connection_lost", "")
-        assert error["hint"] == "start one with `mlxsup start`"
-    else:
-        assert done.stdout == ""
-        assert done.stderr.splitlines() == [
-            f"error: no daemon answers at {endpoint}",
-            "hint: start one with `mlxsup start`",
-        ]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -210,6 +172,9 @@ def test_without_a_daemon_every_command_exits_69(
     ],
     ids=" ".join,
 )
+# ---------------------------------------------------------------- errors
+
+
 def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door_H10(
     daemon: Daemon, arguments: list[str]
 ) -> None:
@@ -222,40 +187,6 @@ def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door
     assert (done.returncode, done.stderr) == (1, "")
     error = json.loads(done.stdout)["error"]
     assert error == {"code": "unknown_model", "message": message, "hint": "did you mean alpha?"}
-
-
-USAGE: list[list[str]] = [
-    ["staus"],
-    ["status", "--wacht"],
-    ["status", "extra"],
-    ["load"],
-    ["chat"],
-    ["chat", "m", "--max-tokens", "many"],
-    ["generate", "m", "x", "--timeout", "soon"],
-    ["logs", "--since", "soon"],
-    ["logs", "-n", "-1"],
-    ["logs", "m", "-f", "--previous"],
-    ["stop", "--timeout", "soon"],
-    ["completion", "tcsh"],
-    ["config", "nonsense"],
-    ["start", "--model", "a", "--config", "b"],
-    ["start", "--model", "x/a", "--model", "y/a"],
-    ["start", "--model", "not a name"],
-    ["events", "--endpoint", "tcp://127.0.0.1:1"],
-]
-
-
-@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
-def test_usage_errors_exit_64_with_a_hint(arguments: list[str]) -> None:
-    done = run_cli(*arguments)
-    assert (done.returncode, done.stdout) == (64, "")
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("error: ")
-    if "tcp://127.0.0.1:1" not in arguments:
-        assert lines[1].startswith("hint: ")
-    done = run_cli(*arguments, "--json")
-    assert (done.returncode, done.stderr) == (64, "")
-    assert json.loads(done.stdout)["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize(
@@ -282,68 +213,6 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
     done = run(daemon, arguments, "--json")
     assert (done.returncode, done.stderr) == (1, "")
     assert json.loads(done.stdout)["error"]["code"] == code
-
-
-INTERRUPTED_IMPORT = """
-import signal, sys
-
-class Interrupts:
-    def find_spec(self, name, path=None, target=None):
-        if name == "mlxsup.cli.main":
-            signal.raise_signal(signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupts())
-from mlxsup.cli.__main__ import run
-run()
-"""
-
-
-def test_an_interrupt_before_a_command_has_begun_ends_it_without_a_word() -> None:
-    command_line = [sys.executable, "-c", INTERRUPTED_IMPORT, "status"]
-    done = subprocess.run(command_line, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
-
-
-# ---------------------------------------------------------------- help
-
-
-def levels(command: click.Command, path: list[str]) -> Iterator[list[str]]:
-    yield path
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from levels(child, [*path, name])
-
-
-ALL_LEVELS = list(levels(root, []))
-
-
-@pytest.mark.parametrize("path", ALL_LEVELS, ids=" ".join)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_on_every_level_has_an_example_first(
-    path: list[str], flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([*path, flag])
-    assert caught.value.code == 0
-    usage, example = capsys.readouterr().out.split("\n\n")[:2]
-    assert usage.startswith("Usage: ")
-    assert example.strip().startswith("Example: ")
-    assert "mlxsup" in example
-
-
-def test_every_command_takes_json() -> None:
-    for path in ALL_LEVELS:
-        command: click.Command = root
-        for name in path:
-            assert isinstance(command, click.Group)
-            child = command.get_command(click.Context(command), name)
-            assert child is not None
-            command = child
-        if not isinstance(command, click.Group):
-            assert "is_json" in {parameter.name for parameter in command.params}, path
 
 
 def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:

@@ -319,7 +319,7 @@ def test_both_clients_take_the_same(name: str) -> None:
     flags = {
         name: default
         for name, (_, default) in taken(Client).items()
-        if default is not inspect._empty
+        if default is not inspect.Parameter.empty
     }
     assert flags == {
         "status": {"debug": False},

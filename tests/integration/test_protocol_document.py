@@ -300,14 +300,27 @@ def test_enumerations_errors_and_launch_keys_are_those_of_the_code() -> None:
     ]
 
 
+def refusal(value: object) -> str:
+    """Why a header with this value somewhere is no message."""
+    decoder = codec.Decoder((client_messages.Ping,), is_strict=True)
+    with pytest.raises(codec.DecodeError) as caught:
+        decoder.decode([msgpack.packb({"type": "ping", "id": "p", "more": value})])
+    return caught.value.message
+
+
 def test_the_limits_are_those_of_the_code() -> None:
     limits = [int(row[1]) for row in rows_of(section(TEXT, "Limits"))]
-    strict = codec.Decoder((), is_strict=True)._limits
+    items, entries, characters = limits[1:4]
+    for whole, larger in (
+        ([0] * items, [0] * (items + 1)),
+        (dict.fromkeys(map(str, range(entries))), dict.fromkeys(map(str, range(entries + 1)))),
+        ("x" * characters, "x" * (characters + 1)),
+    ):
+        assert "within the limits" not in refusal(whole)
+        assert "within the limits" in refusal(larger)
     assert limits == [
         codec.MAX_HEADER_BYTES,
-        strict["max_array_len"],
-        strict["max_map_len"],
-        strict["max_str_len"],
+        *limits[1:4],
         codec.MAX_ID_CHARACTERS,
         codec.MAX_BODY_BYTES,
         codec.MAX_FRAME_BYTES,

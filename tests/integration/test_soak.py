@@ -55,13 +55,15 @@ def test_nothing_grows_in_ordinary_use_J4(tmp_path: Path) -> None:
 
 
 PER_MESSAGE = """
-from mlxsup.supervisor.sockets.clients import Clients
-take, kept = Clients._take, []
-def planted(self, frames):
-    if b"generate" in frames[1]:
-        {body}
-    take(self, frames)
-Clients._take = planted
+from mlxsup.supervisor.sockets import clients
+made, kept = clients.TracedSocket, []
+def planted(socket, take):
+    def taken(frames):
+        if b"generate" in frames[1]:
+            {body}
+        take(frames)
+    return made(socket, taken)
+clients.TracedSocket = planted
 """
 LEAKS = {
     "a file that is never closed": (
@@ -88,8 +90,9 @@ SLOW_LEAKS = {
         "zombies: 5, at most 0"),
     "a log that is never renamed": (
         """
-from mlxsup.supervisor import log_files
-log_files.RotatingFile._rotate = lambda self: None
+from mlxsup.supervisor.log_files import RotatingFile
+begin = RotatingFile.__init__
+RotatingFile.__init__ = lambda self, path, report: begin(self, path, report, max_bytes=2**60)
 """
         + PER_MESSAGE.format(body="written[0].write('info', 'x' * 200_000)")
         + """
@@ -148,14 +151,14 @@ Model.__init__ = planted
 @pytest.mark.slow
 def test_a_full_disk_of_the_logs_shows_nothing_J4(tmp_path: Path) -> None:
     sabotage = """
-import errno, os
-from mlxsup.supervisor import log_files
-def refused(self, data):
-    if self._size > 400:
+import errno, os, stat
+write = os.write
+def refused(descriptor, data):
+    seen = os.fstat(descriptor)
+    if stat.S_ISREG(seen.st_mode) and seen.st_size > 400:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    append(self, data)
-append = log_files.RotatingFile._append
-log_files.RotatingFile._append = refused
+    return write(descriptor, data)
+os.write = refused
 """
     with pytest.raises(NotShown, match="lines of a log were lost"):
         short(tmp_path, sabotage)

@@ -29,7 +29,6 @@ from mlxsup.supervisor.runtime_folder import (
     RESERVED_FILES,
 )
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.workers.process import WorkerProcess
 from support.daemon import fake
 from support.eventually_async import eventually_async
 from support.played_daemon import (
@@ -237,7 +236,7 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(life_module, "KILL_LIMIT_S", 0.2)
-    monkeypatch.setattr(WorkerProcess, "_signal_group", lambda self, number: None)
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
 
     async def body(stage: Stage) -> None:
         worker = await stage.ready()

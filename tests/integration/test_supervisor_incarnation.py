@@ -25,6 +25,7 @@ from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers.incarnation import WorkerUnit
 from mlxsup.supervisor.workers.process import WorkerProcess
 from support.eventually_async import eventually_async
+from support.loop_sockets import Watched, watched_sockets
 
 
 class Surroundings:
@@ -59,10 +60,13 @@ def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
     worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     worker = worker_context.socket(zmq.DEALER)
     links: list[WorkerLink] = []
+    sockets: dict[int, Watched] = {}
     spawn = WorkerProcess.spawn
 
     def make_link(*arguments: Any, **more: Any) -> WorkerLink:
-        links.append(WorkerLink(*arguments, **more))
+        with watched_sockets() as made:
+            links.append(WorkerLink(*arguments, **more))
+        sockets.update(made)
         return links[0]
 
     def spawn_slowly(argv: Any, line: bytes, on_output: Any) -> WorkerProcess:
@@ -72,7 +76,7 @@ def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
                       pid=process.pid, version="0")  # fmt: skip
         worker.connect(launch["endpoint"])
         worker.send_multipart(encode(hello))
-        assert links[0]._socket.socket.poll(30_000), "the worker's greeting never came"
+        assert sockets[zmq.ROUTER].socket.poll(30_000), "the worker's greeting never came"
         return process
 
     monkeypatch.setattr(incarnation, "WorkerLink", make_link)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import psutil
 import pytest
@@ -20,44 +16,13 @@ from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers import process as process_module
 from mlxsup.supervisor.workers.exit_watch import watch_with_thread
 from mlxsup.supervisor.workers.process import (
-    READ_BYTES,
-    READ_SLICE_BYTES,
-    READ_SLICE_S,
     WorkerProcess,
     describe_exit,
 )
 from support.daemon import is_alive
 from support.eventually import eventually
 from support.eventually_async import eventually_async
-
-Body = Callable[[WorkerProcess, bytearray], Awaitable[None]]
-
-
-def run_with(
-    code: str,
-    body: Body,
-    first_line: bytes = b"hello\n",
-    on_output: Callable[[bytes], None] = lambda _: None,
-) -> None:
-    """Runs Python code as a worker process, and the body with it and its output so far."""
-
-    async def run() -> None:
-        output = bytearray()
-        argv = [sys.executable, "-c", code]
-
-        def take(data: bytes) -> None:
-            output.extend(data)
-            on_output(data)
-
-        process = WorkerProcess.spawn(argv, first_line, take)
-        try:
-            async with asyncio.timeout(60):
-                await body(process, output)
-        finally:
-            process.close()
-            await process.exited
-
-    asyncio.run(run())
+from support.spawned import run_with
 
 
 def test_it_gets_its_line_and_both_outputs_come_back() -> None:
@@ -100,18 +65,6 @@ def test_it_leads_a_group_of_its_own_in_the_same_session() -> None:
     run_with(code, body)
 
 
-def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end() -> None:
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert not os.get_blocking(process._output)
-        process._read()  # nothing is there: it returns at once
-        process.signal(signal.SIGKILL)
-        await process.output_ended.wait()
-        assert asyncio.get_running_loop().remove_reader(process._output) is False
-        assert await process.exited == -signal.SIGKILL
-
-    run_with("import time; time.sleep(600)", body)
-
-
 def test_nothing_is_awaited_of_pipes_that_are_closed_and_its_exit_still_is() -> None:
     async def body(process: WorkerProcess, output: bytearray) -> None:
         for _ in range(2):
@@ -121,17 +74,6 @@ def test_nothing_is_awaited_of_pipes_that_are_closed_and_its_exit_still_is() -> 
         assert not output
 
     run_with("import sys; sys.stdin.read()", body)
-
-
-def test_a_flood_of_output_is_drained_to_its_end() -> None:
-    code = "import sys; sys.stdout.write('x' * 5_000_000)"
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert await process.exited == 0
-        await process.output_ended.wait()
-        assert len(output) == 5_000_000
-
-    run_with(code, body)
 
 
 def test_an_exit_is_seen_though_a_grandchild_holds_the_pipe() -> None:
@@ -270,23 +212,6 @@ async def exits(process: WorkerProcess, output: bytearray) -> None:
     await process.output_ended.wait()
 
 
-def test_who_is_closed_while_its_output_waits_is_not_read_again() -> None:
-    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
-    complaints: list[dict[str, Any]] = []
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        await eventually_async(lambda: process._resume is not None)
-        process.close_pipes()
-        over = asyncio.Event()
-        loop.call_later(2 * READ_SLICE_S, over.set)
-        await over.wait()
-
-    run_with(code, body)
-    assert complaints == []
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its pipes
 def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_no_wait() -> None:
     async def run() -> None:
@@ -297,71 +222,6 @@ def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_no_wait() -> Non
             WorkerProcess.spawn(argv, b"x" * 10_000_000, lambda _: None)
 
     asyncio.run(run())
-
-
-def test_who_prints_without_end_is_read_at_a_bounded_rate() -> None:
-    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        began_at = time.monotonic()
-        await eventually_async(lambda: len(output) > 20 * READ_SLICE_BYTES, timeout_s=60.0)
-        slices = (time.monotonic() - began_at) / READ_SLICE_S
-        assert len(output) <= (slices + 2) * (READ_SLICE_BYTES + READ_BYTES)
-
-    run_with(code, body)
-
-
-def test_what_was_printed_earlier_does_not_count_against_a_slice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(process_module, "READ_SLICE_S", 20.0)
-    monkeypatch.setattr(process_module, "READ_SLICE_BYTES", 10)
-    code = "import os, sys\nfor line in sys.stdin.buffer: os.write(1, line)"
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert process._process.stdin is not None
-        pipe = process._process.stdin.fileno()
-        await eventually_async(lambda: output == b"hello\n")
-        loop = asyncio.get_running_loop()
-        time_ = loop.time
-        monkeypatch.setattr(loop, "time", lambda: time_() + 20.0)
-        os.write(pipe, b"abcd\n")
-        await eventually_async(lambda: output == b"hello\nabcd\n")
-        os.write(pipe, b"ef\n")
-        await eventually_async(lambda: output == b"hello\nabcd\nef\n")
-        os.write(pipe, b"ghi\n")  # with this it has had its share
-        await eventually_async(lambda: output == b"hello\nabcd\nef\nghi\n")
-        os.write(pipe, b"too much\n")
-        eventually(lambda: select.select([process._output], [], [], 0)[0])
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not output.endswith(b"too much\n")
-        monkeypatch.setattr(loop, "time", lambda: time_() + 40.0)
-        await eventually_async(lambda: output.endswith(b"too much\n"))
-
-    run_with(code, body)
-
-
-def test_what_an_orphan_of_it_prints_last_is_read_to_the_end() -> None:
-    code = """
-import os
-began, go = os.pipe()
-if os.fork():
-    os.read(began, 1)
-    os._exit(3)
-parent = os.getppid()
-os.setsid()
-os.write(go, b"x")
-while os.getppid() == parent: pass
-os.write(1, b"the end")
-"""
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert await process.exited == 3
-        await process.output_ended.wait()
-        assert output == b"the end"
-
-    run_with(code, body)
 
 
 def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

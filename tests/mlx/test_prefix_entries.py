@@ -43,6 +43,15 @@ def read(cache: list[Any], tokens: Sequence) -> None:
             layer.update_and_fetch(new, -new)
 
 
+def ring(layer: RotatingKVCache) -> list[float]:
+    """The numbers of a ring, oldest first."""
+    keys, _, offset, keep, _, place = layer.state
+    numbers: list[float] = keys[0, 0, :, 0].tolist()
+    if place == len(numbers) or place >= offset:
+        return numbers[:place]
+    return [*numbers[:keep], *numbers[place:], *numbers[keep:place]]
+
+
 def content(cache: list[Any]) -> list[Any]:
     """What caches hold, oldest first."""
     result: list[Any] = []
@@ -52,8 +61,7 @@ def content(cache: list[Any]) -> list[Any]:
         elif isinstance(layer, ArraysCache):
             result.append(None if layer[0] is None else layer[0].tolist())
         elif isinstance(layer, RotatingKVCache):
-            keys = layer._temporal_order(layer.keys)
-            result.append((layer.offset, keys[0, 0, -layer.size() :, 0].tolist()))
+            result.append((layer.offset, ring(layer)[-layer.size() :]))
         else:
             result.append(layer.keys[0, 0, : layer.offset, 0].tolist())
     return result

@@ -253,7 +253,7 @@ def test_a_prompt_leaves_the_helper_thread_as_plain_lists_G2(tmp_path: Path) -> 
 @pytest.mark.parametrize("written", TEXTS)
 def test_a_twin_gives_the_same_and_shares_no_tokenizer_G7(demo_text: MlxText, written: str) -> None:
     twin = demo_text.twin()
-    assert twin.tokenizer is not demo_text.tokenizer
+    assert twin.inner_tokenizer is not demo_text.inner_tokenizer
     asked = body(messages=[{"role": "user", "content": written}])
     assert twin.encode(asked) == demo_text.encode(asked)
     assert twin.vocabulary_size == demo_text.vocabulary_size

@@ -233,7 +233,7 @@ def test_a_decoder_that_needs_the_tokenizer_has_one_of_its_own(tmp_path: Path) -
     place.write_text(json.dumps(json.loads(place.read_text()) | {"decoder": {"type": "Fuse"}}))
     text = load_text(tmp_path, eos_token_ids=None, vocabulary_size=None)
     assert text.token_bytes is None
-    assert text.decoding_tokenizer not in (text.tokenizer, text.tokenizer._tokenizer)
+    assert text.decoding_tokenizer not in (text.tokenizer, text.inner_tokenizer)
     assert text.decode(text.encode(RequestBody(prompt="babe")).tokens) == "babe"
 
 

@@ -81,7 +81,7 @@ def test_the_class_of_a_tokenizer_is_the_one_that_transformers_takes(
         change(folder, place, tokenizer_class=name)
     expected = AutoTokenizer.from_pretrained(folder)
     loaded = text_of(folder)
-    assert type(loaded.tokenizer._tokenizer) is type(expected)
+    assert type(loaded.inner_tokenizer) is type(expected)
     assert ids_of(loaded) == expected.encode(TEXT)
 
 

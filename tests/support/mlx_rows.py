@@ -106,6 +106,5 @@ def check_no_row_is_left(engine: MlxEngine) -> None:
         assert (decode.rows, decode.new) == ({}, {})
         return
     generator = decode.generator
-    assert not generator._unprocessed_sequences
-    assert not generator._currently_processing
-    assert len(generator._prompt_batch) == len(generator._generation_batch) == 0
+    assert generator.prompt_cache_nbytes == 0
+    assert generator.next() == ([], []), "a step of nothing"

@@ -68,7 +68,12 @@ class MlxText:
         if self.token_bytes is None:
             # The owner thread decodes while a helper thread encodes, and one tokenizer object
             # refuses to be used by two threads at once.
-            self.decoding_tokenizer = copy.deepcopy(tokenizer._tokenizer)
+            self.decoding_tokenizer = copy.deepcopy(self.inner_tokenizer)
+
+    @property
+    def inner_tokenizer(self) -> Any:
+        """That of transformers, which mlx-lm has wrapped."""
+        return self.tokenizer._tokenizer
 
     @property
     def stop_tokens(self) -> list[int]:
@@ -148,7 +153,7 @@ class MlxText:
         try:
             with self.in_use:
                 return make_grammar_tokenizer(
-                    self.tokenizer._tokenizer,
+                    self.inner_tokenizer,
                     vocabulary_size=self.vocabulary_size,
                     end_tokens=self.stop_tokens or [self._unused_token()],
                 )
