@@ -16,7 +16,7 @@ StreamType = TypeVar("StreamType")
 
 
 class GenerateParameters(TypedDict, total=False):
-    """The keyword arguments of `generate`, for `complete`, which takes the same."""
+    """The keyword arguments of `generate` and `complete`."""
 
     prompt: str | None
     prompt_tokens: list[int] | None
@@ -56,10 +56,10 @@ class ClientBase(ABC, Generic[StreamType]):
     """A client of one daemon.
 
     Args:
-        endpoint: `ipc://…`; where absent, that of MLXSUP_ENDPOINT or of the default runtime folder.
+        endpoint: `ipc://…`; by default, that of MLXSUP_ENDPOINT or of the default runtime folder.
 
     Raises:
-        ValueError: the endpoint is not one.
+        ValueError: the endpoint is invalid.
     """
 
     def __init__(self, endpoint: str | None) -> None:
@@ -68,7 +68,7 @@ class ClientBase(ABC, Generic[StreamType]):
 
     @property
     def endpoint(self) -> str:
-        """Where the daemon is looked for."""
+        """The endpoint at which it looks for the daemon."""
         return self._endpoint
 
     def generate(
@@ -111,44 +111,44 @@ class ClientBase(ABC, Generic[StreamType]):
         """Sends a request and returns its stream of `Delta`.
 
         Args:
-            model: who shall answer.
-            prompt: text that is tokenised as it stands; exactly one of the three inputs is given.
-            prompt_tokens: token ids, taken as they are.
+            model: the model that must answer.
+            prompt: text, tokenised as it is; exactly one of the three inputs must be given.
+            prompt_tokens: token ids, used as they are.
             messages: a chat, rendered with the model's template.
-            max_tokens: tokens to generate at most; None for what still fits into the context.
-            min_tokens: nothing ends the answer before it has this many tokens.
-            temperature: 0 picks the likeliest token; larger spreads further. None, here and below:
-                what the model's entry says, else no effect.
+            max_tokens: how many tokens to generate at most; None for as many as fit.
+            min_tokens: the answer does not end before it has this many tokens.
+            temperature: 0 picks the likeliest token; higher values vary more. None, here and below:
+                as the model's entry says, or else no effect.
             top_k: sample from this many of the likeliest tokens; 0: from all.
             top_p: sample from the smallest set of tokens whose probabilities reach this sum.
             min_p: leave out tokens less likely than this share of the likeliest one's probability.
             xtc_probability: how often to leave out all likely tokens but the least likely.
-            xtc_threshold: from which probability a token counts as likely for that.
+            xtc_threshold: the probability from which xtc counts a token as likely.
             repetition_penalty: divides the logits of tokens that have already appeared; 1 for none.
             presence_penalty: subtracted from the logits of tokens that have already appeared.
-            frequency_penalty: taken off the logits of tokens once for each time they were there.
-            penalty_window: how many of the last tokens, prompt included, the penalties look at; 0
-                for all.
+            frequency_penalty: the same, once for each time they have appeared.
+            penalty_window: how many of the latest tokens, prompt included, the penalties look at;
+                0: all.
             logit_bias: added to the logits, by token id.
             stop: texts that end the answer; they are not part of it.
             stop_token_ids: tokens that end the answer; they are not part of it.
-            ignore_eos: whether the model's own end-of-text tokens end no answer.
+            ignore_eos: whether to continue past the model's own end-of-text tokens.
             seed: makes sampling repeatable.
-            logprobs: whether to tell how likely each token was.
-            top_logprobs: of how many of the likeliest tokens at each place besides.
+            logprobs: whether to return how likely each token was.
+            top_logprobs: for how many of the likeliest tokens at each position to return it, too.
             tools: what the model may call, in OpenAI's form.
             tool_choice: `auto`, or `none` to answer as if there were no tools.
-            chat_template_kwargs: what else the template is given, such as `enable_thinking`.
+            chat_template_kwargs: further arguments for the template, such as `enable_thinking`.
             response_format: a JSON schema, any JSON object, or a regular expression that the
-                answer keeps to.
-            timeout_s: until the last token; None or 0 for no limit.
+                answer must match.
+            timeout_s: time limit for the last token; None or 0 for none.
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
-            first_token_timeout_s: until the first token; None for the configured limit.
+            first_token_timeout_s: time limit for the first token; None for the configured limit.
             client: on whose behalf, for fairness; None for this client.
-            resume: whether the answer goes on after a crash; without, it ends with
+            resume: whether the answer continues after a crash; otherwise it ends with
                 `worker_crashed`.
-            on_notice: told with a `Notice` what the request waits for, each time that changes, by
-                whoever reads the stream.
+            on_notice: called with a `Notice` of what the request is waiting for, each time that
+                changes, by whoever reads the stream.
 
         Raises:
             RequestError: `invalid_request`; every other error comes out of the stream.

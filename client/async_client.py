@@ -52,7 +52,7 @@ class AsyncInbox:
 class AsyncStream(StreamBase):
     """An answer under way: iterate over its pieces, in one task.
 
-    As a context manager it cancels what has not ended when the block is left.
+    As a context manager, it cancels the request if it has not ended when the block is left.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AsyncStream(StreamBase):
 
 
 class AsyncEventStream:
-    """State changes, from the moment of the call on, as maps; `close` ends it."""
+    """State changes from the call on, as maps; `close` ends it."""
 
     def __init__(
         self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
@@ -150,7 +150,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         await asyncio.to_thread(self._connection.terminate)
 
     async def complete(self, model: str, **parameters: Unpack[GenerateParameters]) -> Result:
-        """The whole answer; takes what `generate` takes.
+        """Returns the whole answer; takes the arguments of `generate`.
 
         Raises:
             RequestError, ConnectionLost: the request ended with this error.
@@ -165,7 +165,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         return await self._call(Ping(id=self._ids.next()))
 
     async def status(self, *, debug: bool = False) -> dict[str, Any]:
-        """What `mlxsup status --json` prints; `debug` adds the latest events of each model."""
+        """Returns what `mlxsup status --json` prints; `debug` adds each model's latest events."""
         return await self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
     async def load(self, model: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class AsyncClient(ClientBase[AsyncStream]):
 
         Args:
             model: which one.
-            now: do not let running requests finish first.
+            now: whether to cut running requests off.
             wait: False to return as soon as the daemon has accepted it.
         """
         restart = Restart(id=self._ids.next(), model=check_model(model), now=now)
@@ -194,14 +194,14 @@ class AsyncClient(ClientBase[AsyncStream]):
         return value_of(await inbox.get())
 
     async def reload(self) -> dict[str, Any]:
-        """Has the daemon read its configuration file again; a wrong one changes nothing.
+        """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
         Returns:
             The names of the models that were `added`, `changed` and `removed`, and in `later` the
             keys that take effect at the next start.
 
         Raises:
-            RequestError: the file is wrong; `detail["problems"]` says everything that is.
+            RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.
         """
         return await self._call(Reload(id=self._ids.next()))
 
@@ -209,7 +209,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         """Asks the daemon to end; returns at once with the pids that will go.
 
         Args:
-            now: do not let running requests finish first.
+            now: whether to cut running requests off.
             timeout_s: how long they may take; None for the configured limit.
         """
         limit_s = check_limit("timeout_s", timeout_s)
@@ -249,7 +249,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         if self._loop is None or self._is_closed:
             return
         if _running_loop() is self._loop:
-            # At once, so that what is sent next does not overtake it.
+            # At once, so that nothing sent later overtakes it.
             self._cancel_here(request_id)
         else:
             # If the loop is closed, nothing can be open.
@@ -262,7 +262,7 @@ class AsyncClient(ClientBase[AsyncStream]):
             self._pump_soon()
 
     def _check_loop(self) -> None:
-        """Takes the running loop as its own, and holds its caller to it."""
+        """Adopts the running loop, and refuses callers from any other."""
         if self._is_closed:
             raise RuntimeError("the client is closed")
         running = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ class AsyncClient(ClientBase[AsyncStream]):
             raise RuntimeError("an AsyncClient belongs to the event loop that first used it")
 
     def _pump_soon(self) -> None:
-        # The descriptors are edge-triggered, and a send swallows the edge: always read after one.
+        # The descriptors are edge-triggered, and a send swallows the edge: always read after it.
         if self._loop is not None and self._pump_handle is None and not self._is_closed:
             self._pump_handle = self._loop.call_soon(self._pump)
 
@@ -285,7 +285,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """One timer at a time; it moves on with the deadline only once it has come."""
+        """Keeps one timer; it is moved to the new deadline only when it fires."""
         deadline = self._connection.deadline
         if self._timer is None and deadline is not None and self._loop is not None:
             self._timer = self._loop.call_at(deadline, self._on_timer)

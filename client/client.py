@@ -32,9 +32,9 @@ SyncInbox = queue.SimpleQueue[Item]
 
 
 class Stream(StreamBase):
-    """An answer under way: iterate over its pieces. For one thread at a time, but for `cancel`.
+    """An answer under way: iterate over its pieces. For one thread at a time, except `cancel`.
 
-    As a context manager it cancels what has not ended when the block is left.
+    As a context manager, it cancels the request if it has not ended when the block is left.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Stream(StreamBase):
 
 
 class EventStream:
-    """State changes, from the moment of the call on, as maps; `close` ends it."""
+    """State changes from the call on, as maps; `close` ends it."""
 
     def __init__(
         self, request_id: RequestId, inbox: SyncInbox, cancel: Callable[[RequestId], None]
@@ -121,7 +121,7 @@ class Client(ClientBase[Stream]):
         self._thread.close()
 
     def complete(self, model: str, **parameters: Unpack[GenerateParameters]) -> Result:
-        """The whole answer; takes what `generate` takes.
+        """Returns the whole answer; takes the arguments of `generate`.
 
         Raises:
             RequestError, ConnectionLost: the request ended with this error.
@@ -136,7 +136,7 @@ class Client(ClientBase[Stream]):
         return self._call(Ping(id=self._ids.next()))
 
     def status(self, *, debug: bool = False) -> dict[str, Any]:
-        """What `mlxsup status --json` prints; `debug` adds the latest events of each model."""
+        """Returns what `mlxsup status --json` prints; `debug` adds each model's latest events."""
         return self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
     def load(self, model: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Client(ClientBase[Stream]):
 
         Args:
             model: which one.
-            now: do not let running requests finish first.
+            now: whether to cut running requests off.
             wait: False to return as soon as the daemon has accepted it.
         """
         restart = Restart(id=self._ids.next(), model=check_model(model), now=now)
@@ -165,14 +165,14 @@ class Client(ClientBase[Stream]):
         return value_of(inbox.get())
 
     def reload(self) -> dict[str, Any]:
-        """Has the daemon read its configuration file again; a wrong one changes nothing.
+        """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
         Returns:
             The names of the models that were `added`, `changed` and `removed`, and in `later` the
             keys that take effect at the next start.
 
         Raises:
-            RequestError: the file is wrong; `detail["problems"]` says everything that is.
+            RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.
         """
         return self._call(Reload(id=self._ids.next()))
 
@@ -180,7 +180,7 @@ class Client(ClientBase[Stream]):
         """Asks the daemon to end; returns at once with the pids that will go.
 
         Args:
-            now: do not let running requests finish first.
+            now: whether to cut running requests off.
             timeout_s: how long they may take; None for the configured limit.
         """
         limit_s = check_limit("timeout_s", timeout_s)

@@ -1,4 +1,4 @@
-"""A session on its link: opens the link when something is sent, and drops it when it is lost.
+"""A session and its link: opens the link when something is sent, and drops it when it is lost.
 
 One thread (or one event loop) owns a connection and calls `pump` whenever there may be news.
 """
@@ -18,30 +18,30 @@ from .link import CLOSE_LINGER_MS, Link, LinkState
 from .session import Delivery, Inbox, Outcome, Session
 
 MESSAGES_PER_PUMP = 256
-"""After so many, `pump` returns, so that a flood does not starve who calls it."""
+"""After this many messages `pump` returns, so that a flood does not starve its caller."""
 
 LinkChanged = Callable[[Link | None, Link | None], None]
-"""Told of the link that goes, before it is closed, and of the one that came."""
+"""Called with the old link, before it is closed, and with the new one."""
 
 
 class RequestIds:
-    """Ids that no other client of the machine is likely to use, so that logs can be told apart."""
+    """Ids that no other client of the machine is likely to use, so that logs are unambiguous."""
 
     def __init__(self) -> None:
         self._prefix = os.urandom(4).hex()
         self._count = itertools.count(1)
 
     def next(self) -> RequestId:
-        """An id that was not given before; may be called from any thread."""
+        """Returns an id that was not used before; may be called from any thread."""
         return RequestId(f"{self._prefix}-{next(self._count)}")
 
 
 class Connection:
-    """Everything a client does that is neither a thread nor an event loop.
+    """What a client does, apart from its thread or event loop.
 
     Args:
         endpoint: where the supervisor listens.
-        on_link: told when the link changes.
+        on_link: called when the link changes.
         clock: monotonic seconds.
     """
 
@@ -89,11 +89,11 @@ class Connection:
         self._carry_out(self._session.cancel(request_id))
 
     def pump(self) -> bool:
-        """Sends and receives what can be; returns whether there may be more at once."""
+        """Sends and receives what it can; returns whether there may be more at once."""
         if self.link is None:
             return False
         self.link.flush()
-        # Asked first: what had arrived before the end of the connection is read below.
+        # Checked first: what had arrived before the end of the connection is read below.
         is_lost = self.link.update() is LinkState.LOST
         for _ in range(MESSAGES_PER_PUMP):
             frames = self.link.receive()
@@ -118,7 +118,7 @@ class Connection:
         self._replace_link(None, is_peer_there=is_peer_there)
 
     def terminate(self) -> None:
-        """Waits until what was sent has left, half a second at most."""
+        """Waits until what was sent has left, at most half a second."""
         self._context.term()
 
     def _settle(self) -> None:
@@ -153,7 +153,7 @@ class Connection:
         if self._on_link is not None:
             self._on_link(old, link)
         if old is not None:
-            # What nobody will take must not be waited for.
+            # Nobody must wait for data that nobody will take.
             old.close(CLOSE_LINGER_MS if is_peer_there else 0)
 
 
@@ -167,7 +167,7 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
     if link.was_heard:
         return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
     if link.was_connected:
-        # libzmq greets before the daemon looks at who has come.
+        # libzmq completes the handshake before the daemon looks at who has come.
         message = f"the daemon at {endpoint} ended the connection before it answered"
         return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
     message = f"no daemon answers at {endpoint}"

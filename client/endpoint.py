@@ -1,4 +1,4 @@
-"""Where the daemon is looked for; the command line looks in the same places."""
+"""Finds the daemon's endpoint; the command line uses the same rules."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
 
 
 def find_endpoint(explicit: str | None = None) -> str:
-    """The endpoint that was named, else that of the environment, else the default one.
+    """The given endpoint, or else that of the environment, or else the default one.
 
     Raises:
-        ValueError: what was named is not an `ipc://` endpoint that can be connected to.
+        ValueError: it is not an `ipc://` endpoint that a client can connect to.
     """
     named = explicit or os.environ.get(ENDPOINT_VARIABLE)
     return check_endpoint(named) if named else endpoint_in(DEFAULT_RUNTIME_DIR)
@@ -27,7 +27,7 @@ def endpoint_in(runtime_dir: str | Path) -> str:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint, if a client can connect to such a one.
+    """Returns the endpoint if a client can connect to it.
 
     Raises:
         ValueError: it is not `ipc://` and a path of at most 103 bytes.

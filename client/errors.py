@@ -1,4 +1,4 @@
-"""What a client raises."""
+"""The errors that a client raises."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RequestError(RemoteError):
 
 
 class ConnectionLost(ConnectionError):
-    """No daemon answers, or the one that answered is gone; nothing is sent again by itself.
+    """No daemon answers, or the one that answered is gone; nothing is resent automatically.
 
     Attributes:
         message: one sentence for people.

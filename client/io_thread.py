@@ -1,4 +1,4 @@
-"""The thread that owns a synchronous client's connection; sockets are not for several threads."""
+"""The thread that owns a synchronous client's connection; sockets are not thread-safe."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class IoThread:
         # Bounded by what the client's owner has open at once.
         self._tasks: deque[Task] = deque()
         self._is_closing = False
-        # Reentrant, for a signal handler may cancel while its thread is in here.
+        # Reentrant, because a signal handler may cancel while its thread is in here.
         self._lock = threading.RLock()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        # A daemon: a client that nobody closed must not keep the interpreter from ending.
+        # A daemon thread: a client that nobody closed must not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
         self._thread.start()
 
     def post(self, task: Task) -> bool:
-        """Has the thread call this with its connection; False if the client is closed.
+        """Makes the thread call this with its connection; False if the client is closed.
 
         Never blocks on the connection.
         """
@@ -62,7 +62,7 @@ class IoThread:
         try:
             self._waker.send(b"\0")
         except BlockingIOError:
-            # It has been woken often enough already.
+            # It has already been woken.
             pass
 
     def _run(self) -> None:
@@ -73,7 +73,7 @@ class IoThread:
                 is_more = connection.pump()
                 self._wait(connection, is_more)
         finally:
-            # Also where the loop above broke: nobody may wait for an answer for ever.
+            # Even if the loop above broke: nobody may wait for an answer forever.
             with self._lock:
                 self._is_closing = True
             self._run_tasks(connection)

@@ -11,18 +11,18 @@ import zmq
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 
 NO_RECONNECT_MS = 3_600_000
-"""A link is one connection: it is dropped when that ends. libzmq must not be told "never" (-1), for
-then it throws away what had arrived and was not yet read."""
+"""A link is one connection: it is dropped when that ends. libzmq must not get "never" (-1), because
+then it drops what had arrived and was not read yet."""
 
 MONITOR_EVENT = struct.Struct("=HI")
-"""The first frame of what a monitor says: the event and its value, in the machine's byte order."""
+"""A monitor's first frame: the event and its value, in the machine's byte order."""
 
 HANDSHAKE_LIMIT_MS = 2000
 CLOSE_LINGER_MS = 500
 
 
 class LinkState(Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -32,12 +32,12 @@ class LinkState(Enum):
 class Link:
     """A connection, used by one thread.
 
-    Both file descriptors are edge-triggered: after every wake and after every send, `receive` is
-    called until it gives None, and `update` is called.
+    Both file descriptors are edge-triggered: after every wake and after every send, call `receive`
+    until it returns None, and `update`.
 
     Args:
         context: makes the socket.
-        endpoint: `ipc://…`; that nobody listens there shows in `state`, at once.
+        endpoint: `ipc://…`; if nobody listens there, `state` shows it at once.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
@@ -55,7 +55,7 @@ class Link:
             self.socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            # The client reads all the time and bounds its inboxes itself.
+            # The client always keeps reading, and bounds its inboxes itself.
             self.socket.setsockopt(zmq.RCVHWM, 0)
             self.monitor = self.socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -76,12 +76,12 @@ class Link:
         return bool(self._unsent)
 
     def send(self, frames: list[bytes]) -> None:
-        """Sends, or keeps what the socket does not take yet, in order."""
+        """Sends frames in order, or keeps what the socket does not take yet."""
         self._unsent.append(frames)
         self.flush()
 
     def flush(self) -> None:
-        """Sends what was kept, as far as the socket takes it."""
+        """Sends as much of what was kept as the socket takes."""
         while self._unsent:
             try:
                 self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
@@ -90,7 +90,7 @@ class Link:
             self._unsent.popleft()
 
     def receive(self) -> list[bytes] | None:
-        """The next message; None when there is none now."""
+        """The next message; None if there is none now."""
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -99,7 +99,7 @@ class Link:
         return frames
 
     def update(self) -> LinkState:
-        """The state after what the monitor has seen. LOST may leave messages to be received."""
+        """The state, after reading the monitor. LOST may leave messages to receive."""
         while self.monitor is not None and self.state is not LinkState.LOST:
             try:
                 frames = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -108,7 +108,7 @@ class Link:
             # `zmq.utils.monitor` would do this, but it imports asyncio.
             event, value = MONITOR_EVENT.unpack(frames[0])
             if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                # An end in order is a daemon's; a reset may be that of one that has just died.
+                # A clean end comes from a daemon; a reset may come from one that has just died.
                 self.was_turned_away = value == errno.EPIPE
                 self.was_reset = value == errno.ECONNRESET
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -1,4 +1,4 @@
-"""From the arguments of `generate` to the frames of a request, checked before anything is sent."""
+"""Turns the arguments of `generate` into frames, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
 
 MAX_LIMIT_S = 1e9
-"""Longer than any daemon lives."""
+"""Longer than any daemon runs."""
 
 
 def encode_generate(
@@ -63,7 +63,7 @@ def encode_command(message: Message) -> list[bytes]:
 
 
 def check_model(model: str) -> ModelName:
-    """The name, if a model can have such a one.
+    """Returns the name if it is valid for a model.
 
     Raises:
         RequestError: `invalid_request`.
@@ -75,7 +75,7 @@ def check_model(model: str) -> ModelName:
 
 
 def check_limit(name: str, value: float | None) -> float | None:
-    """Seconds, finite and not negative.
+    """Returns seconds if they are finite and not negative.
 
     Raises:
         RequestError: `invalid_request`.

@@ -1,4 +1,4 @@
-"""What a stream gives: pieces while it runs, a result at its end."""
+"""What a stream yields: pieces while it runs, a result at its end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Delta:
     """One piece of an answer.
 
     Attributes:
-        text: new text; empty while a character or a stop string is half there. On the channel
-            `tool_call` one whole call, as a line of JSON.
+        text: new text; empty while a character or a stop string may be incomplete. On the
+            channel `tool_call` one complete call, as a line of JSON.
         token_ids: the new tokens.
         channel: which part of the answer it belongs to.
-        logprobs: of each new token, where the request asked for them.
+        logprobs: those of each new token, if the request asked for them.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What a request waits for.
+    """What a request is waiting for.
 
     Attributes:
         kind: `queued`, `loading`, `prefilling`, `interrupted` or `resumed`.
@@ -49,16 +49,16 @@ class Result:
 
     Attributes:
         text: the answer.
-        reasoning: what the model thought before it, where it shows that.
+        reasoning: the model's reasoning before it, if the model shows that.
         tool_calls: the calls it asks for, in OpenAI's form: id, type, function (name, arguments).
             One that cannot be read has an empty name and its text as arguments, and adds a warning.
         token_ids: all generated tokens.
-        logprobs: of each token, where the request asked for them.
+        logprobs: those of each token, if the request asked for them.
         finish_reason: how it ended.
         usage: tokens counted.
         timings: seconds spent.
-        seed: what sampling used; None where the request ended before it was dispatched.
-        resumed: how many times the stream went on after a crash.
+        seed: the one that sampling used; None if the request ended before it was dispatched.
+        resumed: how many times the stream continued after a crash.
         warnings: sentences for people.
     """
 

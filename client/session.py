@@ -34,18 +34,18 @@ from .results import Delta, Notice, Result
 from .tool_calls import read_tool_calls
 
 SILENCE_LIMIT_S = 3.0
-"""The supervisor sends `Alive` each second while something is open; three missing mean that it is
-gone, or as good as gone (P2)."""
+"""The supervisor sends `Alive` each second while something is open; if three are
+missing, it is gone, or as good as gone (P2)."""
 
 DOUBT_S = 0.4
-"""For so long the supervisor is waited for once more: where the whole machine stood still, it runs
-again from the same moment as this process, and speaks at once (P2 allows half a second)."""
+"""How long to wait for the supervisor once more: if the whole machine stood still, the supervisor
+runs again from the same moment as this process, and sends at once (P2 allows half a second)."""
 
 OWN_LAG_S = 1.0
-"""A check that comes this late says that this process slept, not that the supervisor did."""
+"""A check that is this late means that this process slept, not that the supervisor did."""
 
 Item = Delta | Notice | Result | dict[str, Any] | Exception
-"""What an inbox is given: pieces, notices, a result, a reply, events, or the error at the end."""
+"""What goes into an inbox: pieces, notices, a result, a reply, events, or the error at the end."""
 
 
 class Inbox(Protocol):
@@ -69,7 +69,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a message: items to deliver, in order, and frames to send."""
+    """What follows from a message: items to deliver, in order, and frames to send."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     sends: list[list[bytes]] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Open:
         )
 
     def cancelled_result(self, request_id: RequestId) -> Result:
-        """The result of a stream that ends here, because nobody is left to say how it ended."""
+        """The result of a stream that ends here because nobody is left to say how it ended."""
         done = Done(
             id=request_id,
             seq=self.next_seq,
@@ -131,7 +131,7 @@ class Session:
 
     @property
     def deadline(self) -> float | None:
-        """When `is_silent` should be asked; None while nothing is open."""
+        """When to call `is_silent`; None while nothing is open."""
         if not self._open:
             return None
         if self._doubted_at is not None:
@@ -139,18 +139,18 @@ class Session:
         return self._heard_at + SILENCE_LIMIT_S
 
     def open_stream(self, request_id: RequestId, inbox: Inbox, now: float) -> None:
-        """A `Generate` is being sent; its deltas and its end go to the inbox."""
+        """Records that a `Generate` is sent; its deltas and its end go to the inbox."""
         self._add(request_id, _Open(inbox=inbox, is_stream=True), now)
 
     def open_command(
         self, request_id: RequestId, inbox: Inbox, now: float, *, is_subscription: bool = False
     ) -> None:
-        """A command is being sent; its reply, or each event, goes to the inbox."""
+        """Records that a command is sent; its reply, or each event, goes to the inbox."""
         self._add(request_id, _Open(inbox=inbox, is_subscription=is_subscription), now)
 
     def _add(self, request_id: RequestId, opened: _Open, now: float) -> None:
         if not self._open:
-            # Nothing was owed until now, so silence counts from here.
+            # Nothing was due until now, so silence counts from here.
             self._hear(now)
         self._open[request_id] = opened
 
@@ -165,19 +165,19 @@ class Session:
         return Outcome(sends=[encode(Cancel(id=request_id))])
 
     def receive(self, frames: Sequence[bytes], now: float) -> Outcome:
-        """Takes one message of the supervisor."""
+        """Handles one message from the supervisor."""
         self._hear(now)
         try:
             message = self._decoder.decode(frames)
         except DecodeError as error:
-            return self._broken(f"the daemon sent what is no message: {error.message}")
+            return self._broken(f"the daemon sent something that is not a message: {error.message}")
         try:
             return self._handle(message)
         except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
             return self._give_up(message, error)
 
     def _give_up(self, message: MessageToClient, error: Exception) -> Outcome:
-        """Ends what a message was for with an error, because the message could not be handled."""
+        """Ends what a message was for with an error because the message could not be handled."""
         outcome = Outcome()
         ids = (
             [delta.id for delta in message.deltas]
@@ -279,7 +279,7 @@ class Session:
             self._break_off(done.id, opened, _gap(opened.next_seq, done.seq), outcome)
             return outcome
         result = opened.result(done)
-        del self._open[done.id]  # not before: what fails here must find whom to tell
+        del self._open[done.id]  # not earlier: a failure above must still find its inbox
         return self._deliver(opened, result)
 
     def _take_failed(self, failed: Failed) -> Outcome:
@@ -309,12 +309,12 @@ class Session:
         return Outcome(deliveries=[Delivery(opened.inbox, item)])
 
     def is_silent(self, now: float) -> bool:
-        """Whether the supervisor owes a sign of life; asked at `deadline`, after reading all."""
+        """Whether a sign of life is overdue; called at `deadline`, after reading everything."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return False
         if now - deadline > OWN_LAG_S:
-            # This process was stopped or starved itself: what it missed accuses nobody (P7).
+            # This process itself was stopped or starved: what it missed accuses nobody (P7).
             self._hear(now)
             return False
         if self._doubted_at is None:
@@ -329,11 +329,11 @@ class Session:
     def lose(self, error: ConnectionLost) -> list[Delivery]:
         """The connection is gone, and with it everything that was open (P2).
 
-        A stream that was being cancelled has what it asked for: it ends as cancelled.
+        A stream that was being cancelled gets what it asked for: it ends as cancelled.
         """
         deliveries = []
         for request_id, opened in self._open.items():
-            # Each reader raises its own, for a traceback belongs to one.
+            # Each reader raises its own error, because a traceback belongs to one.
             item: Item = ConnectionLost(
                 error.message, error.endpoint, error.hint, is_turned_away=error.is_turned_away
             )

@@ -20,7 +20,7 @@ class StreamBase:
     Args:
         request_id: its name in logs, in `status` and in errors.
         cancel: asks for its end; called from any thread.
-        on_notice: told what the request waits for, by whoever iterates, while it waits.
+        on_notice: called with what the request is waiting for, by whoever iterates.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class StreamBase:
         self._end: Result | Exception | None = None
 
     def __del__(self) -> None:
-        # Nobody can read it any more: a request that goes on for nobody holds a row of the batch.
+        # Nobody can read it any longer: a request that continues for nobody holds a row.
         if getattr(self, "_end", self) is None:
             self._cancel(self._request_id)
 
@@ -53,7 +53,7 @@ class StreamBase:
             RequestError, ConnectionLost: the stream ended with this error.
         """
         if self._end is None:
-            raise RuntimeError("the result is there once the stream has been read to its end")
+            raise RuntimeError("there is no result until the stream has been read to its end")
         if isinstance(self._end, Exception):
             raise self._end
         return self._end
@@ -61,19 +61,19 @@ class StreamBase:
     def cancel(self) -> None:
         """Ends the request; the stream then ends normally, as `cancelled`.
 
-        Never blocks (D4), may be called from any thread and twice, and does nothing once the
-        stream has ended.
+        Never blocks (D4), may be called from any thread and more than once, and does nothing once
+        the stream has ended.
         """
         if self._end is None:
             self._cancel(self._request_id)
 
     def _tell(self, notice: Notice) -> None:
-        """Hands on a notice."""
+        """Passes on a notice."""
         if self._on_notice is not None:
             self._on_notice(notice)
 
     def _take(self, item: Item) -> Delta | None:
-        """The piece to give out, or None at the normal end.
+        """The piece to return, or None at the normal end.
 
         Raises:
             RequestError, ConnectionLost: the stream ended with this error.
@@ -89,10 +89,10 @@ class StreamBase:
 
 
 def value_of(item: Item) -> dict[str, Any]:
-    """The map that a command or a subscription was given.
+    """The map that a command or a subscription got.
 
     Raises:
-        RequestError, ConnectionLost: it was given this error instead.
+        RequestError, ConnectionLost: it got this error instead.
     """
     if isinstance(item, Exception):
         raise item

@@ -1,6 +1,6 @@
-"""The tool calls of an answer, from the lines in which they travel.
+"""Reads the tool calls of an answer from the lines in which they travel.
 
-Whatever a model or a daemon has sent, the answer is not lost.
+No matter what a model or a daemon has sent, the answer is not lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_tool_calls(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
     Returns:
         The calls, each with `function.name` and `function.arguments` as text, and the warnings. A
-        line that is no such call becomes one without a name, whose arguments are the line.
+        line that is not such a call becomes a call without a name, with the line as arguments.
     """
     calls: list[dict[str, Any]] = []
     warnings: dict[str, None] = {}
@@ -39,7 +39,7 @@ def read_tool_calls(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read(text: str) -> Any:
-    """The value that a JSON text stands for; None if it is no such text, or nested too deeply."""
+    """The value of a JSON text; None if it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The messages between clients and the supervisor. Each docstring says who sends it to whom.
 
-A message travels as one frame, a msgpack map with `type` and its fields (fields that hold their
-default are left out), followed by a second frame if the message has a `body`. docs/protocol.md
+A message travels as one frame, a msgpack map with `type` and its fields (fields with their default
+are left out), followed by a second frame if the message has a `body`. docs/protocol.md
 explains the conversation.
 """
 
@@ -20,17 +20,17 @@ from .version import PROTOCOL_VERSION
 
 @record
 class Generate(Message):
-    """Client → supervisor: answer this. The body frame holds a `RequestBody`.
+    """Client → supervisor: answer this. The body frame contains a `RequestBody`.
 
     Attributes:
         id: the client's name for the request, unique among its open ones.
-        model: who shall answer.
-        client: on whose behalf, for fairness; the connection where absent.
+        model: the model that must answer.
+        client: on whose behalf, for fairness; the connection if absent.
         queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
-        first_token_timeout_s: until the first token; 0 or None for no limit of its own.
+        first_token_timeout_s: until the first token; 0 for no limit, None for the configured one.
         timeout_s: until the last token; 0 or None for none.
-        notices: whether to be told what the request waits for, with `Notice`.
-        resume: whether the answer goes on after its worker has died; it ends there otherwise.
+        notices: whether to send `Notice` messages that say what the request is waiting for.
+        resume: whether the answer continues after its worker has died; otherwise it ends there.
         body: msgpack of `RequestBody.to_wire()`.
         v: the sender's protocol version.
     """
@@ -82,7 +82,7 @@ class StatusQuery(Message):
 
 @record
 class Load(Message):
-    """Client → supervisor: have the model READY; answered when it is, or cannot be."""
+    """Client → supervisor: make the model READY; answered when it is, or when it cannot be."""
 
     TYPE: ClassVar[str] = "load"
     id: RequestId
@@ -102,7 +102,7 @@ class Unload(Message):
 
 @record
 class Restart(Message):
-    """Client → supervisor: one new generation; answered when it is READY, or cannot be.
+    """Client → supervisor: start a new generation; answered when it is READY, or when it cannot be.
 
     Attributes:
         now: do not let running requests finish first.
@@ -143,8 +143,8 @@ class Subscribe(Message):
 @record
 class Reload(Message):
     """Client → supervisor: read the configuration file again; answered with the names of the
-    models that were added, changed and removed, or with `invalid_request`, whose detail has
-    `problems`, and nothing has changed then."""
+    models that were added, changed and removed, or with `invalid_request` and the `problems` in its
+    detail, in which case nothing has changed."""
 
     TYPE: ClassVar[str] = "reload"
     id: RequestId
@@ -163,15 +163,15 @@ CLIENT_MESSAGES: tuple[type[ClientMessage], ...] = get_args(ClientMessage)
 
 @dataclass(slots=True, kw_only=True)
 class ClientDelta:
-    """One piece of one stream, inside `Deltas`; not frozen, since one is made for every token.
+    """One piece of one stream, inside `Deltas`; not frozen, because one is made for every token.
 
     Attributes:
-        id: whose.
-        seq: counts the pieces of this stream from 0 without a gap.
-        text: new text; may be empty while a character or a stop string is half there.
+        id: the request this belongs to.
+        seq: counts the pieces of this stream from 0, without gaps.
+        text: new text; may be empty while a character or a stop string may be incomplete.
         tokens: new token ids, packed as `ids.pack_tokens` does.
         channel: which part of the answer it belongs to.
-        logprobs: of each new token, where the request asked for them.
+        logprobs: those of each new token, if the request asked for them.
     """
 
     id: RequestId
@@ -184,7 +184,7 @@ class ClientDelta:
 
 @record
 class Deltas(Message):
-    """Supervisor → client: what one engine step gave the streams of this connection."""
+    """Supervisor → client: what one engine step produced for the streams of this connection."""
 
     TYPE: ClassVar[str] = "deltas"
     deltas: list[ClientDelta]
@@ -192,12 +192,12 @@ class Deltas(Message):
 
 @record
 class Notice(Message):
-    """Supervisor → client: what a request waits for, when that is news, where it asked to be
-    told.
+    """Supervisor → client: what a request is waiting for, when that changes and if it asked for
+    notices.
 
     Attributes:
-        id: whose.
-        kind: which.
+        id: the request this belongs to.
+        kind: what it is waiting for, or what happened.
         detail: `queued`: position, from 1, and reason (a `WaitReason`) · `loading`: state, phase,
             fraction · `prefilling`: done and total, in tokens · `interrupted`: cause, tokens_sent
             · `resumed`: times.
@@ -234,13 +234,13 @@ class Done(Message):
     """Supervisor → client: the stream ended well; nothing follows for this id.
 
     Attributes:
-        id: whose.
+        id: the request this belongs to.
         seq: the number of pieces that were sent.
         finish_reason: how it ended.
         usage: tokens counted.
         timings: seconds spent.
-        seed: what sampling used; None where the request ended before it was dispatched.
-        resumed: how many times the stream went on after a crash.
+        seed: the one that sampling used; None if the request ended before it was dispatched.
+        resumed: how many times the stream continued after a crash.
         warnings: sentences for people.
     """
 
@@ -260,7 +260,7 @@ class Failed(Message):
     """Supervisor → client: the request or command ended with an error; nothing follows for this id.
 
     Attributes:
-        id: whose; empty where the message could not be read so far.
+        id: the request this belongs to; empty if the message could not be read that far.
         error: what `RemoteError.to_wire` makes.
     """
 
@@ -280,7 +280,7 @@ class Reply(Message):
 
 @record
 class Event(Message):
-    """Supervisor → client: a model changed its state (to those who subscribed under this id)."""
+    """Supervisor → client: a model changed its state; sent for a subscription under this id."""
 
     TYPE: ClassVar[str] = "event"
     id: RequestId
@@ -289,12 +289,12 @@ class Event(Message):
 
 @record
 class Alive(Message):
-    """Supervisor → client: a sign of life each second while something of this client is open."""
+    """Supervisor → client: a sign of life every second while this client has anything open."""
 
     TYPE: ClassVar[str] = "alive"
 
 
 MessageToClient = Deltas | Notice | Done | Failed | Reply | Event | Alive
-"""What a client may be sent."""
+"""Everything that the supervisor sends to clients."""
 
 SUPERVISOR_TO_CLIENT: tuple[type[MessageToClient], ...] = get_args(MessageToClient)

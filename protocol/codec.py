@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""What a socket accepts at all; between the two limits a body is refused with an answer."""
+"""The largest frame a socket accepts; a body between the two limits is refused with an answer."""
 
 MAX_ID_CHARACTERS = 128
 
 Check = Callable[[Any, str], Any]
-"""Takes a decoded value and the path of its field, returns the value as the message holds it."""
+"""Takes a decoded value and the path of its field; returns the value for the message."""
 
 
 class DecodeError(Exception):
-    """Frames that are not a message.
+    """The frames are not a message.
 
     Attributes:
         code: `invalid_request` or `unsupported_version`.
         message: what was wrong and what was expected.
-        id: the request id, where that much could be read, so that an answer can be addressed.
+        id: the request id, if that much could be read, so that the answer can be addressed.
     """
 
     def __init__(self, code: ErrorCode, message: str, id: str = "") -> None:
@@ -58,7 +58,7 @@ class Decoder(Generic[M]):
 
     Args:
         classes: the messages that may arrive.
-        is_strict: whether the peer is not one of our own processes: headers are then held to
+        is_strict: whether the peer is not one of our own processes: then headers are limited to
             64 KiB and to small containers.
     """
 
@@ -72,7 +72,7 @@ class Decoder(Generic[M]):
             self._limits |= {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
 
     def decode(self, frames: Sequence[bytes]) -> M:
-        """One message out of the frames of one multipart message.
+        """Decodes the frames of one multipart message.
 
         Raises:
             DecodeError: the frames are not a message of this link.
@@ -97,7 +97,7 @@ class Decoder(Generic[M]):
             raise _invalid(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
             if not self._is_strict:
-                # A newer peer of ours may say more than this side knows.
+                # A newer peer of ours may send fields that this side does not know.
                 fields_known = {*_field_names(typing.cast(Any, cls)), "body"}
                 header = {name: value for name, value in header.items() if name in fields_known}
             return self._build(cls, header, frames[1] if len(frames) == 2 else None)
@@ -127,10 +127,10 @@ class Decoder(Generic[M]):
 
 
 def encode(message: Message) -> list[bytes]:
-    """The frames of a message: its header, and its body where it has one.
+    """The frames of a message: its header, and its body if it has one.
 
     Raises:
-        ValueError, OverflowError, TypeError: a field holds what msgpack cannot carry.
+        ValueError, OverflowError, TypeError: a field has a value that msgpack cannot encode.
     """
     header = {"type": message.TYPE, **_to_map(message)}
     body = header.pop("body", None)
@@ -145,7 +145,7 @@ def encode_body(body: RequestBody) -> bytes:
     """The body frame of `Generate`; equal requests give equal bytes.
 
     Raises:
-        RemoteError: `invalid_request`, if it is too large or holds what cannot travel.
+        RemoteError: `invalid_request`, if it is too large or cannot be encoded.
     """
     try:
         packed = _pack(body.to_wire())
@@ -162,7 +162,7 @@ def encode_body(body: RequestBody) -> bytes:
 
 
 def decode_body(frame: bytes) -> RequestBody:
-    """What a client put into the body frame of `Generate`.
+    """Reads what a client put into the body frame of `Generate`.
 
     Raises:
         RemoteError: `invalid_request`, naming what was wrong.
@@ -204,7 +204,7 @@ Convert = Callable[[Any], Any]
 
 @functools.cache
 def _plan(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
-    """Of each field: its name, its default (MISSING for none), and how it becomes a plain value."""
+    """Each field's name, its default (MISSING for none), and how it becomes a plain value."""
     hints = typing.get_type_hints(cls)
     plan = []
     for f in fields(cls):
@@ -223,7 +223,7 @@ def _to_map(value: Any) -> dict[str, Any]:
 
 
 def _conversion(hint: Any) -> Convert | None:
-    """How a value of this type becomes what msgpack packs; None where it is that already."""
+    """How a value of this type becomes what msgpack packs; None if msgpack packs it as it is."""
     hint = _without_none(hint)
     if typing.get_origin(hint) is list:
         item = _conversion(typing.get_args(hint)[0])

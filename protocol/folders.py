@@ -14,15 +14,15 @@ DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
 CLIENT_SOCKET_NAME = "client.sock"
 LOCK_NAME = "lock"
 BEAT_SUFFIX = ".beat"
-"""Of the socket that a worker's heartbeats come through, after the name of its other one."""
+"""Added to the name of a worker's socket for the one that its heartbeats come through."""
 DAEMON_LOG_NAME = "mlxsup"
-"""In the log folder each model has a file of its name; no model has this one."""
+"""Names the daemon's log; a model's log has the model's name, and no model has this one."""
 
 MAX_SOCKET_PATH_BYTES = 103
 """The longest path of a Unix socket on macOS, without the closing zero."""
 
 GENERATION_HEADER = re.compile(r"--- generation (\d+) pid \d+ ")
-"""Begins the line above what a new process writes to its model's log; the time in UTC follows."""
+"""Begins the line above the output of a new process in its model's log; the time in UTC follows."""
 
 
 def log_path(log_dir: Path, name: str) -> Path:
@@ -32,7 +32,7 @@ def log_path(log_dir: Path, name: str) -> Path:
 
 
 def generation_header(generation: int, pid: int, started: str) -> str:
-    """The line above what a process writes; `started` is its time as `text.timestamp` has it."""
+    """The line above a process's output; `started` is its time as `text.timestamp` formats it."""
     return f"--- generation {generation} pid {pid} {started}"
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import NewType
 
 ModelName = NewType("ModelName", str)
-"""What a user calls a model: the key of a `[models.*]` table."""
+"""A model's name for users: the key of a `[models.*]` table."""
 
 RequestId = NewType("RequestId", str)
 """Chosen by the client; unique among the open requests of one connection."""
 
 RequestKey = NewType("RequestKey", int)
 """Chosen by the supervisor; never used twice in its life. Workers know requests by it, so an id
-that a client uses again at once is a new request everywhere (D7)."""
+that a client reuses at once is a new request everywhere (D7)."""
 
 Generation = NewType("Generation", int)
 """How many times a model's worker has been spawned, from 1; events of earlier ones are dropped."""

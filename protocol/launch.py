@@ -1,9 +1,9 @@
 """The spawn contract: how a supervisor starts a worker, and what the worker's exit code means.
 
 The supervisor runs `python -P -m mlxsup.worker`, writes one `LaunchSpec` as a line of JSON to the
-worker's standard input, and keeps that pipe open for as long as it lives: the worker takes EOF on
-it as the death of its supervisor. The token that HELLO must carry travels there too, and so in
-neither the argument list nor the environment, which others can read.
+worker's standard input, and keeps that pipe open for as long as it lives: to the worker, EOF
+on it means that its supervisor has died. The token that HELLO must carry travels there too, and so
+not in the argument list or the environment, which others can read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_LIMIT_STEPS = 10.0
 
 
 class ExitCode(IntEnum):
-    """What a worker's exit code says; any other code, and any signal, is a transient crash."""
+    """What a worker's exit code means; any other code, and any signal, is a transient crash."""
 
     ASKED = 0
     BAD_LAUNCH = 64
@@ -42,14 +42,14 @@ class ExitCode(IntEnum):
 PERMANENT_EXITS = frozenset(
     {ExitCode.BAD_LAUNCH, ExitCode.BAD_MODEL, ExitCode.MODEL_MISSING, ExitCode.NO_DEVICE}
 )
-"""Before READY these cannot heal by themselves, so they are not tried again."""
+"""Exits that, before READY, no further attempt can fix, so there is none."""
 
 
 ENGINES = ("mlx", "fake")
 
 
 def _takes(what: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
-    """What a worker says of a value that a setting does not take, and how it finds out."""
+    """What a worker says about a value that a setting does not take, and how it finds out."""
     return {"takes": what, "is_right": is_right}
 
 
@@ -82,25 +82,25 @@ def is_positive(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """What a model's entry says of its process: a change of any of these needs a new one.
+    """What a model's entry says about its process: a change of any of these needs a new one.
 
-    This is their one list. A key that people may set is added here and, with a sentence, in
+    This is the only list of them. A key that people may set is added here and, with a title, in
     `supervisor/config/tables.py`; the engine reads it from its `LaunchSpec`.
 
     Attributes:
         path: the model folder, absolute.
         engine: `mlx`, or `fake` for the engine that tests use.
-        max_concurrency: rows in the batch at most.
-        step_timeout_s: the limit of one step; no prefill chunk may come near it.
+        max_concurrency: how many rows the batch may have.
+        step_timeout_s: time limit for one step; no prefill chunk may come near it.
         decode_stall_target_ms: how long a prefill chunk may hold up rows that decode.
         context_length: tokens of prompt and answer together; 0 for the model's own limit.
         deterministic: prefill chunks have a fixed size, and no prompt is taken from a cache.
-        memory_limit_bytes: above this MLX frees what it keeps before it takes more; None: its own.
-        cache_limit_bytes: what MLX may keep for reuse; None: as much as it likes.
+        memory_limit_bytes: above this, MLX frees what it keeps for reuse; None: its own limit.
+        cache_limit_bytes: how much memory MLX may keep for reuse; None: as much as it likes.
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
-        prefix_cache_bytes: how much may be kept of prompts for later ones that begin alike; None:
-            a share of the memory that is free after the load.
-        sampling: what a request's sampling is if it does not say, by parameter.
+        prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused; None: a share
+            of the memory that is free after the load.
+        sampling: the sampling parameters of requests that leave them out, by name.
         fake: options of the fake engine, by name.
     """
 
@@ -121,16 +121,16 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec(LaunchSettings):
-    """Everything a worker is told at its start.
+    """Everything that a worker gets at its start.
 
     Attributes:
         model: the model's name, for logs and HELLO.
         generation: which life of the worker this is.
         token: what HELLO must carry, so that no other process can pose as this worker.
         endpoint: where the supervisor listens for this worker alone (`ipc://…`).
-        supervisor_pid: whose death the worker watches for.
+        supervisor_pid: the process whose death the worker watches for.
         known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
-            `batching` and `reason`; None: nothing.
+            `batching` and `reason`; None for nothing.
         log_level: `debug`, `info`, `warning` or `error`.
     """
 
@@ -144,7 +144,7 @@ class LaunchSpec(LaunchSettings):
 
     @classmethod
     def of(cls, settings: LaunchSettings, **others: Any) -> LaunchSpec:
-        """A spec with these settings; `others` are the fields that are not among them."""
+        """A spec with these settings; `others` are the remaining fields."""
         given = {f.name: getattr(settings, f.name) for f in fields(LaunchSettings)}
         return cls(**given, **others)
 

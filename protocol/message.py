@@ -1,4 +1,4 @@
-"""What all messages have in common, and what those of both links hold."""
+"""What all messages have in common, and types that both links use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Record:
 
 
 class Message(Record):
-    """What can be encoded; `TYPE` is its name on the wire."""
+    """A message that can be encoded; `TYPE` is its name on the wire."""
 
     __slots__ = ()
     TYPE: ClassVar[str]
@@ -49,7 +49,7 @@ class TokenLogprob(Record):
 
     Attributes:
         token: its id.
-        logprob: after biases, penalties and grammar, before temperature and what follows it.
+        logprob: after biases, penalties and grammar, before temperature and the filters.
         text: the token alone; half a character shows as a replacement character.
     """
 
@@ -60,7 +60,7 @@ class TokenLogprob(Record):
 
 @record
 class Logprobs(Record):
-    """How likely one token of an answer was, and which others were likeliest there.
+    """How likely one token of an answer was, and which others were the likeliest in its place.
 
     Attributes:
         chosen: the token of the answer.

@@ -1,4 +1,4 @@
-"""The states of a worker and of what is wanted of it, with the named sets that rules speak of."""
+"""The states of a worker, what is wanted of it, and the named sets of states that rules use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class State(StrEnum):
 
 
 HAS_PROCESS = frozenset({State.LOADING, State.READY, State.DRAINING, State.STOPPING})
-"""States in which a process lives, from the spawn until its exit is seen."""
+"""States in which there is a live process, from the spawn until its exit is seen."""
 
 SERVES = frozenset({State.READY, State.DRAINING})
 """States in which requests may be running in the engine."""
 
 
 class Wanted(StrEnum):
-    """What commands, requests and timers want of a model."""
+    """What commands, requests and timers want a model to be."""
 
     UP = "up"
     DOWN = "down"
@@ -34,7 +34,7 @@ class Wanted(StrEnum):
 
 
 class Why(StrEnum):
-    """The reason of what is wanted."""
+    """Why that is wanted."""
 
     USER = "user"
     REQUEST = "request"
@@ -46,7 +46,7 @@ class Why(StrEnum):
 
 
 class PendingReason(StrEnum):
-    """What a wanted model waits for before its process is spawned."""
+    """What a wanted model is waiting for before its process is spawned."""
 
     TURN = "turn"
     MEMORY = "memory"
@@ -54,14 +54,14 @@ class PendingReason(StrEnum):
 
 
 class WaitReason(StrEnum):
-    """Why a request waits to be started."""
+    """Why a request is waiting to be started."""
 
     ROWS = "rows"
-    """The model serves, and every row is taken."""
+    """The model is serving, and every row is taken."""
     TURN = "turn"
-    """A suspect of two crashes has its turn alone, or is to have it."""
+    """A suspect of two crashes runs alone in its turn, or is about to."""
     LOAD = "load"
-    """The model is being loaded, or waits for its turn."""
+    """The model is loading, or waiting for its turn."""
     RESTART = "restart"
     """The model's process is being replaced."""
     BACKOFF = "backoff"
@@ -80,7 +80,7 @@ class Batching(StrEnum):
 
 
 class LoadPhase(StrEnum):
-    """Where a load stands."""
+    """What a load is doing."""
 
     SPAWN = "spawn"
     IMPORT = "import"
@@ -92,8 +92,8 @@ class LoadPhase(StrEnum):
 class WorkerPhase(StrEnum):
     """What the owner thread of a worker is doing, as its heartbeat says.
 
-    IDLE means that it waits for something to do; ROWS is all that it does between two steps: taking
-    rows in and out, replaying answers, giving memory back.
+    IDLE means that it waits for something to do; ROWS is everything it does between two steps:
+    taking rows in and out, replaying answers, freeing memory.
     """
 
     LOADING = "loading"
@@ -126,7 +126,7 @@ class FinishReason(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a request waits for, or what has happened to its stream."""
+    """What a request is waiting for, or what has happened to its stream."""
 
     QUEUED = "queued"
     LOADING = "loading"

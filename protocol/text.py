@@ -1,4 +1,4 @@
-"""Text that people write or read and that several parts share: durations, times, log lines."""
+"""Text for people that several parts share: durations, times, log lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import time
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-"""From the least important."""
+"""From the least to the most important."""
 
 DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
 MAX_DURATION_S = 1e9
@@ -17,7 +17,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, out of a number and a unit: `90s`, `1.5h`.
+    """Converts a number with a unit to seconds: `90s`, `1.5h`.
 
     Raises:
         ValueError: the text is something else.
@@ -35,7 +35,7 @@ def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:
 
 
 def log_line(message: str, **facts: object) -> str:
-    """The message followed by its facts as `key=value`; values with blanks are quoted."""
+    """The message followed by its facts as `key=value`; values with spaces are quoted."""
     return " ".join([message, *(f"{name}={_shown(value)}" for name, value in facts.items())])
 
 

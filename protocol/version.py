@@ -3,4 +3,4 @@
 VERSION = "0.1.0"
 
 PROTOCOL_VERSION = 1
-"""Raised when a message changes so that an older peer would misread it."""
+"""Incremented when a message changes so that an older peer would misread it."""

@@ -1,6 +1,6 @@
 """The messages between the supervisor and a worker. Each docstring says who sends it to whom.
 
-They travel as those of clients do (`client_messages.py`).
+They travel like those of clients (`client_messages.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .version import PROTOCOL_VERSION
 
 @record
 class Acceptance(Record):
-    """What a worker made of a request: enough to go on with it in another life.
+    """What a worker made of a request: enough to continue it in another life.
 
     Attributes:
         prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
-        opening: the end of the prompt that opened the answer, which says what part its first token
-            belongs to; empty: content.
+        opening: the end of the prompt that opened the answer, which says which part its first
+            token belongs to; empty: content.
         parameters: the effective ones, by name.
         seed: what sampling uses.
         fingerprint: of the engine that accepted it.
@@ -38,7 +38,7 @@ class Acceptance(Record):
 
 @record
 class Resume(Record):
-    """Where an answer stood when its worker died.
+    """How far an answer had got when its worker died.
 
     Attributes:
         acceptance: what the worker that died had made of the request.
@@ -51,11 +51,11 @@ class Resume(Record):
 
 @record
 class Dispatch(Message):
-    """Supervisor → worker: run this request. The body frame is the client's, unread.
+    """Supervisor → worker: run this request. The body frame is the client's, unchanged.
 
     Attributes:
         key: the supervisor's name for it.
-        resume: goes on with an answer; the body is then empty.
+        resume: an answer to continue; the body is then empty.
         body: msgpack of `RequestBody.to_wire()`.
     """
 
@@ -67,8 +67,8 @@ class Dispatch(Message):
 
 @record
 class CancelRow(Message):
-    """Supervisor → worker: take this request out; it answers with a finished row in any case
-    but one: a key it does not know, because its end is already on the way."""
+    """Supervisor → worker: take this request out; it always answers with a finished row, except
+    if it does not know the key, because the request's end is already on the way."""
 
     TYPE: ClassVar[str] = "cancel_row"
     key: RequestKey
@@ -82,7 +82,7 @@ class Exit(Message):
 
 
 MessageToWorker = Dispatch | CancelRow | Exit
-"""What a worker may be sent."""
+"""Everything that the supervisor sends to workers."""
 
 SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWorker)
 
@@ -119,11 +119,11 @@ class Ready(Message):
         context_length: tokens of prompt and answer together, at most.
         fingerprint: changes when the same request might give another answer.
         backend: `cpu`, `cuda`, `metal` or `fake`.
-        versions: of mlx and mlx-lm.
+        versions: those of mlx and mlx-lm.
         active_bytes: memory the engine holds after the load.
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
-        warnings: what a user should know of this model, a sentence each.
+        warnings: what users should know about this model, a sentence each.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -149,10 +149,10 @@ class Accepted(Message):
 
 @record
 class Rejected(Message):
-    """Worker → supervisor: the request is wrong, by itself; it held no row.
+    """Worker → supervisor: something is wrong with the request itself; it held no row.
 
     Attributes:
-        key: whose.
+        key: the request this belongs to.
         error: what `RemoteError.to_wire` makes.
     """
 
@@ -163,12 +163,12 @@ class Rejected(Message):
 
 @dataclass(slots=True, kw_only=True)
 class RowDelta:
-    """What one step did for one row in one channel; not frozen, since one is made for every token.
+    """What one step did for one row in one channel; not frozen: one is made for every token.
 
-    On the channel `tool_call` the text is one whole call, as a line of JSON.
+    On the channel `tool_call` the text is one complete call, as a line of JSON.
 
     Attributes:
-        key: whose.
+        key: the request this belongs to.
         text: new text.
         tokens: new token ids, packed; absent for a row that only ended.
         channel: which part of the answer.
@@ -201,7 +201,7 @@ class PrefillProgress(Record):
 
 @record
 class Step(Message):
-    """Worker → supervisor: everything one engine step gave, in one message.
+    """Worker → supervisor: everything that one engine step produced, in one message.
 
     Also carries rows that a cancel took out between two steps.
 
@@ -219,7 +219,7 @@ class Step(Message):
 
 @record
 class Heartbeat(Message):
-    """Worker → supervisor: each second, from a thread of its own; numbers the owner published.
+    """Worker → supervisor: every second, from a separate thread; numbers that the owner published.
 
     Attributes:
         step: how many engine steps have ended.
@@ -227,12 +227,12 @@ class Heartbeat(Message):
         phase_s: for how long.
         predicted_s: how long the step under way was predicted to take; 0 when idle.
         requests: how many it holds: being tokenised, waiting for a row, in the batch, or ended
-            without the supervisor's having been sent so.
+            but not yet reported.
         preparing: how many of them are being tokenised.
         sent, received: how many messages the owner thread had sent and taken when it counted them.
-        active_bytes: held by the engine's arrays.
-        cache_bytes: kept by the allocator for reuse.
-        peak_bytes: the most ever held.
+        active_bytes: memory held by the engine's arrays.
+        cache_bytes: memory kept by the allocator for reuse.
+        peak_bytes: the most memory ever held.
         prefill_chunk: tokens of each waiting prompt that a step would process now.
     """
 
@@ -256,7 +256,7 @@ class Dying(Message):
     """Worker → supervisor: the last message before an exit that nobody asked for.
 
     Attributes:
-        code: the exit code that follows.
+        code: the exit code to come.
         message: one sentence that names the file or the cause; no prompt or answer text.
     """
 
@@ -266,6 +266,6 @@ class Dying(Message):
 
 
 WorkerMessage = Hello | LoadProgress | Ready | Accepted | Rejected | Step | Heartbeat | Dying
-"""What a worker may send."""
+"""Everything that workers send."""
 
 WORKER_TO_SUPERVISOR: tuple[type[WorkerMessage], ...] = get_args(WorkerMessage)

@@ -1,4 +1,4 @@
-"""The supervisor's shell: events go into the core, its actions are carried out, in one thread."""
+"""The supervisor's shell: passes events to the core and carries out its actions, in one thread."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ FAREWELL_S = 2.0
 """How long clients may take to read their last messages."""
 
 FIXED_KEYS = ("runtime_dir", "log_dir", "log_level")
-"""Of `[supervisor]`: they take effect at the next start."""
+"""Keys of `[supervisor]` that take effect at the next start."""
 
 LOOK_DELAY_S = 0.05
-"""From looking at a silent process to telling the core."""
+"""The time between inspecting a silent process and reporting it to the core."""
 
 OnChange = Callable[[dict[str, Any]], None]
 OnListening = Callable[[str], None]
@@ -78,13 +78,13 @@ class App:
 
     Args:
         config: what to run.
-        folder: the runtime folder, held.
-        record: where live workers are written down.
-        log: the daemon's.
+        folder: the runtime folder, locked.
+        record: where live workers are recorded.
+        log: the daemon's log.
         writer: writes every log file.
         context: makes the sockets.
         argv: the command that starts a worker.
-        on_change: told of each change of a model's state.
+        on_change: called with each change of a model's state.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class App:
             random=random.Random(),
             is_strict=False,
         )
-        # Emptied before the loop goes on: it only holds what follows from the event at hand.
+        # Emptied before the loop continues: it only holds what follows from the current event.
         self._pending: deque[Event] = deque()
         self._is_handling = False
         self._is_broken = False
@@ -134,8 +134,8 @@ class App:
         """Serves until `Finish`; returns the exit code.
 
         Args:
-            on_listening: told the endpoint.
-            open_files: how many the process may have.
+            on_listening: called with the endpoint.
+            open_files: how many files the process may have open.
         """
         self._open_files = open_files
         self._loop = asyncio.get_running_loop()
@@ -152,7 +152,7 @@ class App:
             )
         except zmq.ZMQError as error:
             raise RuntimeFolderError(
-                f"nothing can listen at {around.folder.client_socket}: {error.strerror}",
+                f"cannot listen at {around.folder.client_socket}: {error.strerror}",
                 hint="set another runtime_dir",
             ) from None
         endpoint = self._clients.endpoint
@@ -184,11 +184,11 @@ class App:
         return LEFT_BEHIND_EXIT_CODE if left_behind else 0
 
     def dispatch(self, event: Event) -> None:
-        """Hands an event to the core and does what it answers; on the loop's thread only.
+        """Passes an event to the core and carries out its actions; only on the loop's thread.
 
-        Called while an action is being carried out, it keeps the event until that is done: the
-        core sees one event after the other. Tasks have the loop call it, so that a bug in here
-        always ends up in `_on_loop_error` and takes no task group down.
+        If called while an action is being carried out, it keeps the event until that is done: the
+        core sees one event after the other. Tasks make the loop call it, so that a bug in here
+        always ends up in `_on_loop_error` and never takes a task group down.
         """
         if self._is_broken:
             return
@@ -253,7 +253,7 @@ class App:
             seen = WorkerSeen(now=now, model=model, generation=generation, is_stopped=is_stopped)
             self.dispatch(seen)
 
-        # What has arrived meanwhile is read before: a late beat is a sign of life.
+        # What has arrived in the meantime is read first: a late beat is a sign of life.
         self._loop.call_later(LOOK_DELAY_S, tell)
 
     def _wake_at(self, when: float) -> None:
@@ -267,7 +267,7 @@ class App:
     def _wake(self) -> None:
         self._timer = None
         now = self._clock.now()
-        if now < self._wakes_at:  # the clock stood still meanwhile
+        if now < self._wakes_at:  # the clock stood still in the meantime
             self._wake_at(self._wakes_at)
         else:
             self.dispatch(Tick(now=now))
@@ -298,7 +298,7 @@ class App:
         self.dispatch(Started(now=self._clock.now()))
 
     async def _pulse(self) -> None:
-        """Keeps the clock, and each second the clients, informed."""
+        """Keeps the clock running and, every second, the clients informed."""
         is_second = False
         while True:
             await asyncio.sleep(PULSE_S)
@@ -308,7 +308,7 @@ class App:
                 self._loop.call_soon(self._clients.pulse)
 
     async def _sample(self) -> None:
-        """Measures each second, and writes down what could not be written before."""
+        """Measures every second, and writes the record if that failed before."""
         sampler = Sampler(
             lambda error: self._log.write("warning", "memory not measured", error=error.strerror)
         )
@@ -331,7 +331,7 @@ class App:
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     def _reload(self, caller: Caller | None = None) -> None:
-        """Reads the file again and checks it whole; where it is wrong nothing changes (P20)."""
+        """Reads the file again and checks all of it; if it is wrong, nothing changes (P20)."""
         now, old = self._clock.now(), self._config
         try:
             if old.config_path is None:
@@ -354,7 +354,7 @@ class App:
         )
 
     def _make_room_for(self, config: DaemonConfig) -> None:
-        """Leaves open files for the new models and those that still run, or raises ConfigError."""
+        """Reserves open files for the new models and those still running, or raises ConfigError."""
         names = {entry.name for entry in config.models} | self._workers.models
         self._clients.limit_to(room_for(len(names), self._open_files, self._clients.admitted))
 
@@ -392,7 +392,7 @@ class App:
 
 
 def _show_nothing(change: dict[str, Any]) -> None:
-    """Takes the place of an `on_change` whose reader is gone."""
+    """Replaces an `on_change` whose reader is gone."""
 
 
 def _text(path: Path) -> str:

@@ -9,15 +9,15 @@ PULSE_S = 0.5
 """How often the supervisor looks at its clock even if nothing happens."""
 
 TOLERANCE_S = 0.5
-"""Lateness up to this is not taken for a pause."""
+"""Being late by up to this much does not count as a pause."""
 
 
 class Clock:
-    """Monotonic seconds without the time in which this process did not run (P7).
+    """Monotonic seconds, without the time in which this process did not run (P7).
 
-    A machine that slept, or a process tree that was stopped and continued, must not find all its
-    deadlines passed. Whoever is first to ask after a pause takes it out, so that no event carries
-    a time on the other side of it. Somebody must ask at least every `PULSE_S` seconds.
+    A machine that slept, or a process tree that was stopped and continued, must not find that
+    all its deadlines have passed. The first caller after a pause takes it out, so that no event
+    carries a time from before that. Somebody must ask at least every `PULSE_S` seconds.
 
     Args:
         monotonic: seconds.
@@ -29,7 +29,7 @@ class Clock:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         current = self._monotonic()
         gap_s = current - self._asked_at
         self._asked_at = current

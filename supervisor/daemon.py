@@ -1,4 +1,4 @@
-"""The daemon from first to last: the runtime folder, the logs, leftovers, then the loop."""
+"""The daemon from start to end: the runtime folder, the logs, leftovers, then the loop."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run_daemon(
     on_listening: OnListening,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Runs a supervisor until it is told to end; called by `mlxsup start` on the main thread.
+    """Runs a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
 
     Args:
         config: what to run.
-        on_change: told of each change of a model's state, with the map that watchers get.
-        on_listening: told the endpoint once clients can connect.
+        on_change: called with each change of a model's state, as the map that watchers get.
+        on_listening: called with the endpoint once clients can connect.
         argv: the command that starts a worker, for tests.
 
     Returns:
@@ -75,7 +75,7 @@ def _serve(
     writer = LogWriter(report)
     log = _open_log(config, writer)
     record = WorkerRecord(config.runtime_dir)
-    _sweep(record, log)
+    _end_leftovers(record, log)
     context: Context = zmq.Context()
     app = App(
         config,
@@ -109,8 +109,8 @@ def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     return DaemonLog(config.log_dir, config.log_level, writer)
 
 
-def _sweep(record: WorkerRecord, log: DaemonLog) -> None:
-    """Ends what an earlier supervisor left behind (E6)."""
+def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
+    """Ends workers that an earlier supervisor left behind (E6)."""
     try:
         leftovers = record.sweep()
     except OSError as error:

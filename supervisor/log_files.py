@@ -16,18 +16,18 @@ from pathlib import Path
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
-"""Of each log: the current one, and the older `.1` and `.2`."""
+"""How many files each log has: the current one, and the older `.1` and `.2`."""
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Of each log, while its file system takes nothing; more is dropped and counted."""
+"""How much of each log may wait while its file system hangs; more is dropped and counted."""
 
 STUCK_S = 1.0
-"""A write that has taken so long is not waited for by anybody."""
+"""Nobody waits for a write that has taken this long."""
 
 REPORT_INTERVAL_S = 60.0
 
 Report = Callable[[str], None]
-"""Tells people of what cannot be told in a log."""
+"""Reports what cannot be logged."""
 
 
 class RotatingFile:
@@ -38,8 +38,8 @@ class RotatingFile:
 
     Args:
         path: the current file; older ones get `.1`, `.2`.
-        report: told of trouble.
-        max_bytes: at which the file is renamed.
+        report: called with what went wrong.
+        max_bytes: the size at which the file is renamed.
         clock: monotonic seconds.
     """
 
@@ -73,7 +73,7 @@ class RotatingFile:
             self.close()
 
     def skip(self, lost_bytes: int) -> None:
-        """Notes that this many bytes were dropped before they came here."""
+        """Records that this many bytes were dropped earlier."""
         self._dropped_bytes += lost_bytes
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class LogFile:
                 self._add(data)
 
     def skip(self, lost_bytes: int) -> None:
-        """This many bytes are dropped on purpose; the file will say so."""
+        """Records that this many bytes are dropped on purpose; the file says so."""
         with self._writer.lock:
             self.lost_bytes += lost_bytes
 
@@ -152,7 +152,7 @@ class LogFile:
         """Writes the end of what was dropped last, if anything was.
 
         Args:
-            tail: the latest bytes of all, the dropped ones among them.
+            tail: the latest bytes of all, including the dropped ones.
         """
         with self._writer.lock:
             if self.lost_bytes:
@@ -161,13 +161,13 @@ class LogFile:
                 self._add(kept)
 
     def call(self, function: Callable[[RotatingFile], None]) -> None:
-        """Has the writer's thread call this when all before it is written."""
+        """Makes the writer's thread call this once everything before it is written."""
         with self._writer.lock:
             self.pieces.append(function)
             self._writer.wake(self)
 
     def close(self) -> None:
-        """Closes the file when all is written; a later write opens it again."""
+        """Closes the file once everything is written; a later write opens it again."""
         self.call(RotatingFile.close)
 
     def _add(self, data: bytes) -> None:
@@ -200,12 +200,12 @@ class LogWriter:
     """The thread that writes every log file of this process.
 
     Attributes:
-        lock: of all that waits.
+        lock: guards everything that waits.
         files: those that have something to write, each once.
         writes_since: when the write under way began (monotonic); None while nothing is written.
 
     Args:
-        report: told of trouble, on this thread.
+        report: called on this thread with what went wrong.
     """
 
     def __init__(self, report: Report) -> None:
@@ -220,7 +220,7 @@ class LogWriter:
         self._thread.start()
 
     def open(self, path: Path) -> LogFile:
-        """A file; it is opened with the first write."""
+        """Adds a file, which is opened with the first write."""
         return LogFile(RotatingFile(path, self._report), self)
 
     def wake(self, file: LogFile) -> None:
@@ -231,8 +231,8 @@ class LogWriter:
             self._has_work.notify()
 
     async def flushed(self, file: LogFile, limit_s: float) -> bool:
-        """Returns whether all of the file is written, after `limit_s` at most; at once if a write
-        hangs already."""
+        """Waits for at most `limit_s` and returns whether all of the file is written; returns at
+        once if a write already hangs."""
         began_at = self.writes_since
         if began_at is not None and time.monotonic() - began_at >= STUCK_S:
             return False
@@ -240,7 +240,7 @@ class LogWriter:
         written = asyncio.Event()
 
         def tell(_: RotatingFile) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
                 loop.call_soon_threadsafe(written.set)
 
         file.call(tell)

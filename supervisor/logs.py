@@ -1,4 +1,4 @@
-"""What is logged: one file for each model with all that its workers print, and the daemon's own."""
+"""The logs: one file per model with everything its workers print, and the daemon's own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .log_files import LogWriter
 LAST_LINES = 50
 MAX_LAST_LINE_BYTES = 2048
 TAIL_BYTES = 2 * LAST_LINES * MAX_LAST_LINE_BYTES
-"""Kept of what a worker printed last, written or not: the cause of its death is read from it."""
+"""How much of a worker's last output is kept, written or not: it shows the cause of its death."""
 
 SMALL_PIECE_BYTES = 4096
 
 MAX_LOG_BYTES_PER_S = 8 * 1024 * 1024
-"""Of each model's workers; what they print beyond it is read and dropped."""
+"""The output rate of each model's workers; what they print beyond it is read and dropped."""
 
 
 class ModelLog:
@@ -55,13 +55,13 @@ class ModelLog:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The latest lines of the current generation, oldest first."""
+        """The last lines of the current generation, oldest first."""
         *lines, rest = b"".join(self.tail).split(b"\n")
         latest = [*lines, rest] if rest else lines
         return tuple(_readable(line) for line in latest[-LAST_LINES:])
 
     def begin(self, generation: int, pid: int) -> None:
-        """Draws the rule under which a new generation writes."""
+        """Writes the rule line above a new generation's output."""
         header = generation_header(generation, pid, timestamp(time.time()))
         gap = b"\n" if self.tail and not self.tail[-1].endswith(b"\n") else b""
         self.tail.clear()
@@ -69,7 +69,7 @@ class ModelLog:
         self.file.write(gap + header.encode() + b"\n")
 
     def write(self, data: bytes) -> None:
-        """Takes what came out of the worker's pipe, in whatever pieces."""
+        """Takes output from the worker's pipe, in pieces of any size."""
         self._keep(data)
         now = self._clock()
         if now - self._second >= 1.0:
@@ -81,7 +81,7 @@ class ModelLog:
             self.file.write(data)
 
     async def ended(self, limit_s: float) -> None:
-        """A worker has printed its last: returns when it is written, after `limit_s` at most."""
+        """A worker's output has ended: returns when it is written, after `limit_s` at most."""
         self.file.end(b"".join(self.tail))
         await self._writer.flushed(self.file, limit_s)
 
@@ -100,7 +100,7 @@ class ModelLog:
 
 
 class DaemonLog:
-    """The daemon's own log: one line for each thing that happened, `message key=value`.
+    """The daemon's own log: one line per event, `message key=value`.
 
     Args:
         log_dir: where the file `mlxsup.log` is.

@@ -1,4 +1,4 @@
-"""Which process a pid means: pids are used again, a pid together with its start is not."""
+"""Identifies processes: pids are reused, a pid together with its start time is not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import psutil
 
 _THREADS_FIELD = 17
 _START_FIELD = 19
-"""Of /proc/PID/stat, counted behind the command's closing parenthesis."""
+"""The field of /proc/PID/stat, counted after the command's closing parenthesis."""
 
 
 def process_identity(pid: int) -> str | None:
     """A text that no other process of this machine has had or will have; None for no process.
 
-    A zombie is no process here: nothing of it can be signalled. The wall clock plays no part on
-    Linux, so that setting it does not make a process look like another one (P7).
+    A zombie does not count as a process: it cannot be signalled. On Linux the wall clock plays no
+    part, so that setting it does not make a process look like another one (P7).
     """
     if sys.platform == "linux":
         return _linux_identity(pid)
@@ -38,7 +38,7 @@ def _linux_identity(pid: int) -> str | None:
     if len(fields) <= _START_FIELD:
         return None
     if fields[0] in (b"Z", b"X") and int(fields[_THREADS_FIELD]) <= 1:
-        return None  # with more threads, its first has ended and another one lives
-    # Ticks since the boot, so the boot has to be named too.
+        return None  # with several threads: its first has ended and another one lives
+    # Ticks since the boot, so the boot must be part of it.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{pid}@{boot}+{int(fields[_START_FIELD])}"

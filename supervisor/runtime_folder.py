@@ -18,19 +18,19 @@ UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
 
 MAX_SPAWNS = 9_999_999
-"""Only for the length of a worker's socket path."""
+"""Only used for the length of a worker's socket path."""
 
 RESERVED_FILES = 2100
 """Open files that no client's connection may take. libzmq accepts about a thousand connections
-before the loop hears of the first of them, and aborts the process when it cannot accept one for
-want of a file; the rest is for those that are being turned away, logs, and the daemon's own."""
+before the loop is notified of the first, and aborts the process if it cannot accept one for lack
+of a file; the rest is for those being turned away, for logs, and for the daemon itself."""
 
 FILES_PER_MODEL = 16
-"""Pipes and sockets of a worker, and its log."""
+"""Open files for each model: a worker's pipes and sockets, and its log."""
 
 MAX_OPEN_FILES = 65_536
 MAX_OPEN_FILES_MACOS = 10_240
-"""More than this the kernel refuses where the hard limit says "unlimited"."""
+"""The kernel refuses more than this if the hard limit says "unlimited"."""
 
 
 class RuntimeFolderError(Exception):
@@ -51,14 +51,14 @@ class AlreadyRunningError(Exception):
     """Another supervisor holds the folder (exit 75).
 
     Attributes:
-        pid: of that supervisor; None where it did not say.
+        pid: that supervisor's pid; None if the lock does not say.
     """
 
     exit_code = ALREADY_RUNNING_EXIT_CODE
 
     def __init__(self, pid: int | None, folder: Path) -> None:
         who = f"with pid {pid}" if pid is not None else "whose pid is not known"
-        super().__init__(f"a daemon {who} already runs in {folder}")
+        super().__init__(f"a daemon {who} is already running in {folder}")
         self.pid = pid
 
 
@@ -75,7 +75,7 @@ class RuntimeFolder:
 
     @classmethod
     def claim(cls, path: Path) -> RuntimeFolder:
-        """Creates the folder where it is absent, checks it, locks it, removes stale sockets (E6).
+        """Creates the folder if it is missing, checks it, locks it, removes stale sockets (E6).
 
         The lock comes before any bind: a second bind on a Unix socket's path would succeed and
         take over the clients (P19).
@@ -109,8 +109,8 @@ class RuntimeFolder:
         return self.path / _worker_socket_name(spawn)
 
     def release(self) -> None:
-        """Lets the next supervisor have the folder. The lock file stays: whoever unlinked it could
-        take away the one that another process has just locked."""
+        """Gives the folder to the next supervisor. The lock file stays: unlinking it could take
+        away the one that another process has just locked."""
         os.close(self._lock)
 
 
@@ -118,8 +118,8 @@ def connections_within(open_files: int, models: int) -> int:
     """How many connections a daemon may let in; fewer than MIN_CONNECTIONS are too few.
 
     Args:
-        open_files: how many the process may have.
-        models: how many may have a worker.
+        open_files: how many files the process may have open.
+        models: how many models may have a worker.
     """
     return min(MAX_CONNECTIONS, open_files - RESERVED_FILES - FILES_PER_MODEL * models)
 
@@ -128,14 +128,14 @@ def room_for(models: int, open_files: int, connected: int) -> int:
     """How many connections a daemon may let in with the models of a new configuration.
 
     Raises:
-        ConfigError: too few, or fewer than there are.
+        ConfigError: they are too few, or fewer than are in use.
     """
     allowed = connections_within(open_files, models)
     if allowed < max(MIN_CONNECTIONS, connected):
         raise ConfigError(
             [
                 f"models: {models} are too many for {open_files} open files"
-                f" beside {connected} connections of clients"
+                f" next to {connected} client connections"
             ]
         )
     return allowed
@@ -150,7 +150,7 @@ def raise_open_file_limit(models: int) -> int:
     """Raises the soft limit of open files as far as is sensible, and returns it.
 
     Raises:
-        RuntimeFolderError: too few for that many models, and for storms of connections.
+        RuntimeFolderError: they are too few for that many models and for storms of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard != resource.RLIM_INFINITY else MAX_OPEN_FILES_MACOS
@@ -217,10 +217,10 @@ def _prepare(path: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    """Locks the folder for life and writes down who holds it; returns the lock's descriptor.
+    """Locks the folder for life and records who holds it; returns the lock's descriptor.
 
-    A lock on the folder itself, held for these few calls only, lets nobody read the holder's pid
-    before it is written: of many that start at once each loser can name the winner (P19).
+    A lock on the folder itself, held only for these few calls, lets nobody read the holder's pid
+    before it is written: if many start at once, each loser can name the winner (P19).
     """
     try:
         gate = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The signals that the supervisor answers to: the end, and the reload."""
+"""The signals that the supervisor handles: to end, and to reload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Signals that come before `Signals` listens wait for it, instead of ending the process."""
+    """Blocks signals that come before `Signals` listens, so that they do not end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGHUP))
     try:
         yield
@@ -22,12 +22,13 @@ def held_back() -> Iterator[None]:
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT; SIGHUP is a reload, or the end where it says that our terminal
+    """Counts SIGTERM and SIGINT; SIGHUP means a reload, or the end if it says that our terminal
     is gone.
 
     Args:
-        on_end: told of each that asks for the end: which, and whether it is not the first.
-        on_reload: told of each SIGHUP that asks for a reload.
+        on_end: called for each signal that asks for the end: which it is, and whether it is a
+            later one.
+        on_reload: called for each SIGHUP that asks for a reload.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         self._count = 0
         self._had_terminal = has_terminal()
-        # An ignored SIGHUP means `nohup`: the daemon shall outlive its terminal.
+        # An ignored SIGHUP means `nohup`: the daemon must outlive its terminal.
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         for number in ENDING:
             self._loop.add_signal_handler(number, self._ask_for_end, number)
@@ -46,7 +47,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, signal.SIGHUP))
 
     def ignore(self) -> None:
-        """From here on the end cannot be hurried: what is left is bounded and short."""
+        """From now on nothing can hurry the end: what is left is bounded and short."""
         for number in (*ENDING, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
@@ -65,7 +66,7 @@ class Signals:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal that is still there."""
+    """Whether this process has a controlling terminal that still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

@@ -47,8 +47,8 @@ def start(
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
-    Runs the daemon in the foreground and prints a line for each change of a model's state. Without
-    a file: mlxsup start --model models/smollm2
+    Runs the daemon in the foreground, and prints a line for each change of a model's state.
+    Without a file: mlxsup start --model models/smollm2
     """
     if models and config_path is not None:
         message = "use either --model or --config"

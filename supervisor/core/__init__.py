@@ -4,22 +4,23 @@ The shell (`supervisor/app.py`) calls `Core.handle(event)` and carries out the a
 returns, in order. One turn:
 
 1. The event goes to `client_events.py`, `worker_events.py` or `core.py`. They answer, change a
-   request, or put a *trigger* to a model's life.
+   request, or apply a *trigger* to a model's life.
 2. `lifecycle/table.py` says which rule meets this trigger in this phase. The rule changes the
    `Life` and adds *actions* (spawn, signal, send) and *effects*: what must happen to requests and
-   callers, of which a life knows nothing. `fleet.py` carries both out.
+   callers, which a life knows nothing about. `fleet.py` carries both out.
 3. `Fleet.settle` looks at every model that was *touched*: it ends drains, grants turns to load,
-   dispatches what waits, and tells who waits. Nobody calls spawn or dispatch; touching is enough.
-4. The outbox is what the shell gets.
+   dispatches waiting requests, and notifies their clients. Nobody calls spawn or dispatch; touching
+   is enough.
+4. The shell gets the actions in the outbox.
 
 Where things go:
 
 - a command of clients: a handler in `client_events.py`
 - a message of workers: a handler in `worker_events.py`
 - a state: a phase in `lifecycle/states.py`, and a rule for each trigger that can meet it
-- what can happen to a worker: a trigger in `lifecycle/triggers.py`, and its rules
+- an event of a worker's life: a trigger in `lifecycle/triggers.py`, and its rules
 - what follows an exit: `lifecycle/on_exit.py`; how long to wait: `lifecycle/restart_policy.py`
 - whether a request may wait: `admission.py`; which is next: `requests/queue.py`
 - how a request ends: `endings.py`, the only sender of terminal messages
-- a stall, a cause of death, whom to blame: `health/`; suspects take turns: `suspects.py`
+- stalls, causes of death, whom to blame: `health/`; how suspects take turns: `suspects.py`
 """

@@ -29,7 +29,7 @@ class Spawn:
 
 
 class WorkerSignal(StrEnum):
-    """The signals a worker is ended with; DUMP has it print every thread's stack before."""
+    """The signals that end a worker; DUMP makes it print every thread's stack first."""
 
     DUMP = "SIGUSR1"
     TERM = "SIGTERM"
@@ -47,7 +47,7 @@ class SignalWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAtWorker:
-    """See which state a silent worker's process is in; answered by `WorkerSeen`."""
+    """Find out which state a silent worker's process is in; answered by `WorkerSeen`."""
 
     model: ModelName
     generation: Generation
@@ -72,11 +72,11 @@ class SendToClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """A model changed: log it, and print it where the daemon runs in a terminal.
+    """A model changed: log it, and print it if the daemon runs in a terminal.
 
     Attributes:
         change: the same map that subscribers get in `Event.value`: model, from, to, generation,
-            pid, wanted, why, note (one phrase for people), at `now`; where it has become READY,
+            pid, wanted, why, note (one phrase for people), at `now`; if it has become READY,
             also batching and warnings, as in the status.
     """
 
@@ -85,10 +85,10 @@ class Announce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadConfiguration:
-    """Read the configuration file and check it whole; answered by `Reloaded` or `ReloadRefused`.
+    """Read the configuration file and check all of it; answered by `Reloaded` or `ReloadRefused`.
 
     Attributes:
-        caller: who asked, to be handed back.
+        caller: who asked; handed back with the answer.
     """
 
     caller: Caller
@@ -96,14 +96,14 @@ class ReadConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
-    """Send a `Tick` at this time (monotonic seconds), or a little later; an earlier one stands."""
+    """Send a `Tick` at this time (monotonic seconds), or a little later; an earlier one stays."""
 
     when: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """A worker's process cannot be ended: close what leads to it, and tell people.
+    """A worker's process cannot be ended: close what connects to it, and report it.
 
     `Exited` is still sent when it exits; `Finish` does not wait for that.
     """
@@ -114,14 +114,14 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetModel:
-    """A model was removed and none of its processes lives: close what was kept open for it."""
+    """A model was removed and none of its processes is left: close what is open for it."""
 
     model: ModelName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFault:
-    """An event met a state that has no rule for it: log the model's story, loudly."""
+    """An event met a state without a rule for it: log the story as an error."""
 
     model: ModelName
     story: tuple[str, ...]
@@ -146,4 +146,4 @@ Action = (
     | LogFault
     | Finish
 )
-"""What is to be done."""
+"""Everything that the core asks the shell to do."""

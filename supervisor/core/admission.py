@@ -1,4 +1,4 @@
-"""Whether a request may wait, or why not; the one gate that every request passes (H2)."""
+"""Decides whether a request may wait; the one gate that every request passes (H2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .settings import CoreSettings
 
 
 def refuse_for_state(life: Life) -> RemoteError | None:
-    """Why the model's state does not let a request wait, if so."""
+    """Why the model's state does not let a request wait; None if it does."""
     if life.state is State.FAILED:
         return model_failed(life.name, life.failure)
     is_going = life.state in (State.DRAINING, State.STOPPING)
@@ -28,7 +28,7 @@ def refuse_for_state(life: Life) -> RemoteError | None:
 def refuse_for_quarantine(
     name: ModelName, blame: Blame, digest: Digest, now: float
 ) -> RemoteError | None:
-    """Why this very request may not run again yet, if so (F10)."""
+    """Why this particular request may not run again yet; None if it may (F10)."""
     lifted_in_s = blame.quarantined_for_s(digest, now)
     return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
 
@@ -43,9 +43,9 @@ def refuse_for_room(
     models: int,
     settings: CoreSettings,
 ) -> RemoteError | None:
-    """Why the queues are too full for one more request, if so (H3, H5).
+    """Why the queues have no room for one more request; None if they have (H3, H5).
 
-    What can start at once does not wait, so no queue refuses it; its bytes count all the same.
+    A request that can start at once does not wait, so no queue refuses it; its bytes still count.
     """
     reason = _refuse_for_bytes(body_bytes, ledger, settings)
     if reason is None and not model.can_start:
@@ -78,8 +78,8 @@ def _refuse_for_bytes(body_bytes: int, ledger: Ledger, settings: CoreSettings) -
 def _refuse_for_place(
     model: Model, ledger: Ledger, models: int, settings: CoreSettings
 ) -> Reason | None:
-    """Beyond `max_queue` in all, each model still has an equal share of it, so that the queue of a
-    model that loads, or is slow, does not shut the others. At most twice as many wait."""
+    """Beyond `max_queue` overall, each model still has an equal share of it, so that the queue of a
+    loading or slow model does not block the others. At most twice `max_queue` wait."""
     share = max(1, settings.max_queue // models)
     if ledger.waiting < settings.max_queue or len(model.queue) < share:
         return None
@@ -92,7 +92,7 @@ def _refuse_for_place(
 def _refuse_for_account(
     connection: ConnectionId, client: str, ledger: Ledger, settings: CoreSettings
 ) -> Reason | None:
-    """A connection may speak for many clients, and gets no more places by inventing names."""
+    """A connection may speak for many clients, but gets no more places by inventing names."""
     for account, waiting in (
         ("connection", ledger.waiting_of_connection(connection)),
         ("client", ledger.waiting_of(client)),

@@ -1,4 +1,4 @@
-"""What clients ask for becomes triggers of models, or an answer at once."""
+"""Turns what clients ask for into triggers for models, or answers at once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .status import Daemon, status_map
 
 
 class ClientEvents:
-    """Takes every event of a client.
+    """Handles every event of a client.
 
     Args:
-        fleet: the models that they ask for.
-        serving: lets their requests wait.
+        fleet: the models.
+        serving: queues their requests.
         endings: ends their requests.
         outbox: takes what they are sent.
-        daemon: what the status says of the daemon itself.
+        daemon: what the status says about the daemon itself.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ClientEvents:
         self._daemon = daemon
 
     def said(self, event: ClientSaid) -> None:
-        """A message; what cannot be done is answered with an error, and nothing has changed."""
+        """Handles a message; if it cannot be done, answers with an error and changes nothing."""
         caller = Caller(connection=event.connection, id=event.message.id)
         try:
             self._obey(caller, event.message, event.now)
@@ -131,7 +131,7 @@ class ClientEvents:
         if self._outbox.subscriptions.get(caller.connection) == message.id:
             del self._outbox.subscriptions[caller.connection]
         request = self._serving.ledger.find(caller.connection, message.id)
-        if request is not None:  # else its end is already on the way
+        if request is not None:  # otherwise its end is already on the way
             self._endings.cancel(self._touched(request), request, now)
 
     # ------------------------------------------------------------ commands
@@ -209,7 +209,7 @@ class ClientEvents:
         return self._fleet.find(name)
 
     def _touched(self, request: Request) -> Model:
-        """The model of a request that something is done about."""
+        """The model of an open request; touches it."""
         model = self._fleet.by_name[request.model]
         self._fleet.touch(model)
         return model

@@ -51,14 +51,14 @@ class Core:
     Args:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
-        facts: what the status reply shows besides the core's own (version, pid, endpoint, …).
+        facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
         is_strict: raise if the table has no rule (tests) instead of ending that one life.
 
     Attributes:
         fleet: the models.
         ledger: the open requests.
-        outbox: the actions of the event that is being handled.
+        outbox: the actions of the event being handled.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Core:
         self._woken_at: float | None = None
 
     def handle(self, event: Event) -> list[Action]:
-        """Takes one event and returns what is to be done about it, in order.
+        """Handles one event and returns what to do about it, in order.
 
         Raises:
             ImpossibleTransitionError: a bug in the table, only if the core is strict.
         """
-        self.outbox.take()  # whatever an event that raised had left
+        self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)
         self.fleet.settle(event.now)
         self._wake_in_time()

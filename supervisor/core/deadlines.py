@@ -18,7 +18,7 @@ class _Due(NamedTuple):
 
 
 class Deadlines:
-    """At most one time per subject; a timer only wakes, the subject's own deadline decides."""
+    """Keeps one time per subject; a timer only wakes, the subject's own deadline decides."""
 
     def __init__(self) -> None:
         self._when: dict[Subject, float] = {}

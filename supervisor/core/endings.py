@@ -1,4 +1,4 @@
-"""How requests end: cancelled, dropped, failed, finished, lost with their process.
+"""Ends requests: cancelled, dropped, failed, finished, or lost with their process.
 
 Each gets exactly one terminal message (P1), and `end` is the only place that sends it.
 """
@@ -27,7 +27,7 @@ from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 
 
 class Endings:
-    """Ends requests, and takes those that go on back into the queue.
+    """Ends requests, and puts those that continue back into the queue.
 
     Args:
         ledger: the open requests.
@@ -43,22 +43,22 @@ class Endings:
     # ------------------------------------------------------------ one request
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
-        """The client wants no more: answered at once, whatever the worker does (D4, D13)."""
+        """The client cancelled: it is answered at once, whatever the worker does (D4, D13)."""
         self._withdraw(model, request)
         self.end(request, finish=FinishReason.CANCELLED, now=now)
 
     def drop(self, model: Model, request: Request) -> None:
-        """The client is gone: nobody is answered (D12)."""
+        """The client is gone: nobody gets an answer (D12)."""
         self._withdraw(model, request)
         self._forget(request)
 
     def fail(self, model: Model, request: Request, error: RemoteError) -> None:
-        """The request ends with an error, wherever it stands."""
+        """The request ends with an error, at whatever stage it is."""
         self._withdraw(model, request)
         self.end(request, error=error)
 
     def due(self, model: Model, request: Request, now: float) -> None:
-        """A time of this request may have come (D15)."""
+        """One of this request's deadlines may have come (D15)."""
         if request.deadline is not None and now >= request.deadline:
             error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
         elif (
@@ -107,7 +107,7 @@ class Endings:
     # ------------------------------------------------------------ all requests of a model
 
     def fail_queue(self, model: Model, error: RemoteError) -> None:
-        """Everything that waits for this model is answered."""
+        """Answers everything that waits for this model."""
         for request in self._queued(model):
             if request.acceptance is not None:
                 self.fail(model, request, for_interrupted(error, model.name, request.tokens_sent))
@@ -115,15 +115,15 @@ class Endings:
                 self.fail(model, request, error)
 
     def fail_running(self, model: Model, error: RemoteError) -> None:
-        """Everything that runs is answered while the process still lives."""
+        """Answers everything that runs, while the process is still alive."""
         for request in list(model.running.values()):
             self.fail(model, request, error)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict) -> None:
-        """The process is gone with its rows: they wait again, before all others, to be resumed.
+        """The process is gone with its rows, which queue again, ahead of all others.
 
-        What the worker had not accepted yet is dispatched again as new. A row ends instead if it
-        killed the engine, opted out of being resumed, or meets death after death without a token.
+        Requests that the worker had not accepted are dispatched again as new. A row ends instead if
+        it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
         again: list[RequestKey] = []
         for request in list(model.running.values()):
@@ -158,13 +158,15 @@ class Endings:
             request.started_at = None
         else:
             request.is_interrupted = True
-            request.queue_deadline = None  # a limit for the start, and it was started
+            request.queue_deadline = (
+                None  # it limits the wait for the start, and the request was started
+            )
             detail = {"cause": text, "tokens_sent": request.tokens_sent}
             self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
         self._deadlines.set(request.key, request.next_deadline)
 
     def _withdraw(self, model: Model, request: Request) -> None:
-        """Takes a request out of the queue or the batch; a row holds its place until it left."""
+        """Takes a request out of the queue or the batch; a row keeps its place until it left."""
         if request.stage is Stage.QUEUED:
             model.queue.leave(request.key)
             return
@@ -179,7 +181,7 @@ class Endings:
 
 
 def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:
-    """Why a request does not outlive its worker; None if it does."""
+    """The error of a request that does not outlive its worker; None if it does."""
     name, sent = model.name, request.tokens_sent
     if verdict.culprit == request.digest:
         return quarantined(name, sent, QUARANTINE_S)

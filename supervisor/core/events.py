@@ -18,7 +18,7 @@ ConnectionId = NewType("ConnectionId", bytes)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A client that waits for a command to come true."""
+    """A client that waits for a command to complete."""
 
     connection: ConnectionId
     id: RequestId
@@ -37,7 +37,7 @@ class _Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_Event):
-    """The supervisor is up: preload what shall be preloaded. The first event."""
+    """The supervisor is up: preload what the configuration says. The first event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ClientTooSlow(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned(_Event):
-    """The process asked for with `Spawn` runs."""
+    """The process asked for with `Spawn` is running."""
 
     model: ModelName
     generation: Generation
@@ -96,10 +96,10 @@ class WorkerSaid(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen(_Event):
-    """A process was looked at, as `LookAtWorker` asked.
+    """A process was inspected, as `LookAtWorker` asked.
 
     Attributes:
-        is_stopped: whether it is in the process state *stopped*, as after SIGSTOP.
+        is_stopped: whether its process state is *stopped*, as after SIGSTOP.
     """
 
     model: ModelName
@@ -109,7 +109,7 @@ class WorkerSeen(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBroke(_Event):
-    """A worker sent what is not a message: it is killed, a crash without evidence.
+    """A worker sent something that is not a message: it is killed, as a crash without evidence.
 
     Attributes:
         detail: what was wrong, for people.
@@ -124,10 +124,10 @@ class WorkerBroke(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUnlinked(_Event):
-    """The connection of a worker that had said HELLO has ended, and all it carried was read.
+    """The connection of a worker that had said HELLO has ended, and everything it carried was read.
 
-    As a rule its process is about to die. One that lives is lost all the same: what connects in its
-    stead is nobody to the supervisor.
+    Usually its process is about to die. If it lives, it is lost all the same: the supervisor takes
+    any later connection for a stranger's.
     """
 
     model: ModelName
@@ -139,9 +139,9 @@ class Exited(_Event):
     """A worker's process has exited and its output has been read to the end.
 
     Attributes:
-        exit_code: what it exited with; None where a signal ended it.
-        signal: the number of that signal; None where it exited.
-        signal_name: its name, `SIGKILL`; empty where it exited.
+        exit_code: what it exited with; None if a signal ended it.
+        signal: the number of that signal; None if it exited.
+        signal_name: its name, `SIGKILL`; empty if it exited.
         last_lines: the end of its output, oldest first.
         at: wall-clock seconds since the epoch, for people.
     """
@@ -160,7 +160,7 @@ class Sampled(_Event):
     """What the monitor measured.
 
     Attributes:
-        footprint_bytes: resident bytes of each worker's process, by pid; one may be gone since.
+        footprint_bytes: resident bytes of each worker's process, by pid; some may be gone by now.
         machine_bytes: memory of the machine.
     """
 
@@ -181,13 +181,13 @@ class ShutdownAsked(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded(_Event):
-    """The configuration was read again and is good.
+    """The configuration was read again and is valid.
 
     Attributes:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
         caller: who asked for it; None for a signal.
-        later: keys that have changed and take effect at the next start only.
+        later: keys that have changed but only take effect at the next start.
     """
 
     settings: CoreSettings
@@ -198,7 +198,7 @@ class Reloaded(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadRefused(_Event):
-    """The configuration was read again and cannot be used: the old one goes on (P20).
+    """The configuration was read again and cannot be used: the old one stays in effect (P20).
 
     Attributes:
         problems: everything that is wrong with it.
@@ -227,4 +227,4 @@ Event = (
     | Reloaded
     | ReloadRefused
 )
-"""What happened."""
+"""Everything that the shell reports to the core."""

@@ -1,4 +1,4 @@
-"""Every model, and how transitions of their lives are carried out."""
+"""Every model, and how the transitions of their lives are carried out."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Fleet:
         serving: dispatches their requests.
         endings: ends their requests.
         deadlines: where the times of models are kept.
-        outbox: takes what is to be done.
+        outbox: takes the actions.
         random: draws the jitter of restarts.
         is_strict: raise if the table has no rule.
 
     Attributes:
         settings: the `[supervisor]` table as it was last read.
         by_name: the models.
-        is_shutting_down: no model comes up any more.
+        is_shutting_down: whether the daemon is ending, so that no model comes up.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Fleet:
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
-        # A dict for its order: that of a set would change with the interpreter's hash seed, and
+        # A dict because of its order: a set's would change with the interpreter's hash seed, and
         # a failing seed of the simulation would not replay (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -116,7 +116,7 @@ class Fleet:
         return iter(list(self.by_name.values()))
 
     def find(self, name: ModelName) -> Model:
-        """A model that the configuration names.
+        """Finds a model that the configuration names.
 
         Raises:
             RemoteError: `unknown_model`.
@@ -132,12 +132,12 @@ class Fleet:
         self._touched[model.name] = None
 
     def has_processes(self) -> bool:
-        """Whether any process lives whose end is waited for."""
+        """Whether any process whose end must be waited for is alive."""
         return any(model.life.state in HAS_PROCESS for model in self)
 
     def end_limit_s(self) -> float:
         """How long ending every process may take when nothing is left to drain: asking, SIGTERM,
-        SIGKILL, and giving up who is still there."""
+        SIGKILL, and giving up those that are still there."""
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
@@ -180,18 +180,18 @@ class Fleet:
         }
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
-        """Ends every process, and lets none start again.
+        """Ends every process, and starts none again.
 
         Args:
             now: monotonic seconds.
             is_immediate: without letting running requests finish.
-            drain_s: how long they may take otherwise; None for the configured limit.
+            drain_s: otherwise, how long they may take; None for the configured limit.
         """
         limit_s = self.settings.drain_timeout_s if drain_s is None else drain_s
         self.is_shutting_down = True
         for model in self:
             was_stopping = model.life.state is State.STOPPING
-            # One that a reload is removing, too: its drain may have a longer limit.
+            # Including one that a reload is removing: its drain may have a longer limit.
             self.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
             if is_immediate and (was_stopping or model.life.state is State.DRAINING):
                 self.trigger(model, Hurry(), now)
@@ -199,7 +199,7 @@ class Fleet:
     # ------------------------------------------------------------ one model
 
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
-        """Puts a trigger to a model's life and carries out what the table answers.
+        """Applies a trigger to a model's life and carries out what follows by the table.
 
         Raises:
             ImpossibleTransitionError: the table has no rule, if this is strict; otherwise that
@@ -223,7 +223,7 @@ class Fleet:
             self._carry_out(model, outcome, before, now)
 
     def due(self, name: ModelName, now: float) -> None:
-        """A time of this model may have come."""
+        """A deadline of this model may have come."""
         model = self.by_name.get(name)
         if model is None:
             return
@@ -239,7 +239,7 @@ class Fleet:
             self.trigger(model, Due(), now)
 
     def look_after(self, model: Model, now: float) -> None:
-        """Acts on what a process's signs of life mean."""
+        """Acts on what the process's signs of life mean."""
         self.touch(model)
         life, watch = model.life, model.watch
         if watch is None or life.state not in WATCHED:
@@ -257,9 +257,9 @@ class Fleet:
                 pass
 
     def bury(self, model: Model, died: Died, now: float) -> None:
-        """A process has ended: judges what that says of its requests, and lets the table decide.
+        """A process has ended: judges what that says about its requests, and lets the table decide.
 
-        The story and the watchers hear what was decided and why (F10).
+        The story and the watchers get what was decided and why (F10).
         """
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
         verdict = model.blame.judge(evidence, model.held, now)
@@ -272,7 +272,7 @@ class Fleet:
     # ------------------------------------------------------------ after every event
 
     def settle(self, now: float) -> None:
-        """What follows for every model that was touched, whatever touched it."""
+        """Does what follows for every model that was touched, whatever touched it."""
         self._end_drains(now)
         self._grant_load_turns(now)
         for name in self._touched:
@@ -300,7 +300,7 @@ class Fleet:
             self.trigger(model, Turn(), now)
 
     def _note_what_workers_are_sent(self, now: float) -> None:
-        """The beats of a process count its messages, too."""
+        """Counts the messages sent to each worker, because its heartbeats count them, too."""
         for action in self._outbox:
             if isinstance(action, SendToWorker):
                 model = self.by_name.get(action.model)

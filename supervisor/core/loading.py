@@ -1,4 +1,4 @@
-"""Whose turn it is to load: one load at a time, from the spawn to READY or the exit."""
+"""Decides which model may load: one load at a time, from the spawn to READY or the exit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .model import Model
 
 
 def next_loads(models: Iterable[Model]) -> list[Model]:
-    """The models that may be spawned now: at most one afresh and one after a crash.
+    """The models that may be spawned now: at most one normally and one after a crash.
 
-    A load after a crash waits only for others of its kind, so that a model that was serving comes
-    back without waiting for one that never did; every other load waits for all.
+    A load after a crash only waits for others of its kind, so that a model that was serving comes
+    back without waiting for one that never was; every other load waits for all.
     """
     waiting: list[tuple[float, Model, bool]] = []
     is_crash_lane_busy = is_any_loading = False

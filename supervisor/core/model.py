@@ -1,4 +1,4 @@
-"""What the core keeps of one model beside its life: its requests, its callers, what it reported."""
+"""What the core knows about one model besides its life: requests, callers, what it reported."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .requests.ledger import Request, Stage
 from .requests.queue import Queue
 
 MACHINE_SHARE = 0.9
-"""A process that held more of the machine's memory was killed for it, whatever else might be."""
+"""A process that held more than this share of the machine's memory was killed for that."""
 
 RATE_WINDOW_S = 5.0
 
 SERVICE_WEIGHT = 0.2
-"""Of a new measurement, in the running estimate of how long a request runs."""
+"""The weight of a new measurement in the running estimate of how long a request runs."""
 
 UNKNOWN_FREE_S = 1.0
 SHORTEST_FREE_S = 0.1
@@ -40,22 +40,22 @@ class Model:
 
     Attributes:
         life: its worker's life.
-        queue: keys of the requests that wait.
-        running: requests that were dispatched to the process that lives now.
+        queue: keys of the waiting requests.
+        running: requests that were dispatched to the live process.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
-        blame: what it remembers of crashes.
-        lets_newcomers_in: while suspects take turns, new requests start before the next turn.
+        blame: what it remembers about crashes.
+        lets_newcomers_in: whether, while suspects take turns, new requests start before the next.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         ready: what the worker announced with READY; None before.
-        heartbeat: its latest.
+        heartbeat: the latest one.
         watch: what its signs of life say, while its process lives.
-        dying: what it said before an exit that nobody asked for.
+        dying: its message before an exit that nobody asked for.
         machine_bytes: memory of the machine; 0 before it was measured.
-        steps: engine steps of the process that lives now.
-        tokens: generated since the supervisor's start.
-        service_s: how long a request runs, from what has run; None before any has.
+        steps: engine steps of the live process.
+        tokens: tokens generated since the supervisor's start.
+        service_s: how long a request runs, estimated from earlier ones; None before any has run.
         idle_since: when its last request ended, or when it became READY.
-        told_waiting: what everybody who waits has been told of: the reason, and how the load goes.
+        told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
     life: Life
@@ -85,13 +85,13 @@ class Model:
 
     @property
     def has_room(self) -> bool:
-        """Whether a row is free and can be reached; rows that are leaving still hold theirs."""
+        """Whether a row is free and the worker can be reached; leaving rows still count."""
         is_unlinked = self.watch is not None and self.watch.unlinked_at is not None
         return not is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
 
     @property
     def can_start(self) -> bool:
-        """Whether a request that came now would be dispatched at once, unless it is a suspect."""
+        """Whether a request that comes now would be dispatched at once, unless it is a suspect."""
         if self.life.state is not State.READY or not self.has_room or self.queue:
             return False
         return not any(self.blame.is_due(one) for one in self.held)
@@ -112,8 +112,8 @@ class Model:
 
     @property
     def doing(self) -> Heartbeat | None:
-        """The latest beat, while it can tell what the owner thread does: one from the load says
-        nothing of a worker that has said READY since."""
+        """The latest beat, if it describes what the owner thread is doing: one from the load says
+        nothing about a worker that has said READY since."""
         beat = self.heartbeat
         if beat and beat.phase is WorkerPhase.LOADING and self.ready:
             return None
@@ -121,18 +121,18 @@ class Model:
 
     @property
     def held(self) -> list[Held]:
-        """The requests in the worker's hands: dispatched, and not ended there."""
+        """The requests that the worker holds: dispatched, and not ended there."""
         return [*(request.held for request in self.running.values()), *self.leaving.values()]
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether nothing is waiting or running."""
         return not (self.queue or self.running or self.leaving)
 
     @property
     def is_over_memory(self) -> bool:
-        """Whether its worker last held more memory than its limit; without one of its own, so
-        much of the machine that a SIGKILL is the system's."""
+        """Whether its worker last held more memory than its limit or, if it has none, so much of
+        the machine's that a SIGKILL must come from the system."""
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
             return 0 < self.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
@@ -141,7 +141,7 @@ class Model:
         return limit < max(self.life.footprint_bytes, reported)
 
     def deadline(self) -> float | None:
-        """When something is due for this model, or its process should be looked after."""
+        """When something is due for this model, or its process should be checked."""
         when = self.state_deadline()
         if self.watch is None or self.life.state not in WATCHED:
             return when
@@ -165,7 +165,7 @@ class Model:
     def learn(self, ready: ReadyMessage) -> None:
         """The worker has become READY."""
         self.ready = ready
-        if self.life.launch.max_concurrency > 1:  # with one row there was nothing to find out
+        if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
             self.life.known_batching = {
                 "fingerprint": ready.fingerprint,
                 "batching": ready.batching.value,
@@ -178,13 +178,13 @@ class Model:
         self.service_s = before_s + SERVICE_WEIGHT * (ran_s - before_s)
 
     def next_free_s(self) -> float:
-        """How long until a row should be free: the time in which one of them ends."""
+        """How long until a row should be free: the average time between the ends of requests."""
         if self.service_s is None:
             return UNKNOWN_FREE_S
         return max(self.service_s / self.life.launch.max_concurrency, SHORTEST_FREE_S)
 
     def forget_process(self) -> None:
-        """The process is gone: drop what was true only of it."""
+        """The process is gone: forgets what was only true of it."""
         self.ready = None
         self.heartbeat = None
         self.watch = None
@@ -197,7 +197,7 @@ class Model:
         self._rate_samples.clear()
 
     def sample_rate(self, now: float) -> None:
-        """Remembers how many tokens there were by now."""
+        """Records how many tokens there are now."""
         self._rate_samples.append((now, self.tokens))
 
     def tokens_per_s(self, now: float) -> float:
@@ -208,7 +208,7 @@ class Model:
         return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the parts disagree."""
+        """Raises AssertionError if the parts disagree."""
         state = self.life.state
         limit = self.life.launch.max_concurrency
         assert all(r.stage is not Stage.QUEUED for r in self.running.values())

@@ -1,4 +1,4 @@
-"""The actions that one event leads to, in order: the only list that decisions are put into."""
+"""The actions that one event leads to, in order: all decisions end up in this one list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outbox:
     """Collects actions until the event has been handled.
 
     Attributes:
-        subscriptions: who is sent every change of a model, and under which id.
+        subscriptions: connections that get every change of a model, and under which id.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Outbox:
         return iter(self._actions)
 
     def add(self, action: Action) -> None:
-        """Adds an action behind all others."""
+        """Adds an action after all others."""
         self._actions.append(action)
 
     def take(self) -> list[Action]:
-        """The actions of this event; the next one starts with none."""
+        """Returns the actions of this event; the next one starts with none."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -47,11 +47,11 @@ class Outbox:
         self._actions.append(SendToClient(connection=connection, message=message))
 
     def reply(self, caller: Caller, value: dict[str, Any]) -> None:
-        """Answers a command that came true."""
+        """Answers a command that succeeded."""
         self.send(caller.connection, Reply(id=caller.id, value=value))
 
     def fail(self, caller: Caller, error: RemoteError) -> None:
-        """Answers a command that did not."""
+        """Answers a command that failed."""
         self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
     def tell(self, life: Life, message: MessageToWorker) -> None:
@@ -61,7 +61,7 @@ class Outbox:
         )
 
     def notify(self, request: Request, kind: NoticeKind, detail: dict[str, Any]) -> None:
-        """Sends a notice to a client that wants them, unless it was sent the same one before."""
+        """Sends a notice to a client that wants them, unless it got the same one before."""
         if request.wants_notices and request.told.get(kind) != detail:
             request.told[kind] = detail
             self.send(request.connection, Notice(id=request.id, kind=kind, detail=detail))

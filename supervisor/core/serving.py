@@ -1,4 +1,4 @@
-"""The way of a request until its end: admitted, queued, dispatched, streamed."""
+"""A request's way to its end: admitted, queued, dispatched, streamed."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Serving:
         models: int,
         now: float,
     ) -> RemoteError | None:
-        """Lets a request wait, or says why not.
+        """Queues a request, or says why not.
 
         Args:
-            model: who is to answer.
+            model: the model that must answer.
             message: the request.
             connection: who asks.
             settings: the limits.
-            models: how many there are to share the queue.
+            models: how many models share the queue.
             now: monotonic seconds.
         """
         if self.ledger.find(connection, message.id) is not None:
@@ -108,8 +108,8 @@ class Serving:
         return None
 
     def dispatch(self, model: Model, now: float) -> None:
-        """Hands waiting requests to a READY worker while it has room; asks rows to leave where
-        a suspect has to run alone."""
+        """Hands waiting requests to a READY worker while it has room; asks rows to leave if a
+        suspect has to run alone."""
         model.blame.expire(now)
         if model.life.state is not State.READY:
             return
@@ -133,9 +133,9 @@ class Serving:
         return Dispatch(key=request.key, resume=resume)
 
     def tell_waiting(self, model: Model) -> None:
-        """Tells those who asked for it what they wait for, if that is news (`Queue`).
+        """Notifies those who asked for it of what they are waiting for, if that is news (`Queue`).
 
-        A change that concerns everybody is rare; else few are looked at, however many wait.
+        A change that concerns everybody is rare; otherwise few are looked at, however many wait.
         """
         if not self.ledger.has_listeners:
             model.queue.skip_news()
@@ -163,14 +163,16 @@ class Serving:
     # ------------------------------------------------------------ what the worker says
 
     def accepted(self, model: Model, message: Accepted) -> None:
-        """The worker took the request: its body is not needed any more."""
+        """The worker accepted the request: its body is no longer needed."""
         request = model.running.get(message.key)
-        if request is not None and request.acceptance is None:  # a resumed answer keeps its first
+        if (
+            request is not None and request.acceptance is None
+        ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
             request.tokenize_s = message.tokenize_s
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
-        """The request was wrong by itself (C7), or cannot go on in this worker."""
+        """Something was wrong with the request (C7), or it cannot continue in this worker."""
         model.leaving.pop(key, None)
         request = model.running.pop(key, None)
         if request is not None:
@@ -180,7 +182,7 @@ class Serving:
         model.idle_since = now
 
     def step(self, model: Model, message: Step, now: float) -> bool:
-        """One engine step: the deltas of each connection in one message, then what has ended.
+        """Handles one engine step: each connection's deltas in one message, then what has ended.
 
         Returns:
             Whether there may be room for others now.
@@ -211,13 +213,13 @@ class Serving:
                 has_freed = True
                 self._wait_again(model, request)
             elif row.finish is not None:
-                del model.running[row.key]  # at once: whatever else is said of it is not read
+                del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
             assert request.dispatched_at is not None
-            if request.dispatched_at == request.started_at:  # it ran through, with no interruption
+            if request.dispatched_at == request.started_at:  # it ran through without interruption
                 model.learn_service(now - request.dispatched_at)
             if reason is not FinishReason.CANCELLED:
                 model.blame.completed(request.digest)
@@ -256,14 +258,16 @@ class Serving:
     def _wait_again(self, model: Model, request: Request) -> None:
         """The row of a request that yields has left the batch; what it delivered is kept."""
         del model.running[request.key]
-        if model.life.wanted is not Wanted.UP:  # decided since: nothing is dispatched any more
+        if model.life.wanted is not Wanted.UP:  # decided since: nothing is dispatched
             error = model.life.removal or cut_off(model.name, model.life.why)
             self._endings.end(
                 request, error=for_interrupted(error, model.name, request.tokens_sent)
             )
             return
         self.ledger.move(request, Stage.QUEUED)
-        request.queue_deadline = None  # a limit for the start, and it was started
+        request.queue_deadline = (
+            None  # it limits the wait for the start, and the request was started
+        )
         model.queue.rejoin([request.key])
         self._deadlines.set(request.key, request.next_deadline)
 

@@ -1,4 +1,4 @@
-"""What the core knows of the configuration: plain frozen values, already checked.
+"""What the core knows about the configuration: plain frozen values, already checked.
 
 `supervisor/config/load.py` reads and checks the file and makes these.
 """
@@ -17,10 +17,10 @@ class RestartSettings:
 
     Attributes:
         max_restarts: restarts after crashes within `window_s`; one more crash makes it FAILED.
-        window_s: the time in which they are counted.
-        stable_s: READY for this long counts as a start that succeeded; the delay starts afresh.
+        window_s: the time in which restarts are counted.
+        stable_s: READY for this long counts as a successful start; the delay is reset.
         backoff_initial_s: the delay of the second restart (the first is immediate).
-        backoff_max_s: what the delay doubles up to.
+        backoff_max_s: the delay doubles up to this.
     """
 
     max_restarts: int = 8
@@ -37,7 +37,7 @@ class ModelSettings:
     Attributes:
         name: the model's name.
         launch: what its worker is started with.
-        preload: load when the supervisor starts; else on the first request.
+        preload: load when the supervisor starts; otherwise on the first request.
         idle_unload_s: unload after this long without a request; 0 for never.
         load_stall_timeout_s: a load without progress for this long has stalled.
         restart: the restart policy.
@@ -53,15 +53,15 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """The `[supervisor]` table as far as it concerns decisions.
+    """The part of the `[supervisor]` table that decisions depend on.
 
     Attributes:
-        max_queue: requests that wait, over all models.
-        max_queue_per_client: requests that wait, of one client, and of one connection.
-        max_queue_bytes: bodies and resume data of all open requests.
-        drain_timeout_s: how long running requests may take to finish when a worker shall go.
+        max_queue: waiting requests, over all models.
+        max_queue_per_client: waiting requests of one client, and of one connection.
+        max_queue_bytes: bodies and resume data of all open requests together.
+        drain_timeout_s: how long running requests may take to finish when a worker is shut down.
         queue_timeout_s: how long a request may wait to be dispatched, unless it says otherwise.
-        first_token_timeout_s: until the first token, unless the request says otherwise; 0: none.
+        first_token_timeout_s: time limit for the first token, unless the request sets one; 0: none.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
     """
 

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(slots=True, kw_only=True)
 class Daemon:
-    """What the status says of the daemon itself.
+    """What the status says about the daemon itself.
 
     Attributes:
         facts: version, pid, endpoint and the like, as the shell found them.
@@ -114,18 +114,18 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
 
 
 def batching_map(model: Model) -> dict[str, str] | None:
-    """How rows of the model are batched and why; None while that is not known."""
+    """How rows of the model are batched and why; None while that is unknown."""
     ready = model.ready
     return {"mode": ready.batching.value, "reason": ready.batching_reason} if ready else None
 
 
 def warnings_of(model: Model) -> list[str]:
-    """What its worker said at READY that a user should know."""
+    """The warnings that its worker gave at READY."""
     return list(model.ready.warnings) if model.ready else []
 
 
 def load_progress(model: Model) -> dict[str, Any] | None:
-    """Where a load stands, or what it waits for; None in every other state."""
+    """How far a load has come, or what it is waiting for; None in every other state."""
     phase = model.life.phase
     if isinstance(phase, Loading):
         return {"phase": phase.load_phase.value, "fraction": phase.progress}
@@ -135,7 +135,7 @@ def load_progress(model: Model) -> dict[str, Any] | None:
 
 
 def wait_reason(model: Model) -> WaitReason:
-    """Why the requests of this model wait."""
+    """Why the requests of this model are waiting."""
     match model.life.state:
         case State.READY:
             return WaitReason.TURN if model.has_room else WaitReason.ROWS
@@ -148,6 +148,6 @@ def wait_reason(model: Model) -> WaitReason:
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
-    """What everybody who waits for this model gets to know: the reason, and the load by tenths."""
+    """What all who wait for this model are notified of: the reason, and the load in tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)

@@ -1,8 +1,8 @@
-"""Who may run beside whom after crashes that accuse somebody: suspects take turns (F10, P25).
+"""Which requests may run together after crashes that accuse some: suspects take turns (F10, P25).
 
-A suspect whose turn is due runs with nobody else in the worker's hands, so that a crash then is its
-own, whoever waits. Turns follow each other until none is due. Before each of them, what has newly
-come starts and gains its first token; then its row leaves, and it waits until the turns are over.
+A suspect whose turn is due runs while the worker holds no other request, so a crash is then its
+own, whoever waits. Turns follow each other until none is due. Before each turn, new requests start
+and gain their first token; then their rows leave, and they wait until the turns are over.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Turns:
     """The state of a model's turns.
 
     Attributes:
-        waiting: all requests that wait, in order.
+        waiting: all waiting requests, in order.
         due: those of them whose turn is due.
-        is_taken: whether a request whose turn is due is in the worker's hands.
-        is_held_up: a row that no crash accuses cannot be asked to leave, because its client wants
-            no continuation.
+        is_taken: whether the worker holds a request whose turn is due.
+        is_held_up: whether a row that no crash accuses cannot be asked to leave, because its
+            client wants no continuation.
     """
 
     waiting: list[Request]
@@ -32,7 +32,7 @@ class Turns:
 
     @classmethod
     def of(cls, model: Model, ledger: Ledger) -> Turns:
-        """As they stand; only worth asking while somebody is on probation."""
+        """The current state; only worth computing while a request is on probation."""
         is_due = model.blame.is_due
         waiting = [request for key in model.queue if (request := ledger.get(key)) is not None]
         return cls(
@@ -44,7 +44,7 @@ class Turns:
 
     @property
     def are_on(self) -> bool:
-        """Whether anybody's turn is due and can come."""
+        """Whether any turn is due and can begin."""
         return self.is_taken or (bool(self.due) and not self.is_held_up)
 
 
@@ -67,10 +67,10 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
 
 
 def end_intake(model: Model, ledger: Ledger) -> list[Request]:
-    """Newcomers have had their chance: the next one follows the next turn.
+    """Begins the next turn: newcomers have had their chance, and get another one after it.
 
     Returns:
-        The running requests whose rows are to leave the batch, so that somebody has its turn.
+        The running requests whose rows must leave the batch for the turn to begin.
     """
     if not model.blame.is_anyone_on_probation:
         return []

@@ -1,4 +1,4 @@
-"""What is heard of a worker, from it and about its process, becomes triggers of its model."""
+"""Turns a worker's messages, and events of its process, into triggers for its model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROUTINE = re.compile(
     r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
     r"|\s*(File|Binary file) \".*\",? |\s*<"
 )
-"""Lines that say nothing of a death: logs below an error, and what a fault handler lists."""
+"""Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
 
 WorkerEvent = (
     Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | WorkerUnlinked | Exited
@@ -58,11 +58,11 @@ WorkerEvent = (
 
 
 class WorkerEvents:
-    """Takes every event of a process.
+    """Handles every event of a process.
 
     Args:
         fleet: the models that the processes belong to.
-        serving: moves the requests that they hold.
+        serving: moves their requests.
     """
 
     def __init__(self, fleet: Fleet, serving: Serving) -> None:
@@ -70,7 +70,7 @@ class WorkerEvents:
         self._serving = serving
 
     def take(self, event: WorkerEvent) -> None:
-        """Takes one event; one of an earlier generation is nothing (F9)."""
+        """Handles one event; ignores those of earlier generations (F9)."""
         model = self._fleet.by_name.get(event.model)
         if model is None or event.generation != model.life.generation:
             return
@@ -215,8 +215,8 @@ class WorkerEvents:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The line of a worker's output that may be a cause: what a fault handler called it, or the
-    last that is neither one of its routine logs nor the end of such a report."""
+    """The line of a worker's output that may be a cause: a fault handler's name for it, or the
+    last line that is neither a routine log nor the end of such a report."""
     for line in reversed(lines):
         if line.startswith("Fatal Python error:"):
             return line.strip()[:MAX_LAST_WORDS]

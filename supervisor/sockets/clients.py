@@ -1,4 +1,4 @@
-"""The socket that clients connect to, and what each of them is owed."""
+"""The socket that clients connect to, and what each of them has yet to be sent."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from .peers import connection_at, process_of, turn_away
 from .transport import NO_SOURCE, Context, Monitor, TracedSocket, bound_socket
 
 SEND_HIGH_WATER_MARK = 16
-"""Messages that libzmq takes for one connection; nobody counts their bytes."""
+"""How many messages libzmq takes for one connection; nobody counts their bytes."""
 RECEIVE_HIGH_WATER_MARK = 2
-"""Messages of one connection that libzmq reads ahead: each may be a body of 8 MiB, and none of them
-has been admitted yet."""
+"""How many messages of one connection libzmq reads ahead: each may be a body of 8 MiB, and none of
+them has been admitted yet."""
 HANDSHAKE_LIMIT_MS = 2000
 PROBE_DELAY_S = 0.02
-"""A connection's end is announced a moment before the socket knows it."""
+"""How long after the announcement of a connection's end the socket may still not know it."""
 
 ROUTING_ID_BYTES = 5
-"""Of an id that libzmq made: a zero, and a number."""
+"""The length of an id that libzmq made: a zero, and a number."""
 
 MAX_OPEN_PER_CONNECTION = 4096
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
@@ -51,22 +51,22 @@ MAX_UNSENT_S = 10.0
 
 RETRY_FIRST_S = 0.001
 RETRY_MOST_S = 0.5
-"""A client that has no room is tried again after the first, then after twice as long each time:
-trying costs as much for one who has stopped reading as for one who reads."""
+"""A client without room is tried again after the first of these, then after twice as long each
+time: a try costs as much for a client that has stopped reading as for one that reads."""
 
 MONITOR_TURNS = 8
-"""As many as the monitor of the connections can hold."""
+"""How many events the monitor of the connections can hold."""
 
 
 class Clients:
-    """Every client's connection; what it says becomes events.
+    """Every client's connection; turns what it sends into events.
 
     Args:
         context: makes the socket.
-        path: of the socket.
-        post: given each event.
+        path: path of the socket.
+        post: called with each event.
         now: the time that events carry.
-        max_connections: connections, silent ones included, that are let in.
+        max_connections: how many connections are let in, including silent ones.
 
     Raises:
         zmq.ZMQError: the socket cannot be made.
@@ -88,10 +88,10 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
         self._doors = Doors(max_connections)
-        # Both bounded by the connections that the doors let in, and those that have just ended.
+        # Both are bounded by the connections that the doors let in, plus those that just ended.
         self._connections: dict[ConnectionId, Connection] = {}
         self._speakers: dict[int, Connection] = {}
-        # Connections with something in the outbox, and ones that may have ended: some of these.
+        # Connections with something in the outbox, and ones that may have ended.
         self._unsent: dict[ConnectionId, Connection] = {}
         self._doubted: dict[ConnectionId, Connection] = {}
         self._tally = Tally()
@@ -120,11 +120,11 @@ class Clients:
         return self._doors.admitted
 
     def limit_to(self, max_connections: int) -> None:
-        """From now on that many connections are let in; those that are in stay."""
+        """From now on that many connections are let in; existing ones stay."""
         self._doors.max_connections = max_connections
 
     def send(self, connection_id: ConnectionId, message: MessageToClient) -> None:
-        """Sends, or keeps what there is no room for; drops it if the connection is gone."""
+        """Sends a message, or keeps it if there is no room; drops it if the connection is gone."""
         connection = self._connections.get(connection_id)
         if connection is None:
             return
@@ -135,9 +135,9 @@ class Clients:
         self._forget_if_idle(connection)
 
     def pulse(self) -> None:
-        """Each second: signs of life, connections that ended unseen, clients that do not read."""
+        """Every second: sends signs of life, finds slow clients and ended connections."""
         if self._is_closed:
-            return  # asked for in the loop's last round
+            return  # scheduled in the loop's last round
         self._probe(self._connections)
         now = self._now()
         for connection in list(self._unsent.values()):
@@ -149,7 +149,7 @@ class Clients:
                     turn_away(peer)
 
     async def finish(self, limit_s: float) -> None:
-        """Lets what is unsent go to those who read, for at most this long."""
+        """Sends what is unsent to clients that read, for at most this long."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._all_sent.wait()
@@ -157,7 +157,7 @@ class Clients:
             pass
 
     def close(self, linger_s: float) -> None:
-        """Closes the socket and removes its file; what was sent has so long to leave.
+        """Closes the socket and removes its file; what was sent has this long to leave.
 
         The socket's context must be ended next.
         """
@@ -190,7 +190,7 @@ class Clients:
         connection.note_said(message)
         self._post(ClientSaid(now=self._now(), connection=id, message=message))
         if connection.outbox:
-            self._flush(connection)  # who writes may well have read
+            self._flush(connection)  # a client that writes may well have read
         self._forget_if_idle(connection)
 
     def _refusal(
@@ -200,7 +200,7 @@ class Clients:
         request_id: str,
         message: ClientMessage,
     ) -> RemoteError | None:
-        """Why a message is not handed on; None if it is."""
+        """Why a message is refused; None if it is not."""
         if len(id) != ROUTING_ID_BYTES or id[0]:
             return RemoteError(
                 ErrorCode.INVALID_REQUEST,
@@ -225,7 +225,7 @@ class Clients:
         return None
 
     def _refusal_at_door(self, descriptor: int) -> str:
-        """Why a connection is not served; its arrival may not have been heard of yet."""
+        """Why a connection is not served; its arrival may not have been seen yet."""
         for _ in range(MONITOR_TURNS):
             if self._doors.knows(descriptor) or not self._monitor.drain_turn():
                 break
@@ -238,7 +238,7 @@ class Clients:
         request_id: str,
         error: RemoteError,
     ) -> None:
-        """Answers what is not handed on; a stranger without room for the answer goes without."""
+        """Answers a refused message; a stranger without room for the answer gets none."""
         failed = Failed(id=request_id, error=error.to_wire())
         if connection is not None:
             self._send(connection, failed)
@@ -265,7 +265,7 @@ class Clients:
             self._give_up(max(self._unsent.values(), key=lambda one: one.outbox.size_bytes))
 
     def _try_send(self, connection: Connection, frames: list[bytes]) -> bool:
-        """Returns whether nothing is left to do: it was sent, or there is nobody to send it to."""
+        """Returns whether nothing is left to do: it was sent, or the client is gone."""
         try:
             return self._socket.send([connection.id, *frames])
         except zmq.ZMQError as error:
@@ -278,7 +278,7 @@ class Clients:
         """Sends what there is room for."""
         has_progressed = False
         while connection.outbox and self._try_send(connection, connection.outbox.head()):
-            if connection.outbox:  # else the connection was found gone
+            if connection.outbox:  # otherwise the connection was found to be gone
                 connection.outbox.drop_head()
                 has_progressed = True
         if not connection.outbox:
@@ -303,7 +303,7 @@ class Clients:
         self._retry_timer = self._loop.call_at(when, self._retry)
 
     def _retry(self) -> None:
-        """Tries all whose time has come; those of the next moment with them."""
+        """Tries all that are due, and those that are due in a moment."""
         self._retry_timer = None
         until = self._loop.time() + RETRY_FIRST_S
         for connection in list(self._unsent.values()):
@@ -318,11 +318,11 @@ class Clients:
             self._all_sent.set()
 
     def _give_up(self, connection: Connection) -> None:
-        """The client does not read: its streams end, and the second time it counts as gone."""
+        """The client does not read: its streams end; the second time, it counts as gone."""
         if connection.is_slow:
             with connection_at(connection.descriptor, str(self._path)) as peer:
                 if peer is not None and self._speakers.get(connection.descriptor) is connection:
-                    turn_away(peer)  # it would wait for ends that it never gets
+                    turn_away(peer)  # otherwise it would wait for ends that never come
             self._lose(connection)
             return
         connection.is_slow = True
@@ -335,7 +335,7 @@ class Clients:
         self._post(ClientTooSlow(now=self._now(), connection=connection.id))
 
     def _lose(self, connection: Connection) -> None:
-        """The connection is gone: nothing of it is left here."""
+        """The connection is gone: forgets everything about it."""
         connection.outbox.clear()
         self._is_sent(connection)
         if self._forget(connection):
@@ -370,7 +370,7 @@ class Clients:
                 turn_away(peer)
 
     def _doubt(self, connection: Connection) -> None:
-        """Has it looked at in a moment whether the connection is still there."""
+        """Schedules a check, in a moment, of whether the connection still exists."""
         self._doubted[connection.id] = connection
         if self._probe_timer is None:
             self._probe_timer = self._loop.call_later(PROBE_DELAY_S, self._probe_doubted)
@@ -382,10 +382,10 @@ class Clients:
         for connection in doubted.values():
             is_known = connection.id in self._connections
             if is_known and not self._doors.knows(connection.descriptor):
-                self._doubt(connection)  # the socket has not heard of its end yet
+                self._doubt(connection)  # the socket does not know of its end yet
 
     def _probe(self, connections: dict[ConnectionId, Connection]) -> None:
-        """Sends a sign of life, which finds those who are gone; who has no room is retried soon."""
+        """Sends a sign of life, which finds clients that are gone; retries one without room."""
         frames = encode(Alive())
         for connection in list(connections.values()):
             if not connection.outbox:

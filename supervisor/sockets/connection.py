@@ -1,4 +1,4 @@
-"""One client's connection: what it has open, and what it is owed."""
+"""One client's connection: what it has open, and what it has yet to be sent."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .outbox import Outbox, Tally
 
 
 class Connection:
-    """A connection that has something open, or is owed something.
+    """A connection that has something open, or something yet to be sent.
 
     Attributes:
         id: its routing id.
-        descriptor: of its socket, in libzmq's hands; may have been used again since.
+        descriptor: its socket's descriptor, owned by libzmq; may have been reused since.
         open: ids of its requests and commands that have not ended.
         subscription: the id under which it gets changes.
-        outbox: what the socket had no room for.
-        progressed_at: when the last of it was sent, or the first began to wait.
-        retry_at, retry_s: when sending it is tried again, and how long after the last time.
-        is_slow: whether it was given up once; it then gets terminal messages only.
+        outbox: messages that the socket had no room for.
+        progressed_at: when the last of them was sent, or the first began to wait.
+        retry_at, retry_s: when sending is tried again, and how long after the last try.
+        is_slow: whether it was given up once; then it only gets terminal messages.
     """
 
     __slots__ = (
@@ -53,11 +53,11 @@ class Connection:
         return bool(self.open) or self.subscription is not None
 
     def has_open(self, id: str) -> bool:
-        """Whether something of this id has not ended."""
+        """Whether anything with this id has not ended."""
         return id in self.open or id == self.subscription
 
     def note_said(self, message: Any) -> None:
-        """Keeps the books of what is open; a second subscription takes the place of the first.
+        """Records what a message opens; a second subscription replaces the first.
 
         Args:
             message: one of `CLIENT_MESSAGES`, all of which have an id.
@@ -72,7 +72,7 @@ class Connection:
             self.open.add(id)
 
     def note_sent(self, message: Message) -> None:
-        """Keeps the books of what is open."""
+        """Records what a message to the client ends."""
         if isinstance(message, Done | Failed | Reply):
             self.open.discard(message.id)
             if message.id == self.subscription:

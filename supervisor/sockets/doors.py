@@ -1,8 +1,8 @@
-"""Who is let in at the clients' socket: how many connections, and how many of one process.
+"""Decides who is let in at the clients' socket: how many connections, and how many per process.
 
 No sockets and no clock. A connection is known by its descriptor from when libzmq accepts it until
-libzmq says that it has ended; descriptors are used again, so a newcomer replaces what its
-descriptor stood for.
+libzmq reports its end; descriptors are reused, so a newcomer replaces whatever its descriptor stood
+for.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_CONNECTIONS = 1024
-"""Of all clients together; fewer if the limit of open files is low."""
+"""The limit for all clients together; fewer if the limit of open files is low."""
 
 MAX_OF_ONE_PROCESS = 128
 
 KEPT_FOR_NEWCOMERS = 64
-"""The last places are only for the first connection of a process, so that commands get in."""
+"""This many last places are only for the first connection of a process, so that commands get in."""
 
 MIN_CONNECTIONS = 2 * KEPT_FOR_NEWCOMERS
-"""A daemon that could hold fewer does not start."""
+"""A daemon that could have fewer does not start."""
 
 MAX_REFUSED = 64
-"""Connections beyond the limits that are held until they have been told why."""
+"""How many connections beyond the limits are held until they know why they are refused."""
 
 REFUSAL_S = 2.0
-"""For how long: a handshake and a first message, on a busy machine."""
+"""How long they are held: a handshake and a first message, on a busy machine."""
 
 
 class Verdict(Enum):
-    """What becomes of a new connection."""
+    """What happens to a new connection."""
 
     ADMITTED = "admitted"
     REFUSED = "refused"
     """Held for a moment: each of its messages is answered with the reason."""
     TURNED_AWAY = "turned away"
-    """To be ended at once."""
+    """Ended at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class _Place:
 
 
 class Doors:
-    """The connections there are.
+    """All current connections.
 
     Args:
-        max_connections: how many are admitted at most.
+        max_connections: how many to admit at most.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -70,7 +70,7 @@ class Doors:
 
     @property
     def admitted(self) -> int:
-        """How many are in."""
+        """How many are admitted."""
         return len(self._places)
 
     @property
@@ -79,7 +79,7 @@ class Doors:
         return frozenset(self._of_process)
 
     def knows(self, descriptor: int) -> bool:
-        """Whether this connection came and has not gone."""
+        """Whether this connection exists."""
         return descriptor in self._places or descriptor in self._refused
 
     def come(self, descriptor: int, process: int | None, now: float) -> Verdict:
@@ -98,7 +98,7 @@ class Doors:
         return Verdict.REFUSED
 
     def go(self, descriptor: int) -> None:
-        """A connection has ended; one that was not known does not count."""
+        """A connection has ended; unknown ones are ignored."""
         self._refused.pop(descriptor, None)
         place = self._places.pop(descriptor, None)
         if place is not None and place.process is not None:
@@ -112,7 +112,7 @@ class Doors:
         return "" if place is None else place.refusal
 
     def take_overdue(self, now: float) -> list[int]:
-        """Refused connections whose time is over; they are to be ended, and forgotten here."""
+        """Forgets and returns refused connections whose time is over; they must be ended."""
         overdue = [d for d, place in self._refused.items() if now - place.since >= REFUSAL_S]
         for descriptor in overdue:
             del self._refused[descriptor]
@@ -121,9 +121,11 @@ class Doors:
     def _refusal(self, process: int | None) -> str:
         count = self._of_process[process]
         if count >= MAX_OF_ONE_PROCESS:
-            return f"process {process} has {MAX_OF_ONE_PROCESS} connections, and may have no more"
+            return f"process {process} has {MAX_OF_ONE_PROCESS} connections, and cannot have more"
         is_first = process is not None and not count
         free = self.max_connections - len(self._places)
         if free <= (0 if is_first else KEPT_FOR_NEWCOMERS):
-            return f"the daemon has {len(self._places)} connections, and takes no more of this kind"
+            return (
+                f"the daemon has {len(self._places)} connections, and accepts no more of this kind"
+            )
         return ""

@@ -1,4 +1,4 @@
-"""What a client is owed and its socket had no room for, encoded once."""
+"""What a client has yet to be sent because its socket had no room, encoded once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..core.errors import slow_consumer
 MAX_MERGED_DELTAS = 512
 MAX_MERGED_BYTES = 64 * 1024
 MESSAGE_OVERHEAD_BYTES = 256
-"""What an unsent message, or a piece in one, costs beyond its bytes."""
+"""How much memory an unsent message, or a piece in one, takes beyond its bytes."""
 LOGPROBS_BYTES = 64
-"""What one log-probability takes, about."""
+"""About how much one log-probability takes."""
 
 
 class Tally:
-    """Bytes in all outboxes that share it."""
+    """Counts the bytes in all outboxes that share it."""
 
     __slots__ = ("bytes",)
 
@@ -28,7 +28,7 @@ class Tally:
 
 
 class _Unsent:
-    """A message, or pieces of streams that become one when it is the first in line."""
+    """A message, or pieces of streams that become one message when they are first in line."""
 
     __slots__ = ("deltas", "frames", "message", "size_bytes")
 
@@ -45,7 +45,7 @@ class _Unsent:
         )
 
     def takes(self, other: _Unsent) -> bool:
-        """Whether the other may become part of this one: nobody has tried to send either."""
+        """Whether the other may be merged into this one: nobody has tried to send either."""
         return (
             self.frames is None
             and other.frames is None
@@ -55,10 +55,10 @@ class _Unsent:
 
 
 class Outbox:
-    """A queue of unsent messages; pieces behind its head that follow each other become one (H7).
+    """A queue of unsent messages; consecutive pieces behind its head become one message (H7).
 
     Args:
-        tally: counts its bytes, too.
+        tally: also counts its bytes.
     """
 
     __slots__ = ("_queue", "_tally", "size_bytes")
@@ -72,7 +72,7 @@ class Outbox:
         return bool(self._queue)
 
     def add(self, message: Message, frames: list[bytes] | None = None) -> None:
-        """Takes a message; with its frames, if it has been encoded."""
+        """Adds a message; with its frames, if it has been encoded."""
         unsent = _Unsent(message, frames)
         self._count(unsent.size_bytes)
         if self._queue and self._queue[-1].takes(unsent):
@@ -82,7 +82,7 @@ class Outbox:
             self._queue.append(unsent)
 
     def head(self) -> list[bytes]:
-        """The frames to be sent next."""
+        """The frames to send next."""
         first = self._queue[0]
         if first.frames is None:
             first.frames = encode(Deltas(deltas=first.deltas))
@@ -93,12 +93,12 @@ class Outbox:
         self._count(-self._queue.popleft().size_bytes)
 
     def clear(self) -> None:
-        """Nobody is left to be sent anything."""
+        """The client is gone: drops everything."""
         self._queue.clear()
         self._count(-self.size_bytes)
 
     def keep_only_ends(self) -> None:
-        """Throws away what is no end of anything; a stream's good end is one no more."""
+        """Drops everything but ends; a stream's good end no longer counts as one."""
         kept = list(self._queue)
         self.clear()
         for unsent in kept:
@@ -113,7 +113,7 @@ class Outbox:
 
 
 def _size_bytes(delta: ClientDelta) -> int:
-    """About what a piece holds, without encoding it."""
+    """About how large a piece is, without encoding it."""
     text = delta.text
     text_bytes = len(text) if text.isascii() else len(text.encode())
     logprobs = sum(1 + len(one.top) for one in delta.logprobs or ())

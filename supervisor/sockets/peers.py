@@ -1,4 +1,4 @@
-"""The processes behind the connections that libzmq has accepted, and how to end one of those."""
+"""The processes behind the connections that libzmq has accepted, and how to end a connection."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CREDENTIALS = struct.Struct("3i")
 
 @contextmanager
 def connection_at(descriptor: int, path: str) -> Iterator[socket.socket | None]:
-    """The connection behind a descriptor of libzmq's, if it is one that came in at this path.
+    """The connection behind one of libzmq's descriptors, if it came in at this path.
 
-    libzmq may have closed the descriptor meanwhile, and something else may have it: what is looked
-    at, and shut down, is a duplicate, which stays what it is.
+    libzmq may have closed the descriptor in the meantime, and something else may have it: we
+    inspect and shut down a duplicate, which stays what it is.
     """
     try:
-        # A file that is no socket is refused here, as is a descriptor that is closed.
+        # Fails for a file that is not a socket, and for a closed descriptor.
         duplicate = os.dup(descriptor)
     except OSError:
         yield None
@@ -41,8 +41,8 @@ def connection_at(descriptor: int, path: str) -> Iterator[socket.socket | None]:
 
 
 def process_of(connection: socket.socket) -> int | None:
-    """The pid of the other end; None if the platform does not say, or it is in no namespace of
-    ours."""
+    """The pid of the other end; None if the platform does not say, or if it is not visible in
+    our namespace."""
     try:
         if sys.platform == "darwin":
             return connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID) or None
@@ -56,7 +56,7 @@ def process_of(connection: socket.socket) -> int | None:
 
 
 def turn_away(connection: socket.socket) -> None:
-    """Ends a connection; libzmq reads its end, as if the other side had closed it."""
+    """Ends a connection; libzmq sees its end as if the other side had closed it."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:  # it has ended by itself

@@ -1,4 +1,4 @@
-"""What both kinds of sockets share: a ZeroMQ socket in the event loop, without a thread or poll."""
+"""What both kinds of sockets share: a ZeroMQ socket in the event loop, without threads or polls."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import zmq
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
-# Plain integers: arithmetic on the enumerations costs more than the calls they are handed to.
+# Plain integers: arithmetic on the enumerations costs more than the calls that use them.
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 
 _MONITOR_EVENT = struct.Struct("=Hi")
-"""The first frame of what a monitor says: the event and its value, in the machine's byte order."""
+"""A monitor's first frame: the event and its value, in the machine's byte order."""
 
 TURN_MESSAGES = 128
 TURN_BYTES = 1024 * 1024
-"""What is taken from one socket before others have their turn."""
+"""How many messages to take from one socket before others get their turn."""
 
 
 class LoopSocket:
     """Calls `take` for each message of a socket, on the event loop's thread.
 
     The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
-    edge: whoever sends calls `drain_soon` afterwards.
+    edge: after sending, call `drain_soon`.
 
     Args:
-        socket: bound already; closed by `close`.
-        take: given the frames of each message.
+        socket: already bound; closed by `close`.
+        take: called with the frames of each message.
         on_drained: called after each turn of receiving, when there may be room to send again.
     """
 
@@ -55,7 +55,7 @@ class LoopSocket:
         self.drain_soon()
 
     def drain_soon(self) -> None:
-        """Has the socket looked at in the loop's next round."""
+        """Schedules a look at the socket in the loop's next round."""
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
@@ -66,14 +66,14 @@ class LoopSocket:
             pass
 
     def drain_turn(self) -> bool:
-        """Takes some of what has arrived; returns whether there may be more, which comes later."""
+        """Takes some of what has arrived; returns whether there may be more to take later."""
         may_be_more = self._receive_turn()
         if may_be_more:
             self.drain_soon()
         return may_be_more
 
     def send(self, frames: list[bytes]) -> bool:
-        """Sends at once and returns True, or returns False where there is no room.
+        """Sends at once and returns True, or returns False if there is no room.
 
         Raises:
             zmq.ZMQError: the peer is unreachable.
@@ -83,13 +83,13 @@ class LoopSocket:
         except zmq.Again:
             return False
         finally:
-            # Sending, in vain too, may have swallowed the edge of something that arrived.
+            # Sending, even in vain, may have swallowed the edge of something that arrived.
             if self.socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
                 self.drain_soon()
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the socket; what was sent has so long to leave."""
+        """Closes the socket; what was sent has this long to leave."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._descriptor)
@@ -128,11 +128,11 @@ NO_SOURCE = -1
 
 
 class TracedSocket(LoopSocket):
-    """A socket that tells which connection the message at hand came over.
+    """A socket that knows which connection the current message came over.
 
     Attributes:
         source: the descriptor of that connection, which libzmq may have closed since; NO_SOURCE
-            if the peer speaks ZMTP 2 or less, of which libzmq does not say it.
+            if the peer speaks ZMTP 2 or less, for which libzmq does not say.
     """
 
     source = NO_SOURCE
@@ -152,9 +152,9 @@ class Monitor:
     """Calls `take` for each event of a socket's connections.
 
     Args:
-        socket: whose.
-        events: which.
-        take: given the event's kind and its value.
+        socket: the socket whose connections to monitor.
+        events: the kinds of events to take.
+        take: called with the event's kind and its value.
     """
 
     def __init__(self, socket: Socket, events: int, take: Callable[[int, int], None]) -> None:
@@ -162,7 +162,7 @@ class Monitor:
         endpoint = f"inproc://monitor-{socket.getsockopt(zmq.FD)!r}"
         socket.monitor(endpoint, events)
         pair: Socket = socket.context.socket(zmq.PAIR)
-        # What libzmq does before this is full is done before anybody hears of it.
+        # libzmq can do this many things before anybody is notified of them.
         pair.setsockopt(zmq.RCVHWM, 1)
         pair.connect(endpoint)
 
@@ -172,7 +172,7 @@ class Monitor:
         self._pair = LoopSocket(pair, take_event)
 
     def drain_turn(self) -> bool:
-        """Takes some of the events that have happened; returns whether there may be more."""
+        """Takes some of the events so far; returns whether there may be more."""
         return self._pair.drain_turn()
 
     def close(self) -> None:
@@ -181,10 +181,10 @@ class Monitor:
         self._pair.close()
 
     def forget(self) -> None:
-        """Ends the reading only, after the socket was closed and before its context is ended.
+        """Only ends the reading, after the socket was closed and before its context is ended.
 
         `close` waits for a lock that libzmq holds while a storm of connections has filled the
-        monitor, and nobody reads it meanwhile.
+        monitor, which nobody reads in the meantime.
         """
         self._pair.close()
 
@@ -195,7 +195,7 @@ def bound_socket(
     """A socket that listens.
 
     Raises:
-        zmq.ZMQError: it cannot.
+        zmq.ZMQError: it cannot listen.
     """
     socket = context.socket(kind)
     try:
@@ -212,7 +212,7 @@ def _set_option(socket: Socket, option: zmq.SocketOption, value: int) -> None:
     try:
         socket.setsockopt(option, value)
     except zmq.ZMQError as error:
-        # libzmq has this one only where it was built with a way to ask who the peer is; the mode
+        # libzmq only has this option if it was built with a way to ask who the peer is; the mode
         # of the runtime folder keeps other users out in any case.
         if option is not zmq.IPC_FILTER_UID or error.errno != errno.EINVAL:
             raise

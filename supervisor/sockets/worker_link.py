@@ -1,4 +1,4 @@
-"""The sockets of one worker's life: private to it, so that a dead one's late frames meet nobody."""
+"""The sockets of one worker's life: private to it, so that a dead one's late frames get lost."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from .transport import NO_SOURCE, Context, LoopSocket, Monitor, TracedSocket, bound_socket
 
 RECEIVE_HIGH_WATER_MARK = 256
-"""libzmq drops what waits behind a full receiver when its peer closes: the last words of a worker
-must fit, while one whose supervisor has stopped reading still has to stop stepping soon."""
+"""libzmq drops what waits for a full receiver when its peer closes: a worker's last words must fit,
+while a worker whose supervisor has stopped reading must still stop stepping soon."""
 BEAT_HIGH_WATER_MARK = 4
 SEND_HIGH_WATER_MARK = 64
-"""Besides four messages for each row of the batch: there is room for all that may be said."""
+"""Room in addition to four messages for each row of the batch: enough for all that may be sent."""
 
 RETRY_S = 0.01
-"""After a send that found no room: the news of room may have come during it, and be lost."""
+"""When to retry a send that found no room: the event for new room may have come during it and be
+lost."""
 
 MAX_OUTBOX_MESSAGES = 8192
 """A worker that leaves more than this unread does not follow the protocol."""
 
 
 class _PeerSocket(TracedSocket):
-    """Traces messages until it is known which connection is the worker's: that costs a copy.
+    """Traces messages until it is known which connection is the worker's, because it costs a copy.
 
     Attributes:
-        is_traced: whether it does.
+        is_traced: whether it traces them.
     """
 
     is_traced = True
@@ -55,20 +56,20 @@ class _PeerSocket(TracedSocket):
 class WorkerLink:
     """Messages from and to one incarnation of a worker.
 
-    Whoever else finds the socket is passed over: only the peer whose HELLO had the token counts.
+    Anybody else who finds the socket is ignored: only the peer whose HELLO had the token counts.
 
     Attributes:
-        pid: of its process, once it is known.
+        pid: its process's pid, once it is known.
         has_peer: whether a worker has ever connected.
-        disconnected: set when its connection has ended and nothing more can arrive; before HELLO,
-            when nobody is connected.
+        disconnected: set once its connection has ended and nothing more can arrive; before HELLO,
+            once nobody is connected.
 
     Args:
         context: makes the sockets.
-        path: of the socket; heartbeats come in beside it.
+        path: path of the socket; the one for heartbeats is next to it.
         model, generation, token: what HELLO must carry.
         max_concurrency: rows of the worker's batch.
-        post: given each event.
+        post: called with each event.
         now: the time that events carry.
 
     Raises:
@@ -139,7 +140,7 @@ class WorkerLink:
         return f"ipc://{self._path}"
 
     def send(self, message: MessageToWorker) -> None:
-        """Sends, or keeps what there is no room for, in order; to a broken worker nothing."""
+        """Sends, or keeps what there is no room for, in order; sends nothing to a broken worker."""
         if self._is_broken:
             return
         self._outbox.append(encode(message))
@@ -148,7 +149,7 @@ class WorkerLink:
             self._break("does not read what it is sent")
 
     def drain(self) -> None:
-        """Takes everything that has arrived; with `disconnected` set, everything there will be."""
+        """Takes everything that has arrived; if `disconnected` is set, nothing more will come."""
         self._socket.drain_now()
         self._beats.drain_now()
 
@@ -170,7 +171,7 @@ class WorkerLink:
 
     def _flush(self) -> None:
         if self._peer is None:
-            return  # before HELLO nobody is there to be told anything
+            return  # before HELLO there is nobody to send anything to
         try:
             while self._outbox and self._socket.send([self._peer, *self._outbox[0]]):
                 self._outbox.popleft()
@@ -178,7 +179,9 @@ class WorkerLink:
                 self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
         except zmq.ZMQError as error:
             self._outbox.clear()
-            if error.errno != errno.EHOSTUNREACH:  # else the end of its connection is reported soon
+            if (
+                error.errno != errno.EHOSTUNREACH
+            ):  # otherwise the end of its connection is reported soon
                 self._break(f"cannot be sent to: {error.strerror}")
 
     def _try_again(self) -> None:
@@ -194,14 +197,14 @@ class WorkerLink:
                 self.disconnected.clear()
             return
         self._connected -= 1
-        self.drain()  # a HELLO may wait there, and who has said it is known by its connection
+        self.drain()  # a HELLO may wait there, and its connection shows who sent it
         if self._peer is None:
             if not self._connected:
                 self.disconnected.set()
         elif connection == self._peer_connection:
             self._peer_connection = NO_SOURCE  # the number may be another's soon
             self.disconnected.set()
-            if not self._is_broken:  # whatever connects in its stead is a stranger
+            if not self._is_broken:  # whatever connects in its place is a stranger
                 self._post(
                     WorkerUnlinked(now=self._now(), model=self._model, generation=self._generation)
                 )
@@ -235,7 +238,7 @@ class WorkerLink:
         try:
             self._say(self._beat_decoder.decode(frames))
         except DecodeError:
-            pass  # a stranger's: beats carry no token, and those of the worker itself still come
+            pass  # a stranger's: beats carry no token, and the worker's own still come
 
     def _has_token(self, hello: Hello) -> bool:
         """Whether this is the HELLO of the process that was given the token."""
@@ -257,7 +260,7 @@ class WorkerLink:
         )
 
     def _break(self, detail: str, *, is_other_version: bool = False) -> None:
-        """Reports the worker once; whatever else it sends is not read for its meaning."""
+        """Reports the worker once; whatever else it sends is ignored."""
         self._is_broken = True
         self._outbox.clear()
         self._post(

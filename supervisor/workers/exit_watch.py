@@ -1,4 +1,4 @@
-"""When a child has exited, seen while it can still be waited for and its group still has its id."""
+"""Notices that a child has exited, while it is not reaped yet and its group still has its id."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from collections.abc import Callable
 
 
 def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
-    """Has the event loop call `on_exit` once, when the child has exited and was not reaped yet.
+    """Makes the event loop call `on_exit` once, when the child has exited and is not reaped yet.
 
     Args:
-        pid: of a child of this process.
-        on_exit: has to reap it.
+        pid: a child of this process.
+        on_exit: must reap it.
 
     Returns:
-        What ends the watch before the child has exited.
+        A function that ends the watch early.
 
     Raises:
-        OSError: macOS cannot say it, for want of an open file.
+        OSError: macOS cannot watch it, because no file can be opened.
     """
     try:
         descriptor = pollable(pid)
-    except ProcessLookupError:  # macOS knows no such process once it waits to be reaped
+    except ProcessLookupError:  # to macOS, a process that waits to be reaped does not exist
         return asyncio.get_running_loop().call_soon(on_exit).cancel
     except OSError:  # too many open files, or a kernel before 5.3
         if sys.platform == "darwin":
@@ -37,7 +37,7 @@ def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
 
 
 class _PolledExit:
-    """Waits for a descriptor, and then, if need be, for a tracer that holds the dead process."""
+    """Waits for a descriptor, and then, if necessary, for a tracer that holds the dead process."""
 
     def __init__(self, pid: int, descriptor: int, on_exit: Callable[[], None]) -> None:
         self._pid = pid
@@ -101,7 +101,7 @@ def watch_with_thread(pid: int, on_exit: Callable[[], None]) -> Callable[[], Non
 
     def wait() -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
             loop.call_soon_threadsafe(tell)
 
     threading.Thread(target=wait, name=f"exit-of-{pid}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""One incarnation of a worker, from its spawn until its exit was reported."""
+"""One incarnation of a worker, from its spawn until its exit is reported."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .leftovers import WorkerRecord
 from .process import WorkerProcess, describe_exit
 
 LAST_WORDS_S = 1.0
-"""After an exit: how long the end of its output and of its messages may take to arrive. Only a
-grandchild that holds the pipe or the socket makes it take so long."""
+"""How long after an exit the end of its output and messages may take to arrive. Only a grandchild
+that holds the pipe or the socket makes it take that long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every worker's life needs of the supervisor.
+    """What every worker's life needs from the supervisor.
 
     Attributes:
         context: makes the sockets.
-        folder: holds them.
-        record: where live workers are written down.
-        log: the daemon's.
+        folder: the runtime folder, where they are.
+        record: where live workers are recorded.
+        log: the daemon's log.
         argv: the command that starts a worker.
-        log_level: for workers.
-        post: given each event, at once.
+        log_level: the workers' log level.
+        post: called at once with each event.
         now: the time that events carry.
     """
 
@@ -58,9 +58,9 @@ class WorkerUnit:
     """A worker's process, its sockets and its log.
 
     Args:
-        surroundings: of all workers.
+        surroundings: what all workers share.
         spawn: what the core asked for.
-        number: of this spawn, counted over all models.
+        number: the number of this spawn, counted over all models.
         model_log: where its output goes.
     """
 
@@ -84,17 +84,17 @@ class WorkerUnit:
 
     @property
     def generation(self) -> Generation:
-        """Which life."""
+        """Which life of its model's worker this is."""
         return self._spawn.generation
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it lives."""
+        """The pid of the process, while it lives."""
         process = self._process
         return process.pid if process is not None and not process.exited.done() else None
 
     def send(self, message: MessageToWorker) -> None:
-        """Sends a message; dropped before the sockets are there and after they are gone."""
+        """Sends a message; drops it before the sockets exist and after they are gone."""
         if self._link is not None:
             self._link.send(message)
 
@@ -109,15 +109,15 @@ class WorkerUnit:
         self.signal(WorkerSignal.KILL)
 
     def abandon(self) -> None:
-        """The process cannot be ended: nothing is said to it, or read from it, any more."""
+        """The process cannot be ended: nothing is sent to it, or read from it, from now on."""
         assert self._process is not None
         self._process.close_pipes()
         self._close_link()
 
     async def live(self) -> None:
-        """The whole life: `Spawned` and `Exited`, or `SpawnFailed`.
+        """Lives the whole life: posts `Spawned` and `Exited`, or `SpawnFailed`.
 
-        Ended from outside, it takes the process with it, if that can be ended at all.
+        If cancelled, it ends the process, if that can be ended at all.
         """
         try:
             if self._start():
@@ -129,11 +129,11 @@ class WorkerUnit:
             self._close_link()
 
     def _start(self) -> bool:
-        """Makes the sockets, then the process; returns whether it runs."""
+        """Makes the sockets, then the process; returns whether it is running."""
         around = self._around
         token = secrets.token_hex(16)
-        # Before the sockets' first look, which the loop has been asked for when they are made: a
-        # worker may have said READY by then, on a machine that is busy.
+        # Before the sockets' first read, which the loop was asked for when they were made: on a
+        # busy machine a worker may have said READY by then.
         asyncio.get_running_loop().call_soon(self._announce)
         try:
             self._link = WorkerLink(
@@ -171,7 +171,7 @@ class WorkerUnit:
         self._around.post(self._start_news)
 
     async def _end(self) -> None:
-        """Waits for the exit, and for what the process said and printed before it."""
+        """Waits for the exit, and for what the process sent and printed before it."""
         assert self._process is not None
         assert self._link is not None
         around = self._around
@@ -187,7 +187,7 @@ class WorkerUnit:
         self._link.drain()
         self._close_link()
         self._note(lambda: around.record.remove(pid))
-        # Whoever hears of the death finds its last words in the file.
+        # Whoever is notified of the death finds its last words in the file.
         await self._model_log.ended(LAST_WORDS_S)
         exit_code, number, name = describe_exit(return_code)
         around.log.write(
@@ -212,7 +212,7 @@ class WorkerUnit:
         )
 
     def _close_link(self) -> None:
-        """A socket's file that cannot be removed is in nobody's way: each life has its own."""
+        """Closes the sockets; a file that cannot be removed does no harm: each life has its own."""
         if self._link is None:
             return
         try:
@@ -236,7 +236,7 @@ class WorkerUnit:
         asyncio.get_running_loop().call_soon(self._around.post, event)
 
     def _note(self, write: Callable[[], None]) -> None:
-        """Writes the record down; a full disk stops nobody from serving."""
+        """Writes the record; a full disk does not stop the serving."""
         try:
             write()
         except OSError as error:

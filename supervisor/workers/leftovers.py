@@ -1,8 +1,8 @@
-"""Workers that outlived a supervisor that was killed: written down while alive, ended by the next
-start (E6).
+"""Workers that outlived a supervisor that was killed: recorded while alive, ended by the next start
+(E6).
 
-A worker normally goes by itself when its supervisor dies. One that cannot (stopped, or stuck in
-native code where the kernel knows no parent-death signal) is found here.
+A worker normally ends by itself when its supervisor dies. One that cannot (stopped, or stuck in
+native code on a kernel without a parent-death signal) is found here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..process_identity import process_identity
 
 RECORD_NAME = "workers.json"
 KILL_LIMIT_S = 10.0
-"""How long killed leftovers may take to go: the kernel frees about 6 GB of them in a second."""
+"""How long killed leftovers may take to end: the kernel frees about 6 GB of them per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Leftover:
     """A worker of an earlier supervisor.
 
     Attributes:
-        model: what it served.
-        pid: which it had.
-        is_gone: whether it went after it was killed.
+        model: the model that it served.
+        pid: its pid.
+        is_gone: whether it ended after it was killed.
     """
 
     model: str
@@ -38,7 +38,7 @@ class Leftover:
 
 
 class WorkerRecord:
-    """The file in which the live workers are written down; one writer, replaced atomically.
+    """The file that lists the live workers; has one writer and is replaced atomically.
 
     Args:
         runtime_dir: where the file is.
@@ -82,7 +82,7 @@ class WorkerRecord:
     def sweep(self) -> list[Leftover]:
         """Kills what is left of an earlier supervisor's workers, and nothing else.
 
-        A process is one of them only if its pid and its start are those that were written down.
+        A process is one of them only if both its pid and its start time are in the file.
 
         Raises:
             OSError: the file cannot be written.
@@ -131,7 +131,7 @@ class WorkerRecord:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process and, as workers lead groups of their own, to its group."""
+    """Sends SIGKILL to the process and, because each worker leads its own group, to that group."""
     if os.getpgid(pid) == pid:
         os.killpg(pid, signal.SIGKILL)
     else:

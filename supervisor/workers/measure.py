@@ -1,4 +1,4 @@
-"""Measures the workers' processes and the machine; what cannot be measured ends nothing."""
+"""Measures the workers' processes and the machine; a failure to measure ends nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REPORT_INTERVAL_S = 60.0
 
 
 class Sampler:
-    """Measures off the loop's thread, for reading a process's memory can take long.
+    """Measures outside the loop's thread, because reading a process's memory can take long.
 
     Attributes:
         footprint_bytes: resident bytes of each process, by pid, as last measured.
         machine_bytes: memory of the machine; 0 before it was measured.
 
     Args:
-        report: told, once a minute, why nothing can be measured.
+        report: called, at most once a minute, with why it cannot measure.
         clock: monotonic seconds.
     """
 
@@ -32,11 +32,11 @@ class Sampler:
         self._report = report
         self._clock = clock
         self._reported_at: float | None = None
-        # One thread for good: starting another each time could fail.
+        # One permanent thread: starting another one each time could fail.
         self._executor = ThreadPoolExecutor(1, "mlxsup-monitor")
 
     async def measure(self, pids: Iterable[int]) -> None:
-        """Measures once; keeps the last values if that is impossible, as without a free file."""
+        """Measures once; keeps the last values if that fails, such as without a free file."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             if not self.machine_bytes:
@@ -66,7 +66,7 @@ def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
     """Resident bytes of each process, by pid; a process that is gone is left out.
 
     Raises:
-        OSError: it cannot be read, as when too many files are open.
+        OSError: it cannot be read, such as when too many files are open.
     """
     result = {}
     for pid in pids:
@@ -78,10 +78,10 @@ def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
 
 
 def is_process_stopped(pid: int) -> bool:
-    """Whether a process was stopped, as by SIGSTOP; false for one that is gone.
+    """Whether a process was stopped, such as by SIGSTOP; False for one that is gone.
 
     Raises:
-        OSError: it cannot be read, as when too many files are open.
+        OSError: it cannot be read, such as when too many files are open.
     """
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)

@@ -15,15 +15,15 @@ from .exit_watch import watch_exit
 READ_BYTES = 64 * 1024
 READ_SLICE_S = 0.01
 READ_SLICE_BYTES = 1024 * 1024
-"""A process that prints faster than this waits for the rest of the slice: reading what one prints
-must not take the event loop from the others."""
+"""A process that prints faster than this waits for the rest of the slice: reading one process's
+output must not take the event loop from the others."""
 
 
 class WorkerProcess:
-    """A process in a group of its own, with both its outputs in one pipe.
+    """A process in its own group, with both its outputs in one pipe.
 
-    Its standard input stays open until `close`: the end of it tells the worker that its
-    supervisor has died. What it has started itself, and left in its group, is killed when it exits.
+    Its standard input stays open until `close`: EOF on it means to the worker that its supervisor
+    has died. Processes that it started and left in its group are killed when it exits.
 
     Attributes:
         exited: done with the return code as soon as the process has been reaped, whoever still
@@ -32,7 +32,7 @@ class WorkerProcess:
 
     Args:
         process: just started, with pipes.
-        on_output: given each piece of the output.
+        on_output: called with each piece of the output.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WorkerProcess:
         Args:
             argv: its command.
             first_line: shorter than a pipe is wide.
-            on_output: given each piece of the output.
+            on_output: called with each piece of the output.
 
         Raises:
             OSError: it cannot be started.
@@ -85,21 +85,21 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also that of its group."""
+        """The process id, which is also its group's."""
         return self._process.pid
 
     def signal(self, number: Signals) -> None:
-        """Signals the group; not after the exit was seen, for the id may be another's by then."""
+        """Signals the group; not after the exit, because the id may be another's by then."""
         if self._process.returncode is None:
             self._signal_group(number)
 
     def close(self) -> None:
-        """Closes the pipes, whoever holds their other ends, and kills what still runs."""
+        """Closes the pipes, whoever holds their other ends, and kills whatever still runs."""
         self.signal(SIGKILL)
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Nothing is read from it any more; its exit is still waited for."""
+        """Reads nothing from it from now on; its exit is still waited for."""
         if self._resume is not None:
             self._resume.cancel()
         assert self._process.stdin is not None
@@ -111,7 +111,7 @@ class WorkerProcess:
         self.output_ended.set()
 
     def forget(self) -> None:
-        """Leaves a process that cannot be ended to the system; it is waited for no more."""
+        """Leaves a process that cannot be ended to the system, and no longer waits for it."""
         if self._process.returncode is None:
             self._stop_watching()
 
@@ -141,7 +141,7 @@ class WorkerProcess:
         self._loop.add_reader(self._output, self._read)
 
     def _on_exit(self) -> None:
-        """It has exited. Until it is reaped its id is that of its group and of no other."""
+        """It has exited. Until it is reaped, its id belongs only to it and its group."""
         self._signal_group(SIGKILL)
         code = self._process.wait()
         if not self.exited.done():
@@ -156,7 +156,7 @@ class WorkerProcess:
 def _give_line(process: subprocess.Popen[bytes], line: bytes) -> None:
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which is about to be seen
+    with contextlib.suppress(BrokenPipeError):  # it has ended, as is about to be seen
         if os.write(process.stdin.fileno(), line) < len(line):
             raise OSError(errno.EMSGSIZE, "its launch spec is longer than a pipe takes")
 

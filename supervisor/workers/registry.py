@@ -1,4 +1,4 @@
-"""Every worker that lives, and the logs of the models."""
+"""Every live worker, and the logs of the models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Workers:
     """The workers' lives, each a task.
 
     Args:
-        surroundings: of all of them.
-        log_dir: holds the models' logs.
-        writer: writes them.
+        surroundings: what all of them share.
+        log_dir: the folder of the models' logs.
+        writer: writes the logs.
     """
 
     def __init__(self, surroundings: Surroundings, log_dir: Path, writer: LogWriter) -> None:
@@ -41,7 +41,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of all that live."""
+        """The pids of all live workers."""
         return [unit.pid for unit in self._units.values() if unit.pid is not None]
 
     @property
@@ -54,7 +54,7 @@ class Workers:
         return self._units.get((model, generation))
 
     def spawn(self, action: Spawn, tasks: asyncio.TaskGroup) -> None:
-        """Begins a life."""
+        """Begins a worker's life."""
         self._spawns += 1
         model_log = self._model_logs.get(action.model)
         if model_log is None:
@@ -72,7 +72,7 @@ class Workers:
             del self._lives[unit]
 
     def is_stopped(self, model: ModelName, generation: Generation) -> bool | None:
-        """Whether the process is in the state *stopped*; None if that cannot be known."""
+        """Whether the process's state is *stopped*; None if that cannot be known."""
         unit = self.get(model, generation)
         if unit is None or unit.pid is None:
             return None
@@ -92,7 +92,7 @@ class Workers:
         unit.abandon()
 
     def forget(self, model: ModelName) -> None:
-        """A model was removed, and none of its processes lives."""
+        """A model was removed, and none of its processes is left."""
         model_log = self._model_logs.pop(model, None)
         if model_log is not None:
             model_log.close()
@@ -105,7 +105,7 @@ class Workers:
             await asyncio.wait(self._lives.values(), timeout=BROKEN_LIMIT_S)
 
     def leave(self) -> int:
-        """Waits no more for processes that cannot be ended; returns how many these are."""
+        """Stops waiting for processes that cannot be ended; returns how many there are."""
         left = [unit for unit in self._lives if unit.pid is not None]
         for unit in left:
             self._log.write("error", "worker left behind", model=unit.model, pid=unit.pid)
@@ -123,7 +123,7 @@ class Workers:
 
 
 def report(text: str) -> None:
-    """Tells people on standard error what no log can tell; a terminal that is gone is no matter."""
+    """Reports on standard error what no log can; it does not matter if the terminal is gone."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

@@ -42,7 +42,7 @@ def test_detached_daemon_answers_when_start_returns_and_outlives_it() -> None:
         second = run_cli("start", "--config", str(daemon.config), "--detach")
         assert (second.returncode, second.stdout) == (75, "")
         assert second.stderr.splitlines() == [
-            f"error: a daemon with pid {process.pid} already runs in {daemon.folder}/run",
+            f"error: a daemon with pid {process.pid} is already running in {daemon.folder}/run",
             "hint: see it with `mlxsup status`, end it with `mlxsup stop`",
         ]
         assert is_alive(process)

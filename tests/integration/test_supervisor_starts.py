@@ -147,7 +147,7 @@ def test_a_socket_that_cannot_listen_is_named_with_what_to_do(
         with pytest.raises(RuntimeFolderError) as caught:
             start(folder)
         reason = zmq.ZMQError(errno.EOPNOTSUPP).strerror
-        assert str(caught.value) == f"nothing can listen at {folder}/run/client.sock: {reason}"
+        assert str(caught.value) == f"cannot listen at {folder}/run/client.sock: {reason}"
         assert (caught.value.hint, caught.value.exit_code) == ("set another runtime_dir", 73)
 
 

@@ -11,7 +11,7 @@ class Connection:
     """What a driver needs of one, and what was done with it."""
 
     def __init__(self) -> None:
-        self.done: list[Any] = []
+        self.done: list[object] = []
         self.opened: list[RequestId] = []
         self.deadline: float | None = None
         self.link: Any = None

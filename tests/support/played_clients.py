@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import zmq
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
+    Failed,
     Ping,
     Reply,
 )
@@ -21,12 +22,15 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import ConnectionId
+from mlxsup.supervisor.core.events import Event as CoreEvent
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.sockets.doors import Doors
 from mlxsup.supervisor.sockets.transport import NO_SOURCE
 
 ME, OTHER, THIRD = (ConnectionId(b"\0aaa" + bytes([n])) for n in range(3))
+
+Posted = TypeVar("Posted", bound=CoreEvent)
 
 
 class Loop:
@@ -74,7 +78,7 @@ class Stage:
         self.gone: set[ConnectionId] = set()
         self.sent: list[tuple[bytes, Message]] = []
         self.tried: list[bytes] = []
-        self.events: list[Any] = []
+        self.events: list[CoreEvent] = []
         self.turned_away: list[object] = []
         self.closed: list[object] = []
         self.turns: Iterator[bool] = iter(())
@@ -130,8 +134,15 @@ class Stage:
     def ask(self, id: str = "r", connection: bytes = ME, descriptor: int = 7) -> None:
         self.say(Ping(id=RequestId(id)), connection, descriptor)
 
-    def of_kind(self, kind: type[Any]) -> list[Any]:
+    def of_kind(self, kind: type[Posted]) -> list[Posted]:
         return [event for event in self.events if type(event) is kind]
+
+    def failed(self) -> list[Failed]:
+        """All that was sent, if each is a refusal or an end."""
+        found = [message for _, message in self.sent]
+        failed = [message for message in found if isinstance(message, Failed)]
+        assert failed == found
+        return failed
 
     def sent_to(self, id: bytes = ME) -> list[Message]:
         return [message for to, message in self.sent if to == id]

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from mlxsup.cli.main import main
 from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.terminal.output import Output
+from mlxsup.supervisor.app import OnChange, OnListening
+from mlxsup.supervisor.config.load import DaemonConfig
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
 CHANGE = {
@@ -51,7 +52,9 @@ def run(*arguments: str) -> int:
 def test_start_prints_the_endpoint_and_each_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:
-    def run_daemon(configuration: Any, *, on_change: Any, on_listening: Any) -> int:
+    def run_daemon(
+        configuration: DaemonConfig, *, on_change: OnChange, on_listening: OnListening
+    ) -> int:
         assert [str(model.name) for model in configuration.models] == ["m"]
         on_listening("ipc:///run/client.sock")
         on_change(CHANGE | {"from": "LOADING", "to": "LOADING", "progress": 0.5})
@@ -73,7 +76,9 @@ def test_start_prints_the_endpoint_and_each_change(
 def test_start_prints_warnings_once_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:
-    def run_daemon(configuration: Any, *, on_change: Any, on_listening: Any) -> int:
+    def run_daemon(
+        configuration: DaemonConfig, *, on_change: OnChange, on_listening: OnListening
+    ) -> int:
         on_listening("ipc:///run/client.sock")
         on_change(CHANGE | {"warnings": ["memory is short", "the context is unknown"]})
         on_change(CHANGE | {"from": "DRAINING", "warnings": []})
@@ -104,7 +109,7 @@ def test_errors_of_start_have_their_exit_codes_P19(
         (RuntimeFolderError("the runtime folder is not yours", hint="set another"), 73),
     ):
 
-        def run_daemon(*_: Any, error: Exception = error, **__: Any) -> int:
+        def run_daemon(*_: object, error: Exception = error, **__: object) -> int:
             raise error
 
         play(monkeypatch, run_daemon)
@@ -117,7 +122,7 @@ def test_errors_of_start_have_their_exit_codes_P19(
 def test_no_traceback_reaches_a_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:
-    def run_daemon(*_: Any, **__: Any) -> int:
+    def run_daemon(*_: object, **__: object) -> int:
         raise ZeroDivisionError("oh")
 
     play(monkeypatch, run_daemon)

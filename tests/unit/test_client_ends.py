@@ -237,7 +237,8 @@ def test_bytes_that_are_no_message_end_everything() -> None:
     opened = Open()
     assert opened.take(opened.session.receive([b"\xc1"], 0.0)) == [Cancel(id=A)]
     assert all(
-        code == "internal" and message.startswith("the daemon sent what is no message: ")
+        code == "internal"
+        and message.startswith("the daemon sent something that is not a message: ")
         for code, message in opened.errors()
     )
     assert len(opened.session) == 0

@@ -29,11 +29,11 @@ class Loop:
     """An event loop that calls nothing by itself."""
 
     def __init__(self) -> None:
-        self.done: list[Any] = []
+        self.done: list[tuple[object, ...]] = []
         self.handles: list[Handle] = []
         self.is_closed = False
 
-    def _note(self, call: Callable[[], object], *said: Any) -> Handle:
+    def _note(self, call: Callable[[], object], *said: object) -> Handle:
         self.done.append(said)
         self.handles.append(Handle(call))
         return self.handles[-1]
@@ -48,7 +48,7 @@ class Loop:
     def call_at(self, at: float, call: Callable[[], object]) -> Handle:
         return self._note(call, "at", at)
 
-    def call_soon_threadsafe(self, call: Callable[..., object], *given: Any) -> Handle:
+    def call_soon_threadsafe(self, call: Callable[..., object], *given: object) -> Handle:
         if self.is_closed:
             raise RuntimeError("closed")
         return self._note(partial(call, *given), "from outside")

@@ -51,7 +51,7 @@ class Driven:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connection = Connection()
-        self.polls: list[Any] = []
+        self.polls: list[tuple[list[tuple[object, int]], int | None]] = []
         self.on_poll: list[Callable[[], object]] = []
         self.waker, self.woken = socket.socketpair()
         threads: list[Unstarted] = []
@@ -83,9 +83,9 @@ class Poller:
 
     def __init__(self, driven: Driven) -> None:
         self.driven = driven
-        self.registered: list[Any] = []
+        self.registered: list[tuple[object, int]] = []
 
-    def register(self, what: Any, flags: int) -> None:
+    def register(self, what: object, flags: int) -> None:
         self.registered.append((what, flags))
 
     def poll(self, timeout_ms: int | None) -> None:

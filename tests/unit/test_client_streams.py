@@ -61,7 +61,7 @@ def test_a_subscription_ends_when_it_is_closed() -> None:
     assert cancelled == [ID]
     assert next(events, "over") == "over"
 
-    async def read() -> list[Any]:
+    async def read() -> list[dict[str, Any] | str]:
         inbox = AsyncInbox()
         inbox.put({"n": 1})
         inbox.put({"n": 2})

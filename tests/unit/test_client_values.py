@@ -186,7 +186,7 @@ def test_notices_are_handed_on_to_who_asked() -> None:
 
 
 @pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
-def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Any) -> None:
+def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Item) -> None:
     stream = Stream()
     with pytest.raises(RequestError, match="a stream was given a reply"):
         stream.base.take(item)

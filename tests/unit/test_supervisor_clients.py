@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -47,8 +46,7 @@ def test_each_refusal_says_all_that_its_client_needs(
     codes = ["invalid_request"] * 3 + ["overloaded"]
     texts = [own, own, "a client must speak ZMTP 3, which ZeroMQ 4 does"]
     texts.append("a connection has at most 1 requests open")
-    failed: list[Any] = [message for _, message in stage.sent]
-    assert [(f.id, f.error["code"], f.error["message"]) for f in failed] == list(
+    assert [(f.id, f.error["code"], f.error["message"]) for f in stage.failed()] == list(
         zip("abce", codes, texts, strict=True)
     )
     assert [said.message.id for said in stage.of_kind(ClientSaid)] == ["d"]
@@ -167,8 +165,11 @@ def test_who_is_given_up_is_told_so_and_keeps_nothing_but_its_ends_P15(stage: St
     stage.clients.send(ME, Event(id=RequestId("s"), value={}))
     stage.full.clear()
     stage.loop.fire()
-    ends: list[Any] = stage.sent_to()
-    assert [(end.id, end.error["message"]) for end in ends] == [("r", GIVEN_UP), ("s", GIVEN_UP)]
+    assert stage.sent_to() == stage.failed()
+    assert [(end.id, end.error["message"]) for end in stage.failed()] == [
+        ("r", GIVEN_UP),
+        ("s", GIVEN_UP),
+    ]
     stage.sent.clear()
     stage.clients.pulse()
     assert stage.sent == [], "nothing of it is open any more"

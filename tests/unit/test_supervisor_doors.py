@@ -99,7 +99,7 @@ def test_who_is_refused_is_told_why_and_one_that_is_in_is_not_P24() -> None:
     assert doors.come(2, None, 0.0) is REFUSED
     assert doors.come(3, 9, 0.0) is ADMITTED
     assert doors.come(4, 9, 0.0) is REFUSED
-    said = "the daemon has {} connections, and takes no more of this kind"
+    said = "the daemon has {} connections, and accepts no more of this kind"
     refusals = [doors.refusal(descriptor) for descriptor in (1, 2, 3, 4, 5)]
     assert refusals == ["", said.format(1), "", said.format(2), ""]
     assert [doors.knows(descriptor) for descriptor in range(6)] == [False, *[True] * 4, False]
@@ -107,7 +107,7 @@ def test_who_is_refused_is_told_why_and_one_that_is_in_is_not_P24() -> None:
     doors = Doors(MAX_CONNECTIONS)
     verdicts(doors, range(MAX_OF_ONE_PROCESS), 7)
     assert doors.come(1000, 7, 5.0) is REFUSED
-    assert doors.refusal(1000) == "process 7 has 128 connections, and may have no more"
+    assert doors.refusal(1000) == "process 7 has 128 connections, and cannot have more"
     assert doors.take_overdue(6.99) == []
     assert doors.come(1000, 8, 6.0) is ADMITTED
     assert doors.refusal(1000) == ""

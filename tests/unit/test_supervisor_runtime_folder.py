@@ -87,7 +87,7 @@ def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(fold
             RuntimeFolder.claim(folder)
         assert caught.value.exit_code == 75
         assert caught.value.pid == pid
-        assert str(caught.value) == f"a daemon {who} already runs in {folder}"
+        assert str(caught.value) == f"a daemon {who} is already running in {folder}"
     assert (folder / "client.sock").exists()
     assert len(os.listdir("/dev/fd")) == files
     claimed.release()
@@ -204,7 +204,7 @@ def test_a_new_configuration_must_leave_room_for_the_connections_there_are_P24()
             room_for(models, open_files, connected)
         assert caught.value.problems == [
             f"models: {models} are too many for {open_files} open files"
-            f" beside {connected} connections of clients"
+            f" next to {connected} client connections"
         ]
 
 

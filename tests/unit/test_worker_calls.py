@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from mlxsup.worker.text.tool_formats import (
 )
 
 # ---------------------------------------------------------------- parsers
+
+Parser = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_values_of_json_stand_one_behind_the_other(text: str, values: list[Any])
          [{"name": "f", "arguments": {}}]),
     ],
 )  # fmt: skip
-def test_what_a_parser_reads(parse: Any, text: str, calls: list[dict[str, Any]]) -> None:
+def test_what_a_parser_reads(parse: Parser, text: str, calls: list[dict[str, Any]]) -> None:
     assert parse(text) == calls
     assert parse(text, []) == calls, "the tools say nothing more"
 
@@ -104,7 +107,7 @@ def test_what_a_parser_reads(parse: Any, text: str, calls: list[dict[str, Any]])
         (parse_deepseek_calls, "x<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "no calls alone"),
     ],
 )
-def test_what_a_parser_does_not_read(parse: Any, text: str, words: str) -> None:
+def test_what_a_parser_does_not_read(parse: Parser, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(text)
 

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from support.launch_specs import SPEC
 def test_a_worker_leaves_the_terminals_signals_and_prints_its_stacks_F5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done: list[Any] = []
+    done: list[object] = []
     monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
     monkeypatch.setattr(faulthandler, "enable", lambda **given: done.append(("enable", given)))
     monkeypatch.setattr(
@@ -88,7 +90,7 @@ def test_the_end_of_the_pipe_ends_the_process_E6(monkeypatch: pytest.MonkeyPatch
     threads, codes = [], []
 
     class Thread:
-        def __init__(self, *, target: Any, name: str, daemon: bool) -> None:
+        def __init__(self, *, target: Callable[[], None], name: str, daemon: bool) -> None:
             threads.append((target, name, daemon))
 
         def start(self) -> None:
@@ -130,7 +132,7 @@ class Started:
     """A process whose parts are replaced, and what was done in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[Any] = []
+        self.done: list[object] = []
         self.is_terminal = False
         self.spec: LaunchSpec | Exception = SPEC
         self.parent: Exception | None = None
@@ -158,9 +160,9 @@ class Started:
         if self.parent is not None:
             raise self.parent
 
-    def live(self, spec: LaunchSpec) -> Any:
+    def live(self, spec: LaunchSpec) -> SimpleNamespace:
         self.done.append(("life", spec))
-        return type("Life", (), {"run": lambda life: 7})()
+        return SimpleNamespace(run=lambda: 7)
 
 
 BEFORE = ["prepare_process", "die_with_parent"]
@@ -204,7 +206,7 @@ def test_a_worker_that_must_not_live_says_why(
 
 
 def test_a_worker_leaves_without_a_teardown(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Any] = []
+    done: list[object] = []
     monkeypatch.setattr(sys.stdout, "flush", lambda: done.append("out"))
     monkeypatch.setattr(sys.stderr, "flush", lambda: done.append("err"))
     monkeypatch.setattr(os, "_exit", done.append)

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from mlxsup.protocol.launch import ExitCode
@@ -21,7 +20,7 @@ from mlxsup.protocol.worker_messages import (
     Ready,
 )
 from mlxsup.worker import process as process_module
-from mlxsup.worker.engine import EngineBytes
+from mlxsup.worker.engine import Engine, EngineBytes
 from mlxsup.worker.process import LINGER_S, Life
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
@@ -59,7 +58,7 @@ def test_the_engine_that_is_served_refuses_every_other_thread_A1(
 
         is_exit_asked = True
 
-        def __init__(self, *, engine: Any, **_: object) -> None:
+        def __init__(self, *, engine: Engine, **_: object) -> None:
             self._engine = engine
 
         def run(self, is_terminated: Callable[[], bool]) -> None:

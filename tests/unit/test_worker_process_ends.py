@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import (
     Exit,
 )
 from mlxsup.worker import process as process_module
-from mlxsup.worker.engine import WorkerFaultError
+from mlxsup.worker.engine import EngineFacts, ReportProgress, WorkerFaultError
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.link import Link
 from mlxsup.worker.preparing import StuckPreprocessingError
@@ -132,10 +132,11 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
     reached = []
 
     class Loading(FakeEngine):
-        def load(self, report: Any) -> Any:
+        def load(self, report: ReportProgress) -> EngineFacts:
             reached.append("load")
             signal.raise_signal(signal.SIGTERM)
             reached.append("behind the signal")
+            return super().load(report)
 
     monkeypatch.setattr(process_module, "FakeEngine", Loading)
     life = Life(make_spec(supervisor))

@@ -88,7 +88,7 @@ def test_where_nothing_else_ends_a_wedged_step_a_timer_does_E6(
     monkeypatch.setattr("sys.platform", "darwin")
     engine, recorder = owned()
     recorder.predicted_s = 2.5
-    timers: list[Any] = []
+    timers: list[tuple[object, ...]] = []
     monkeypatch.setattr(
         faulthandler,
         "dump_traceback_later",

@@ -1,12 +1,12 @@
 """Who is to blame when an engine dies, and what follows for the requests that it held (F10).
 
 Not every death accuses: a kill from outside says nothing about the requests. One that does makes
-suspects of all that the engine held, and they resume together, because many faults are transient.
-After a second such crash of some of the same suspects, all suspects are on probation: each has a
-turn alone in the engine (`turns.py`), until it has gained a few tokens past the place where the
-engine died. Whoever is alone on its turn when the engine dies again is the culprit. Thus a request
-that always kills its engine costs three crashes and nobody else its answer, and a fault that has
-passed costs each suspect a few steps.
+suspects of all requests that the engine held, and they resume together, because many faults are
+transient. After a second such crash of some of the same suspects, all suspects are on probation:
+each runs alone in the engine in turn (`suspects.py`), until it has got a few tokens past the place
+where the engine died. The suspect that runs alone when the engine dies again is the culprit. So a
+request that always kills its engine costs three crashes and nobody else's answer, and a fault that
+has passed costs each suspect a few steps.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import NewType
 from mlxsup.protocol.ids import ModelName
 
 Digest = NewType("Digest", bytes)
-"""Of a request as its client sent it: the same request sent again has the same one."""
+"""Digest of a request as its client sent it: the same request sent again has the same one."""
 
 SUSPICION_S = 3600.0
 QUARANTINE_S = 3600.0
 LOWERED_ROWS_S = 3600.0
-"""How long a worker that ran out of memory is held to fewer rows."""
+"""How long a worker that ran out of memory is limited to fewer rows."""
 
 PROBATION_TOKENS = 3
 PROBATION_S = 0.015
-"""How far past its crash a suspect has to come, and for how long it has to gain tokens. A
-deterministic fault strikes at the first of these tokens, or at a later one: what a dying process
-had computed and not delivered is lost with it, some milliseconds of steps."""
+"""How many tokens past its crash a suspect must get, and how long it must keep gaining tokens. A
+deterministic fault strikes at the first of these tokens or a little later, because what a dying
+process had computed but not delivered is lost with it: some milliseconds of steps."""
 
 APPROACH_TOKENS = 64
-"""A suspect that is sent again may run in company until it has come as near as this to the place of
-a crash: what it computes until its row has left the batch must not reach that place."""
+"""A suspect that is sent again may run with others until it is this close to the place of a crash:
+what it computes until its row has left the batch must not reach that place."""
 
 MAX_QUARANTINES_IN_A_ROW = 3
 MAX_SUSPECTS = 4096
 MAX_PLACES = 8
-"""Of crashes that one suspect has to pass; the earliest are forgotten first."""
+"""How many crashes one suspect has to get past; the earliest are forgotten first."""
 MAX_QUARANTINED = 4096
 
 
@@ -65,10 +65,10 @@ class Verdict:
 
     Attributes:
         evidence: what it was judged by.
-        culprit: who is quarantined.
+        culprit: the request that is quarantined.
         is_too_large: the one request that ran needs more memory than there is.
-        failure: why the engine is held to be broken; empty where it is not.
-        story: one sentence for people; empty where nothing was decided.
+        failure: why the engine counts as broken; empty if it does not.
+        story: one sentence for people; empty if nothing was decided.
     """
 
     evidence: Evidence = Evidence.NONE
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the restart window counts this death: not if it has found the culprit."""
+        """Whether the restart window counts this death: not if it revealed the culprit."""
         return self.culprit is None
 
 
@@ -88,7 +88,7 @@ NO_VERDICT = Verdict()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A request in the hands of a worker.
+    """A request that a worker holds.
 
     Attributes:
         digest: identifies the request.
@@ -105,9 +105,9 @@ class _Suspect:
 
     Attributes:
         since: the latest such crash, monotonic seconds.
-        places: how many tokens had been delivered when such crashes came, the latest last; those
-            that it has come past are left out.
-        is_on_probation: it has to pass those places alone.
+        places: how many tokens had been delivered when such crashes came, the latest last,
+            without those that it has got past.
+        is_on_probation: whether it has to get past those places alone.
         gains_since: when it gained its first token near one of them, in this life of the worker.
     """
 
@@ -132,7 +132,7 @@ class Blame:
     _suspects: dict[Digest, _Suspect] = field(default_factory=dict)
     _quarantined: dict[Digest, float] = field(default_factory=dict)
     _in_a_row: list[Digest] = field(default_factory=list)
-    """Quarantined since one last completed or came past a crash; MAX_QUARANTINES_IN_A_ROW."""
+    """Those quarantined since one last completed or got past a crash; MAX_QUARANTINES_IN_A_ROW."""
 
     # ------------------------------------------------------------ what happens
 
@@ -156,12 +156,12 @@ class Blame:
         return self._suspect(held, now)
 
     def completed(self, digest: Digest) -> None:
-        """A request came to its own end: it is innocent, and the engine is not broken."""
+        """A request ended by itself: it is innocent, and the engine is not broken."""
         self._suspects.pop(digest, None)
         self._in_a_row.clear()
 
     def gained(self, one: Held, now: float) -> bool:
-        """A request has gained a token; returns whether it has come past a crash with that."""
+        """A request has gained a token; returns whether it has got past a crash with it."""
         suspect = self._suspects.get(one.digest)
         if suspect is None or not self.is_due(one):
             return False
@@ -170,7 +170,7 @@ class Blame:
         left = [place for place in suspect.places if one.tokens < place + PROBATION_TOKENS]
         if left == suspect.places or now - suspect.gains_since < PROBATION_S:
             return False
-        self._in_a_row.clear()  # an engine that is broken lets nobody pass
+        self._in_a_row.clear()  # with a broken engine nobody gets past
         suspect.places, suspect.gains_since = left, None
         suspect.is_on_probation = bool(left)
         return True
@@ -185,7 +185,7 @@ class Blame:
             self.rows = None
 
     def lift(self) -> None:
-        """A person has restarted the model or changed its entry: nothing is held against anyone."""
+        """A person has restarted the model or changed its entry: all requests start clean."""
         self.rows = None
         self._suspects.clear()
         self._quarantined.clear()
@@ -198,9 +198,9 @@ class Blame:
         return digest in self._suspects
 
     def is_due(self, one: Held) -> bool:
-        """Whether a request is near the place of one of its crashes, and has to pass it alone.
+        """Whether a request is near the place of a crash, and has to get past it alone.
 
-        One that was sent again has to come there first, and may do so in company.
+        One that was sent again has to get there first, and may do so together with others.
         """
         suspect = self._suspects.get(one.digest)
         if suspect is None or not suspect.is_on_probation:
@@ -208,7 +208,7 @@ class Blame:
         return any(place <= one.tokens + APPROACH_TOKENS for place in suspect.places)
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
-        """For how much longer a request is refused; None where it is not."""
+        """For how much longer a request is refused; None if it is not."""
         until = self._quarantined.get(digest)
         return until - now if until is not None and until > now else None
 
@@ -219,7 +219,7 @@ class Blame:
 
     @property
     def is_anyone_on_probation(self) -> bool:
-        """Whether turns have to be thought of at all; asked at every step."""
+        """Whether anyone has to take turns at all; checked at every step."""
         return any(suspect.is_on_probation for suspect in self._suspects.values())
 
     @property
@@ -246,7 +246,7 @@ class Blame:
         return Verdict(evidence=Evidence.ACCUSES, story=story)
 
     def _accuse(self, held: Sequence[Held], now: float) -> int:
-        """Makes suspects of what a crash has struck; returns how many different requests."""
+        """Makes suspects of the requests that a crash has hit; returns how many different ones."""
         accused: dict[Digest, list[int]] = {}
         for one in held:
             accused.setdefault(one.digest, []).append(one.tokens)
@@ -279,7 +279,7 @@ class Blame:
         return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
 
     def _make_room(self, held: int, now: float) -> Verdict:
-        """Half of what ran: under half the configured limit the same few might run again."""
+        """Allows half of what ran: with half the configured limit the same few might run again."""
         if held == 1:
             story = "a request alone needs more memory than there is"
             return Verdict(evidence=Evidence.OUT_OF_MEMORY, is_too_large=True, story=story)

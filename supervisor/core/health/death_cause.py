@@ -1,4 +1,4 @@
-"""Why a worker died, as far as its exit and its last lines tell: a class to count and to act on."""
+"""Why a worker died, as far as its exit and its last lines show: a class to count and to act on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlxsup.protocol.launch import ExitCode
 
 
 class Cause(StrEnum):
-    """What people would look for first."""
+    """The class of a death: what people would look for first."""
 
     OUT_OF_MEMORY = "out of memory"
     GPU_TIMEOUT = "GPU time-out"
@@ -44,16 +44,16 @@ _BY_LINE: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
         (Cause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
     )
 )
-"""Metal, CUDA, the C++ library and Python each say it in their own words."""
+"""Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""
 
 
 def classify(exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False) -> Cause:
     """The cause of a death.
 
     Args:
-        exit_code: None where a signal ended it.
-        lines: what it said last, oldest first.
-        is_over_memory: it was killed while it held more than its limit.
+        exit_code: None if a signal ended it.
+        lines: its last output, oldest first.
+        is_over_memory: whether it was killed while it held more memory than its limit.
     """
     for code, cause in _BY_EXIT.items():
         if exit_code == code:

@@ -4,21 +4,21 @@ Every message of a worker is a sign of life. These faults are distinguished:
 
 - Signs come and the work under way does not end: a step, or what the owner thread does between two
   steps, by the counter and the phase of the beats (F5).
-- No sign comes and the process runs: something holds the interpreter (F6).
+- No sign comes though the process runs: something holds the interpreter (F6).
 - No sign comes because the process was stopped from outside (F7).
-- Its connection has ended and the process lives: whatever it does, nobody hears of it (P23).
+- Its connection has ended and the process lives: whatever it does, nothing arrives (P23).
 - It holds fewer requests than it was given: it has lost one (P23).
 - It was given requests, waits for something to do, and nothing moves (P23).
 
-Beats have a socket of their own, so that one may overtake the messages of the owner thread or trail
-them. A beat therefore says how many messages the owner thread had sent and taken when it counted
-its requests. Only if both numbers are the supervisor's own was nothing under way in either
-direction, and both ends speak of the same moment: then a request that is missing is lost, and there
-is nothing to wait for. What is lost on the way itself keeps the numbers apart for good; that is
-found because the worker waits though it was given requests.
+Beats have their own socket, so one may overtake the messages of the owner thread or fall behind
+them. A beat therefore says how many messages the owner thread had sent and received when it counted
+its requests. Only if both numbers equal the supervisor's own was nothing under way in either
+direction, so that both ends describe the same moment: then a request that is missing is lost, and
+there is nothing to wait for. A message lost on the way keeps the numbers apart for good; that is
+found because the worker is idle though it was given requests.
 
-All times are the supervisor's own: a pause of the whole machine, which its clock leaves out, makes
-no step long.
+All times are the supervisor's own: a pause of the whole machine, which its clock leaves out, does
+not make a step long.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
 SILENCE_S = 3.0
-"""Without a beat for so long, the process is looked at; beats come each second."""
+"""Without a beat for this long, the process is inspected; beats come every second."""
 
 RECHECK_S = 1.0
-"""A stopped process is looked at once more before it is taken for stopped."""
+"""A stopped process is inspected once more before it counts as stopped."""
 
 SLACK_S = 1.0
-"""A silent worker may have begun its step as late as its next beat was due."""
+"""A silent worker may have begun its step as late as when its next beat was due."""
 
 PREDICTIONS = 4.0
-"""A step may take so many times its prediction, beside `step_timeout_s`."""
+"""A step may take this many times its prediction, if that is longer than `step_timeout_s`."""
 
 UNLINKED_S = 2.0
-"""A process whose connection has ended is about to die, as a rule, and is judged by its own exit:
-it may take so long from closing its socket to leaving. The kernel may then need far longer to free
+"""A process whose connection has ended is usually about to die, and is judged by its own exit: it
+may take this long from closing its socket to exiting. The kernel may then need far longer to free
 its memory, and no signal changes how such a process ended."""
 
 WORKS = frozenset({WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING})
-"""Phases that have to end; LOADING is none, because a beat from the load may come after READY."""
+"""Phases that have to end; not LOADING, because a beat from the load may come after READY."""
 
 
 class Alarm(Enum):
@@ -66,21 +66,21 @@ class Watch:
     """The signs of life of one process.
 
     Attributes:
-        heard_at: when it was last heard of; its start, before.
-        beat_at: when its latest beat came; its start, before.
-        heard, told: how many messages it has sent, beats aside, and was sent.
-        moved_at: when the latest of those was.
+        heard_at: when its latest sign of life came; before any, its start.
+        beat_at: when its latest beat came; before any, its start.
+        heard, told: how many messages it has sent, not counting beats, and was sent.
+        moved_at: when the latest of those was sent.
         unlinked_at: when its connection ended.
-        lost: how many requests it has lost, as far as its latest beat shows.
+        lost: how many requests it has lost, according to its latest beat.
         is_preparing: whether that beat said that prompts are being tokenised.
         step: how many steps have ended, as far as is known.
         phase: what its latest beat said it was doing.
-        is_working: whether that beat came since the last step has ended and told of work under way.
-        progress_at: when that work, or its wait, can have begun at the earliest.
-        predicted_s: for that step.
-        looked_at: when the process was last asked about.
+        is_working: whether that beat came after the last step's end and reported work under way.
+        progress_at: the earliest time at which that work, or its wait, can have begun.
+        predicted_s: how long that step was predicted to take.
+        looked_at: when the process was last inspected.
         seen_running_at, seen_stopped_at: what was seen then; forgotten with the next beat.
-        is_stopped: it was seen stopped twice.
+        is_stopped: whether it was seen stopped twice.
     """
 
     heard_at: float
@@ -103,7 +103,7 @@ class Watch:
 
     @classmethod
     def over(cls, now: float) -> Watch:
-        """Of a process that has just been started."""
+        """The signs of life of a process that has just been started."""
         return cls(heard_at=now, beat_at=now, progress_at=now, moved_at=now)
 
     # ------------------------------------------------------------ signs
@@ -126,17 +126,17 @@ class Watch:
         self.is_working = False
 
     def beat(self, message: Heartbeat, given: int, now: float) -> None:
-        """A beat; one that describes a step whose end is known says nothing of the next.
+        """Takes a beat; one that describes a step whose end is known says nothing about the next.
 
         Args:
             message: the beat.
-            given: how many requests the worker was given, and has not said to be over.
+            given: how many requests the worker was given and has not reported as over.
             now: monotonic seconds.
         """
         if message.step >= self.step:
             began_at = now - max(0.0, message.phase_s)
             if message.step > self.step or message.phase is not self.phase:
-                # It began after the last sign of its predecessor, whatever its own clock says.
+                # It began after its predecessor's last sign, whatever its own clock says.
                 began_at = max(began_at, self.heard_at)
             self.progress_at = max(self.progress_at, began_at)
             self.step = message.step
@@ -150,7 +150,7 @@ class Watch:
         self._is_alive(now)
 
     def unlinked(self, now: float) -> None:
-        """Its connection has ended, and all that came over it was read."""
+        """Its connection has ended, and everything that came over it was read."""
         if self.unlinked_at is None:
             self.unlinked_at = now
 
@@ -160,7 +160,7 @@ class Watch:
         self.is_stopped = False
 
     def looked(self, *, is_stopped: bool, now: float) -> None:
-        """The process was looked at."""
+        """The process was inspected."""
         if is_stopped:
             self.seen_running_at = None
             self.is_stopped = self.seen_stopped_at is not None
@@ -172,28 +172,28 @@ class Watch:
     # ------------------------------------------------------------ what they mean
 
     def stuck_at(self, step_timeout_s: float) -> float | None:
-        """When the work under way will have taken too long; None where none is known of."""
+        """When the work under way will have taken too long; None if none is known."""
         if not self.is_working:
             return None
         return self.progress_at + step_timeout_s + PREDICTIONS * self.predicted_s
 
     def silent_at(self, step_timeout_s: float) -> float:
-        """When a process that runs and says nothing will have been silent for too long."""
+        """When a running process that sends nothing will have been silent for too long."""
         limit_s = step_timeout_s + PREDICTIONS * self.predicted_s + SLACK_S
         return self.heard_at + max(limit_s, SILENCE_S)
 
     def idle_for_s(self, now: float) -> float:
-        """For how long it has waited for something to do and nothing has moved; 0: it does not."""
+        """How long it has been idle without any message moving; 0 if it is not idle."""
         if self.phase is not WorkerPhase.IDLE:
             return 0.0
         return now - max(self.progress_at, self.moved_at)
 
     def deadline(self, step_timeout_s: float | None) -> float:
-        """When it should be asked again what the signs mean; each beat asks, too.
+        """When to judge the signs again; each beat does so, too.
 
         Args:
-            step_timeout_s: of a worker that serves; None while it loads, which has limits of its
-                own.
+            step_timeout_s: of a worker that serves; None while it loads, which has its own
+                limits.
         """
         if self.unlinked_at is not None:
             return self.unlinked_at + UNLINKED_S
@@ -208,12 +208,12 @@ class Watch:
         return min(looks_at, stuck_at)
 
     def judge(self, now: float, step_timeout_s: float | None, given: int) -> Alarm:
-        """What is to be done now.
+        """What to do now.
 
         Args:
             now: monotonic seconds.
             step_timeout_s: as for `deadline`.
-            given: how many requests the worker was given, and has not said to be over.
+            given: how many requests the worker was given and has not reported as over.
         """
         is_silent = now >= self.heard_at + SILENCE_S
         if self.is_stopped:
@@ -226,8 +226,8 @@ class Watch:
             stuck_at = self.stuck_at(step_timeout_s)
             is_stuck = stuck_at is not None and now >= stuck_at
             if is_stuck or now >= self.silent_at(step_timeout_s):
-                # Whether it was stopped from outside, since its last beat, decides about its
-                # requests.
+                # Its requests depend on whether it was stopped from outside since its last
+                # beat.
                 is_known = self.seen_running_at is not None and (
                     now - self.seen_running_at < RECHECK_S
                 )
@@ -237,14 +237,14 @@ class Watch:
         return self._look(now) if is_silent else Alarm.NONE
 
     def _waits_in_vain(self, step_timeout_s: float) -> bool:
-        """Whether its latest beat has said so: an earlier one tells nothing of what began since."""
+        """Whether its latest beat says so: an earlier one says nothing about later work."""
         limit_s = step_timeout_s
         if self.is_preparing:  # the worker itself ends a preparation that takes longer
             limit_s += TEXT_LIMIT_STEPS * step_timeout_s
         return self.idle_for_s(self.beat_at) >= limit_s
 
     def describe(self, now: float) -> str:
-        """One phrase that says what the matter is."""
+        """One phrase that says what is wrong."""
         if self.unlinked_at is not None:
             return "its connection has ended, though the process lives"
         if self.lost:

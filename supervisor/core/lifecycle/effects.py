@@ -1,6 +1,6 @@
-"""What a transition brings about besides actions: for requests, for callers, for those who watch.
+"""What a transition causes besides actions: for requests, for callers, for watchers.
 
-A life knows nothing of requests, so `fleet.py` carries these out.
+A life knows nothing about requests, so `fleet.py` carries these out.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ..health.blame import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEnds:
-    """Every request that waits for this model is answered."""
+    """Answer every request that waits for this model."""
 
     error: RemoteError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningEnds:
-    """Every request that runs is answered, though the process still lives."""
+    """Answer every running request, though the process is still alive."""
 
     error: RemoteError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningLost:
-    """The process is gone with what ran in it: answer it, or let it wait again."""
+    """The process is gone with what ran in it: answer those requests, or let them wait again."""
 
     text: str
     verdict: Verdict
@@ -37,21 +37,21 @@ class RunningLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpWaitersEnd:
-    """Callers of load and restart are answered: well, or with an error."""
+    """Answer callers of load and restart: with success, or with an error."""
 
     error: RemoteError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownWaitersEnd:
-    """Callers of unload are answered: well, or with an error."""
+    """Answer callers of unload: with success, or with an error."""
 
     error: RemoteError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The state changed: tell those who watch."""
+    """The state changed: notify the watchers."""
 
     note: str
 
@@ -64,4 +64,4 @@ class Erased:
 Effect = QueueEnds | RunningEnds | RunningLost | UpWaitersEnd | DownWaitersEnd | Changed | Erased
 
 Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
-"""What a transition brings about, in order."""
+"""Everything that a transition can cause."""

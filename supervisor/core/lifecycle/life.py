@@ -49,8 +49,8 @@ DUMP_GRACE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """How the last process ended, as `status` shows it; `at` is wall-clock seconds,
-    `cause` the class of its cause."""
+    """How the last process ended, as `status` shows it; `at` is in wall-clock seconds, and
+    `cause` is the class of its cause."""
 
     reason: ExitReason
     code: int | None
@@ -66,20 +66,20 @@ class Life:
 
     Attributes:
         settings: the model's entry.
-        exit_grace_s: from asking to SIGTERM, and from there to SIGKILL.
+        exit_grace_s: seconds from asking to SIGTERM, and from there to SIGKILL.
         phase: the state, with what belongs to it.
         wanted, why: what commands, requests and timers want.
         generation: counts spawns.
-        launched: what the process that lives now was started with; None while there is none.
-        pid: of the process, once it is known.
-        is_after_crash: the process that lives now was started because of a crash.
-        has_been_ready: whether the process that lives now became READY.
-        crash_restarts: starts that followed a crash, since the supervisor's start.
+        launched: what the live process was started with; None while there is none.
+        pid: pid of the process, once it is known.
+        is_after_crash: whether the live process was started because of a crash.
+        has_been_ready: whether the live process became READY.
+        crash_restarts: number of starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
-        removal: what requests are answered once a reload has removed the model.
+        removal: the error for requests once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
-        known_batching: what a worker of this model found out of how rows may be batched, as a
-            launch spec has it; None before any has. The fingerprint says whether it still holds.
+        known_batching: what a worker of this model found out about how rows may be batched, in the
+            form of a launch spec; None before any has. The fingerprint says whether it is valid.
         story: the latest events and what they led to, oldest first.
     """
 
@@ -124,13 +124,13 @@ class Life:
 
     @property
     def launch(self) -> LaunchSettings:
-        """What the process is judged by: its own launch while it lives, whatever the entry has
-        become since; else that of the next one."""
+        """What the process is judged by: its own launch while it lives, even if the entry has
+        changed since; otherwise that of the next one."""
         return self.launched or self.settings.launch
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a process lives that was started with another launch than the entry's."""
+        """Whether the live process was started with a launch that differs from the entry's."""
         return self.launch != self.settings.launch
 
     @property
@@ -140,21 +140,21 @@ class Life:
 
     @property
     def has_process(self) -> bool:
-        """Whether a process lives, though nobody may wait for its end any more."""
+        """Whether a process is alive, even if nobody waits for its end any longer."""
         return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
 
     @property
     def kill_limit_s(self) -> float:
-        """How long after SIGKILL the process is given up."""
+        """How long after SIGKILL to give up the process."""
         return KILL_LIMIT_S + KILL_LIMIT_S_PER_GB * self.footprint_bytes / 1e9
 
     @property
     def failure(self) -> str:
-        """Why it is FAILED; empty elsewhere."""
+        """Why it is FAILED; empty in other states."""
         return self.phase.cause if isinstance(self.phase, Failed) else ""
 
     def take_outcomes(self) -> list[Outcome]:
-        """What the last transition brought about; empties the list."""
+        """Returns what the last transition caused, and empties the list."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -177,11 +177,11 @@ class Life:
         self.do(Changed(note=note))
 
     def do(self, *outcomes: Outcome) -> None:
-        """Adds to what this transition brings about."""
+        """Adds to what this transition causes."""
         self._outcomes.extend(outcomes)
 
     def spawn(self) -> None:
-        """Starts a process of the present generation."""
+        """Starts a process of the current generation."""
         spawn = Spawn(
             model=self.name,
             generation=self.generation,
@@ -191,11 +191,11 @@ class Life:
         self.do(spawn)
 
     def abandon(self) -> None:
-        """Says nothing more to the process: it cannot be ended."""
+        """Gives up the process: it cannot be ended."""
         self.do(Abandon(model=self.name, generation=self.generation))
 
     def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
-        """Lets what runs finish, for as long as that; then the process is ended."""
+        """Lets running requests finish, for that long at most; then the process is ended."""
         self.enter(Draining(since=now, ends_at=now + drain_s, ready_since=ready.since), note)
 
     def want(self, wanted: Wanted, why: Why) -> None:
@@ -218,7 +218,7 @@ class Life:
         is_restart: bool = False,
         detail: str = "",
     ) -> None:
-        """Enters STOPPING and tells the process so."""
+        """Enters STOPPING and asks or signals the process."""
         was_ready_s = None
         if isinstance(self.phase, Ready):
             was_ready_s = now - self.phase.since
@@ -237,7 +237,7 @@ class Life:
         self.tell_to_end(stage)
 
     def limit_s(self, stage: StopStage) -> float:
-        """How long the process may take to exit when it was told so."""
+        """How long the process may take to exit at this stage."""
         match stage:
             case StopStage.DUMP:
                 return DUMP_GRACE_S
@@ -247,7 +247,7 @@ class Life:
                 return self.kill_limit_s
 
     def tell_to_end(self, stage: StopStage) -> None:
-        """Asks or signals; a process whose pid is not known yet is told when it is."""
+        """Asks or signals; a process whose pid is not known yet is signalled once it is."""
         if self.pid is None:
             return
         match stage:

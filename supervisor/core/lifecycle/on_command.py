@@ -51,10 +51,10 @@ def up_when_ready(life: Life, phase: Phase, trigger: WantUp, now: float) -> None
 
 def up_ends_drain(life: Life, phase: Draining, trigger: WantUp, now: float) -> None:
     if life.wanted is Wanted.UP:
-        return  # draining for a restart: it comes up afresh
+        return  # draining for a restart: it comes up again anyway
     life.want(Wanted.UP, trigger.why)
     if life.is_outdated:
-        return  # a reload has changed its entry: it drains on, and comes up with the new launch
+        return  # a reload has changed its entry: it drains, then comes up with the new launch
     life.enter(Ready(since=phase.ready_since))
     life.do(UpWaitersEnd(error=None))
 
@@ -191,10 +191,10 @@ def removed_while_ending(life: Life, phase: Phase, trigger: Removed, now: float)
 
 
 def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
-    """Takes over the entry; returns whether a process that lives must be replaced by a new one."""
+    """Adopts the entry; returns whether a live process must be replaced by a new one."""
     is_other_launch = trigger.settings.launch != life.settings.launch
     if trigger.settings != life.settings:
-        life.restarts.clean()  # what crashed was another entry; an unchanged one keeps its crashes
+        life.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
     life.settings = trigger.settings
     life.restarts.settings = trigger.settings.restart
     life.removal = None
@@ -228,7 +228,7 @@ def reconfigured_while_loading(life: Life, phase: Phase, trigger: Reconfigured, 
 def reconfigured_while_draining(
     life: Life, phase: Phase, trigger: Reconfigured, now: float
 ) -> None:
-    # Idle or evicted, it goes on down: a request would otherwise take it back to the old launch.
+    # Idle or evicted, it keeps going down: a request would otherwise bring the old launch back.
     if _apply_entry(life, trigger) and not (
         life.wanted is Wanted.DOWN and life.why in (Why.USER, Why.SHUTDOWN)
     ):

@@ -1,4 +1,4 @@
-"""What follows the end of a process: the one place that decides it."""
+"""Decides what follows the end of a process; nothing else does."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .states import (
 from .triggers import Died, GivenUp
 
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
-"""What a process does to itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
+"""Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
 
 CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
-"""Causes that other processes have a part in: the next attempt may well succeed."""
+"""Causes that other processes contribute to: the next attempt may well succeed."""
 
 TERMINATED_EXIT = 128 + signal.SIGTERM
 
@@ -43,7 +43,7 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IG
 
 
 def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
-    """The one place that decides what follows the end of a process."""
+    """Decides what follows the end of a process; nothing else does."""
     stopping = _ending(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
@@ -105,7 +105,7 @@ def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
 
 
 def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
-    """The exit of a process that had been given up: the model is as free as any other."""
+    """A process that had been given up has exited: the model is as free as any other."""
     life.last_exit = LastExit(
         reason=ExitReason.ASKED,
         code=trigger.exit_code,
@@ -126,7 +126,7 @@ def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
 
 
 def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
-    """What the end of a process, which `died` is to follow, says about the requests it held.
+    """What the end of a process, before `died` is applied, says about the requests it held.
 
     Args:
         life: still in the state in which the process ended.
@@ -161,7 +161,7 @@ def _after_crash(life: Life, text: str, now: float) -> None:
     if isinstance(verdict, GiveUp):
         _fail(life, f"{verdict.reason}, the last time: {text}", now)
         return
-    if was_loading:  # F8: those who wait for the load itself hear of it; requests go on waiting
+    if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
         life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
     if verdict > 0.0:
         life.enter_after_exit(Backoff(since=now, retry_at=now + verdict), text)
@@ -176,11 +176,11 @@ def _fail(life: Life, cause: str, now: float) -> None:
 
 
 def _ending(life: Life, died: Died) -> Stopping | None:
-    """How the process was being ended; None where it ended by itself.
+    """How the process was being ended; None if it ended by itself.
 
-    What was found broken or suspended is killed at once. If it did not end by that signal, it had
-    been about to die: its connection ends before its exit can be seen, and the kernel may take long
-    to free its memory. So its own exit says what became of it, unless its end was asked for, too.
+    A broken or suspended process is killed at once. If that signal did not end it, it had been
+    about to die: its connection ends before its exit can be seen, and the kernel may take long to
+    free its memory. So its own exit says what happened, unless its end was asked for, too.
     """
     phase = life.phase
     if not isinstance(phase, Stopping):
@@ -212,9 +212,9 @@ def _judge(life: Life, died: Died) -> ExitReason:
 
 
 def _load_error(life: Life, died: Died) -> str | None:
-    """What a load that failed by itself has in common with another one that failed alike.
+    """What a load that failed by itself has in common with another that failed the same way.
 
-    None: it had become READY, or was ended, or did not say why, or others have a part in it.
+    None: it had become READY, was ended, did not say why, or others contribute to the cause.
     """
     if life.has_been_ready or not died.announced or _ending(life, died) is not None:
         return None

@@ -1,4 +1,4 @@
-"""The rules for what a process does: come up, serve, be told to end, misbehave."""
+"""The rules for what a process does: come up, serve, end when asked, misbehave."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def other_version(life: Life, phase: Phase, trigger: GreetedByOtherVersion, now:
 
 def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> None:
     has_advanced = trigger.progress > phase.progress or trigger.phase is not phase.load_phase
-    if has_advanced:  # only progress renews the limit; a repeated report is none
+    if has_advanced:  # only progress renews the limit; a repeated report does not
         life.phase = phase = replace(
             phase,
             load_phase=trigger.phase,
@@ -81,7 +81,7 @@ def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> N
 def ready(life: Life, phase: Phase, trigger: BecameReady, now: float) -> None:
     life.has_been_ready = True
     if life.why is Why.RESTART:
-        life.why = Why.USER  # fulfilled: a later crash is a crash
+        life.why = Why.USER  # done: a later crash counts as a crash
     life.enter(Ready(since=now))
     life.do(UpWaitersEnd(error=None))
 
@@ -94,7 +94,7 @@ def drained(life: Life, phase: Phase, trigger: Drained, now: float) -> None:
 
 
 def drain_limit(life: Life, phase: Phase, trigger: Due | Hurry, now: float) -> None:
-    if life.wanted is not Wanted.UP:  # a restart's are treated at the exit as after a crash
+    if life.wanted is not Wanted.UP:  # those of a restart are handled at the exit, as after a crash
         life.do(RunningEnds(error=cut_off(life.name, life.why)))
     life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=life.wanted is Wanted.UP)
 
@@ -123,13 +123,13 @@ def escalate(life: Life, phase: Stopping, trigger: Due | Hurry, now: float) -> N
         case StopStage.DUMP | StopStage.TERM | StopStage.KILL:
             stage = StopStage.KILL
     if stage is not phase.stage or isinstance(trigger, Due):
-        # Due again after SIGKILL: there is no pid yet that could be given up.
+        # Due again after SIGKILL: there is no pid yet to give up.
         life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
     life.tell_to_end(stage)
 
 
 def idle(life: Life, phase: Ready, trigger: Due, now: float) -> None:
-    """Nothing has run for `idle_unload_s`; see `Model.state_deadline`."""
+    """Nothing has run for `idle_unload_s`: unloads; see `Model.state_deadline`."""
     life.want(Wanted.DOWN, Why.IDLE)
     life.drain(phase, 0.0, now, str(Why.IDLE))
 
@@ -151,5 +151,5 @@ def bug_while_stopping(life: Life, phase: Stopping, trigger: HitBug, now: float)
 
 
 def nothing(life: Life, phase: Phase, trigger: Trigger, now: float) -> None:
-    """A deadline of an earlier state, a message that crossed a command on its way, or a bug that
-    has no process to end."""
+    """Ignores a deadline of an earlier state, a message that crossed a command on its way, or a bug
+    without a process to end."""

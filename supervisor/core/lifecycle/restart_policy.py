@@ -1,4 +1,4 @@
-"""When a crashed worker is started again: at once, after a delay, or not any more."""
+"""Decides when a crashed worker is restarted: at once, after a delay, or never."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class GiveUp:
 class RestartPolicy:
     """Counts one model's crashes (F2, P9).
 
-    The first crash since the first start, a clean window or a stable time is answered at once;
-    the delay of later ones doubles from `backoff_initial_s` to `backoff_max_s`, of which a random
-    half is taken off, so that workers that died together do not come back together.
+    After the first crash since the first start, a clean window or a stable time, the restart is
+    immediate; the delay of later ones doubles from `backoff_initial_s` to `backoff_max_s`, minus a
+    random part of up to half, so that workers that died together do not come back together.
     """
 
     settings: RestartSettings
@@ -54,7 +54,7 @@ class RestartPolicy:
         return delay_s * self.random.uniform(0.5, 1.0)
 
     def fails_alike(self, load_error: str | None) -> bool:
-        """Whether this load failed as the one right before it did: another attempt cannot heal it.
+        """Whether this load failed like the one right before it: another attempt cannot help.
 
         Args:
             load_error: what two loads that fail alike have in common; None after an exit of
@@ -64,11 +64,11 @@ class RestartPolicy:
         return load_error is not None and load_error == before
 
     def was_stable(self) -> None:
-        """READY was held for `stable_s`: the delay starts afresh; the window stays."""
+        """It was READY for `stable_s`: the delay is reset; the window stays."""
         self._in_a_row = 0
 
     def clean(self) -> None:
-        """A person asked for a start: nothing is held against the model any more."""
+        """A person asked for a start: forgets all crashes."""
         self._crashes.clear()
         self._in_a_row = 0
         self._load_error = None

@@ -1,4 +1,4 @@
-"""The states of a worker as values: each holds what is true only while it lasts."""
+"""The states of a worker as values: each holds what is only true while it lasts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StopCause(Enum):
 
 
 class StopStage(Enum):
-    """How hard a worker has been told to end (E5)."""
+    """How hard a worker is being ended (E5)."""
 
     ASK = auto()
     DUMP = auto()
@@ -42,7 +42,7 @@ class _Phase:
 
     @property
     def deadline(self) -> float | None:
-        """When something is due if nothing happens before."""
+        """When something is due if nothing else happens first."""
         return None
 
 
@@ -59,7 +59,7 @@ class Pending(_Phase):
 
     Attributes:
         reason: what it waits for.
-        is_after_crash: it then waits only for other loads that follow a crash.
+        is_after_crash: whether it only waits for other loads that follow a crash.
     """
 
     STATE: ClassVar[State] = State.PENDING
@@ -72,10 +72,10 @@ class Loading(_Phase):
     """Spawned, not READY yet.
 
     Attributes:
-        stalls_at: without progress until then the load has stalled.
-        load_phase: where the load stands.
+        stalls_at: when the load has stalled if there is no progress until then.
+        load_phase: what the load is doing.
         progress: from 0 to 1 over all phases.
-        is_restart: a restart command caused it; others of the kind join.
+        is_restart: whether a restart command caused it; further ones join it.
     """
 
     STATE: ClassVar[State] = State.LOADING
@@ -99,11 +99,11 @@ class Ready(_Phase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(_Phase):
-    """Finishing what runs.
+    """Finishing running requests.
 
     Attributes:
-        ends_at: what still runs then is cut off.
-        ready_since: when it had become READY.
+        ends_at: when requests that still run are cut off.
+        ready_since: when it became READY.
     """
 
     STATE: ClassVar[State] = State.DRAINING
@@ -112,19 +112,19 @@ class Draining(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When what still runs is cut off."""
+        """When requests that still run are cut off."""
         return self.ends_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping(_Phase):
-    """Told to exit, or being killed, until the exit is seen.
+    """Asked to exit, or being killed, until the exit is seen.
 
     Attributes:
-        cause: why.
-        stage: how hard it was told.
+        cause: why it is being ended.
+        stage: how hard it is being ended.
         escalates_at: when the next, harder stage begins; after the last one, when it is given up.
-        is_restart: a restart was asked for meanwhile: it comes up again with a clean window.
+        is_restart: whether a restart was asked for: it then comes up with a clean window.
         detail: a phrase that says what went wrong, for causes that are not ASKED.
         was_ready_s: how long it had been READY before.
     """
@@ -144,7 +144,7 @@ class Stopping(_Phase):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing harder is left to tell it."""
+        """Whether no harder stage is left."""
         return self.stage is StopStage.KILL
 
 
@@ -157,13 +157,13 @@ class Backoff(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When it is started again."""
+        """When it is restarted."""
         return self.retry_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_Phase):
-    """Cannot heal by itself, or crashed too often.
+    """Cannot recover by itself, or crashed too often.
 
     Attributes:
         cause: one sentence for people.
@@ -175,14 +175,14 @@ class Failed(_Phase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned(Failed):
-    """FAILED, and its process still lives: SIGKILL has not ended it within its limit (P26).
+    """FAILED, with a live process: SIGKILL has not ended it within its limit (P26).
 
-    It holds no turn and nobody waits for it, but no other process of the model is started.
+    It holds no turn and nobody waits for it, but the model gets no other process.
     """
 
 
 Phase = Stopped | Pending | Loading | Ready | Draining | Stopping | Backoff | Failed | Abandoned
-"""One state of a worker, with the time it was entered and what belongs to that state."""
+"""One state of a worker, with the time it was entered."""
 
 LEAVES_TO: dict[State, frozenset[State]] = {
     State.STOPPED: frozenset({State.PENDING}),

@@ -1,6 +1,6 @@
 """The transition table: which rule meets which trigger in which state.
 
-`apply` is the only way in which a life changes. docs/architecture.md shows the table for people.
+`apply` is the only way to change a life. docs/architecture.md shows the table for people.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .triggers import (
 P = TypeVar("P")
 T = TypeVar("T")
 Rule = Callable[[Life, P, T, float], None]
-"""Changes a life that is in phase P because of trigger T, at a time."""
+"""A rule: changes a life that is in phase P because of trigger T, at a time."""
 
 
 class ImpossibleTransitionError(Exception):
@@ -76,7 +76,7 @@ _WITH_PROCESS: tuple[type[Loading | Ready | Draining | Stopping], ...] = (
 def _rule(
     phases: type[P] | tuple[type[P], ...], trigger: type[T], rule: Rule[P, T]
 ) -> dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]]:
-    """A row for each phase; the rule takes what stands in its row, which mypy checks."""
+    """One row for each phase; mypy checks that a rule fits its row."""
     one_or_more: tuple[Any, ...] = phases if isinstance(phases, tuple) else (phases,)
     column: Any = trigger
     return {(phase, column): rule for phase in one_or_more}
@@ -162,7 +162,7 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
 
 
 def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
-    """Changes a life as the table says and returns what follows from it.
+    """Changes a life by the table and returns what follows from it.
 
     Raises:
         ImpossibleTransitionError: the table has no rule; nothing was changed.

@@ -24,7 +24,7 @@ class WantDown:
     """An unload command, idleness, or the shutdown.
 
     Attributes:
-        why: which.
+        why: which of them.
         drain_s: how long running requests may take to finish.
     """
 
@@ -37,8 +37,8 @@ class WantRestart:
     """A restart command.
 
     Attributes:
-        is_immediate: without letting running requests finish.
-        drain_s: how long they may take otherwise.
+        is_immediate: whether running requests are cut off.
+        drain_s: otherwise, how long they may take to finish.
     """
 
     is_immediate: bool
@@ -47,11 +47,11 @@ class WantRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """The configuration does not name the model any more.
+    """The configuration no longer names the model.
 
     Attributes:
         drain_s: how long running requests may take to finish.
-        error: what its queue is answered.
+        error: the answer for its queue.
     """
 
     drain_s: float
@@ -78,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasPid:
-    """The process runs."""
+    """The process is running."""
 
     pid: int
 
@@ -97,7 +97,7 @@ class GreetedByOtherVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """The load goes on."""
+    """The load has progressed."""
 
     phase: LoadPhase
     progress: float
@@ -110,19 +110,19 @@ class BecameReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """Nothing runs in the engine any more."""
+    """Nothing runs in the engine any longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broke:
-    """The worker sent what it must not send."""
+    """The worker sent something that it must not send."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """A step does not end, or the process runs and gives no sign of life (F5, F6)."""
+    """A step does not end, or the process runs without a sign of life (F5, F6)."""
 
     detail: str
 
@@ -146,7 +146,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hurry:
-    """A shutdown is asked for again: whatever runs is cut off, whatever stops is told harder."""
+    """A shutdown is asked for again: running requests are cut off, and stopping is escalated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +154,11 @@ class Died:
     """The exit was seen, or the spawn failed.
 
     Attributes:
-        exit_code: None where a signal ended it or nothing was started.
-        signal_name: empty where it exited.
-        said: its last words; empty where it had none.
-        announced: what it said of its end over the link; empty if it said nothing.
-        is_spawn_error: nothing was started.
+        exit_code: None if a signal ended it or nothing was started.
+        signal_name: empty if it exited.
+        said: its last words; empty if it had none.
+        announced: what it said about its end over the link; empty if it said nothing.
+        is_spawn_error: whether nothing was started.
         verdict: what its end means for the requests that it held.
         cause: the class of its cause.
         at: wall-clock seconds since the epoch; None if nothing was started.
@@ -186,10 +186,10 @@ class Died:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp(Died):
-    """SIGKILL has not ended the process within its limit: nobody waits for it any more.
+    """SIGKILL has not ended the process within its limit: nobody waits for it any longer.
 
     Attributes:
-        pid: of the process, which lives.
+        pid: the process, which is still alive.
     """
 
     pid: int
@@ -225,4 +225,4 @@ Trigger = (
     | Died
     | GivenUp
 )
-"""Something that the transition table has a column for."""
+"""Everything that the transition table has a column for."""

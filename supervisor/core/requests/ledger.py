@@ -1,4 +1,4 @@
-"""The ledger of open requests: who asked, where each stands, what bounds them all."""
+"""The ledger of open requests: who asked, at what stage each is, and what bounds them all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..events import ConnectionId
 from ..health.blame import Digest, Held
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
-"""After so many deaths in a row without a new token a request is given up."""
+"""After this many deaths in a row without a new token a request is given up."""
 
 
 class Stage(Enum):
-    """Where an open request stands; YIELDING runs until its row has left, then waits again."""
+    """The stage of an open request; YIELDING ones run until their row has left, then wait."""
 
     QUEUED = auto()
     RUNNING = auto()
@@ -37,25 +37,25 @@ class Request:
         connection: who asked.
         id: the client's name for it.
         client: on whose behalf, for fairness.
-        model: who shall answer.
+        model: the model that must answer.
         body: the body frame, until the worker has accepted it.
-        digest: of the model and the body; equal requests have equal ones.
+        digest: hash of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
         stage: queued, running or yielding.
-        dispatched_at: of the last dispatch.
-        started_at: of the dispatch that led to its acceptance.
+        dispatched_at: time of the last dispatch.
+        started_at: time of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
-        acceptance_bytes: about what it takes: prompt, tools, a schema.
-        may_resume: whether it goes on after its worker has died.
-        is_interrupted: its worker died, and no other has gone on with it yet.
-        resumed: how many times it has gone on.
+        acceptance_bytes: about how large that is: prompt, tools, a schema.
+        may_resume: whether it continues after its worker has died.
+        is_interrupted: whether its worker died and no other has continued it yet.
+        resumed: how many times it has continued.
         first_token_at: monotonic seconds.
-        sent_tokens: packed ids of what the client was sent.
+        sent_tokens: packed ids of the tokens that the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token and without evidence.
         warnings: sentences for its result.
-        wants_notices: whether to tell its client what it waits for.
+        wants_notices: whether to notify its client of what it is waiting for.
         told: the latest notice of each kind.
     """
 
@@ -96,22 +96,22 @@ class Request:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it takes a place in the queue: not if its answer has begun."""
+        """Whether it counts as waiting in the queue: not if its answer has begun."""
         return self.stage is Stage.QUEUED and self.acceptance is None
 
     @property
     def held(self) -> Held:
-        """What a crash of its worker is judged by."""
+        """What a crash of its worker is judged by: digest and tokens."""
         return Held(digest=self.digest, tokens=self.tokens_sent)
 
     @property
     def held_bytes(self) -> int:
-        """What the request keeps in memory, as far as it is not bounded by its kind."""
+        """How much memory the request takes, not counting what is bounded for every request."""
         return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest of its times that still counts; None for none."""
+        """The earliest of its deadlines that still applies; None for none."""
         times = [self.deadline]
         if self.stage is Stage.QUEUED:
             times.append(self.queue_deadline)
@@ -129,7 +129,7 @@ class Request:
         )
 
     def timings(self, now: float) -> Timings:
-        """Where its time has gone until now."""
+        """Where its time has gone so far."""
         started_at = now if self.started_at is None else self.started_at
         first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
         return Timings(
@@ -142,7 +142,7 @@ class Request:
 
 
 class Ledger:
-    """Every open request, found by key or by who asked; counts what is bounded (H5).
+    """Every open request, by key or by who asked; counts what is bounded (H5).
 
     Attributes:
         waiting: requests that are queued and have not begun, over all models.
@@ -191,7 +191,7 @@ class Ledger:
         return self._waiting_by_client[client]
 
     def waiting_of_connection(self, connection: ConnectionId) -> int:
-        """Requests of one connection that are queued, whatever clients it names."""
+        """Requests of one connection that are queued, no matter which clients it names."""
         return self._waiting_by_connection[connection]
 
     def new_key(self) -> RequestKey:
@@ -224,7 +224,7 @@ class Ledger:
         return self._by_key.get(key)
 
     def find(self, connection: ConnectionId, id: RequestId) -> Request | None:
-        """An open request by what its client calls it."""
+        """An open request by its client's name for it."""
         return self._by_connection.get(connection, {}).get(id)
 
     def of_connection(self, connection: ConnectionId) -> list[Request]:
@@ -232,14 +232,14 @@ class Ledger:
         return list(self._by_connection.get(connection, {}).values())
 
     def move(self, request: Request, stage: Stage) -> None:
-        """A request was dispatched, is to yield, or waits again."""
+        """A request was dispatched, must yield, or waits again."""
         was_counted = request.is_counted
         request.stage = stage
         if request.is_counted is not was_counted:
             self._count_waiting(request, 1 if request.is_counted else -1)
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
-        """The worker took it: the acceptance takes the place of the body."""
+        """The worker accepted it: the acceptance replaces the body."""
         self._held_bytes -= request.held_bytes
         request.acceptance = acceptance
         request.acceptance_bytes = len(acceptance.prompt_tokens) + len(repr(acceptance.parameters))
@@ -247,12 +247,12 @@ class Ledger:
         self._held_bytes += request.held_bytes
 
     def deliver(self, request: Request, tokens: bytes) -> None:
-        """The client is sent these: they are kept, so that the answer can be resumed."""
+        """The client is sent these tokens: they are kept, so that the answer can be resumed."""
         request.sent_tokens += tokens
         self._held_bytes += len(tokens)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the counts and the requests disagree."""
+        """Raises AssertionError if the counts and the requests disagree."""
         requests = list(self)
         assert self._held_bytes == sum(r.held_bytes for r in requests)
         waiting = Counter(r.client for r in requests if r.is_counted)

@@ -1,7 +1,7 @@
-"""Which waiting request of a model is dispatched next, and who hears that it moved up.
+"""Decides which waiting request of a model is dispatched next, and who is notified of moving up.
 
-For now the order of arrival, and what had been dispatched before, oldest first, before what is new.
-Everything that needs to know the order asks here, so a fairer order changes this file alone.
+For now in order of arrival, with requests that had been dispatched before, oldest first, ahead of
+new ones. Everything that depends on the order asks here, so a fairer order changes only this file.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from itertools import chain, islice
 from mlxsup.protocol.ids import RequestKey
 
 NEAR = 8
-"""As many at the front hear of each change of their place, and all who had been dispatched."""
+"""This many at the front are notified of each change of place, and all that had been dispatched."""
 
 FARTHEST_TOLD = 1024
-"""Behind the near ones, a place is news at each power of two up to this one."""
+"""Behind those, a place is news at each power of two up to this one."""
 
 _MARKS = tuple(2**n for n in range(4, 11))
 assert (_MARKS[0], _MARKS[-1]) == (2 * NEAR, FARTHEST_TOLD)
 
 
 class Queue:
-    """The requests of one model that wait to be dispatched."""
+    """The requests of one model that are waiting to be dispatched."""
 
     def __init__(self) -> None:
         # Bounded by admission: at most twice `max_queue` over all models. A dict keeps the order
         # and gives removal from the middle in constant time.
         self._again: dict[RequestKey, None] = {}
         self._new: dict[RequestKey, None] = {}
-        # Since the news were last taken: who has come and still waits, and how many others left.
+        # Since the news was last taken: who has come and still waits, and how many others left.
         self._come: dict[RequestKey, None] = {}
         self._left = 0
 
@@ -43,16 +43,16 @@ class Queue:
         return key in self._again or key in self._new
 
     def join(self, key: RequestKey) -> None:
-        """A new request waits."""
+        """Adds a new request."""
         self._new[key] = None
         self._come[key] = None
 
     def rejoin(self, keys: Iterable[RequestKey]) -> None:
-        """Requests that had been dispatched wait again, before all new ones, oldest first."""
+        """Puts requests that had been dispatched back, ahead of all new ones, oldest first."""
         self._again = dict.fromkeys(sorted([*keys, *self._again]))
 
     def leave(self, key: RequestKey) -> None:
-        """A waiting request was dispatched, cancelled or answered."""
+        """Removes a request that was dispatched, cancelled or answered."""
         if key in self._again:
             del self._again[key]
         else:
@@ -63,7 +63,7 @@ class Queue:
             self._left += 1
 
     def first(self) -> RequestKey:
-        """The request that is dispatched next; the queue must not be empty."""
+        """The request to dispatch next; the queue must not be empty."""
         return next(iter(self))
 
     def places(self) -> dict[RequestKey, int]:
@@ -71,10 +71,10 @@ class Queue:
         return {key: place for place, key in enumerate(self, start=1)}
 
     def take_news(self) -> dict[RequestKey, int]:
-        """The places, from 1, that are news since the last call; of some they may be no news.
+        """The places, from 1, that are news since the last call; some may turn out not to be.
 
-        Those of all who have come, of the near ones, and of who moved up to a mark or over it. Each
-        that leaves makes at most one for each mark, and costs no look at the others.
+        Those of all newcomers, of the near ones, and of those that moved up to or past a mark. Each
+        request that leaves adds at most one per mark, without looking at the others.
         """
         left, come = self._left, self._come
         self.skip_news()
@@ -89,5 +89,5 @@ class Queue:
         return news | {key: place for place, key in enumerate(come, start=first_new)}
 
     def skip_news(self) -> None:
-        """What has changed until now is no news later."""
+        """Discards all news so far."""
         self._left, self._come = 0, {}
