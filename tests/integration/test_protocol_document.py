@@ -22,6 +22,7 @@ from mlxsup.protocol.errors import RETRYABLE, ErrorCode
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.parameters import SAMPLING, Sampling
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -266,7 +267,14 @@ def test_every_part_of_a_message_has_its_fields(cls: type[Any]) -> None:
 
 def test_the_body_has_its_parameters() -> None:
     rows = rows_of(section(TEXT, "The body"))
-    assert [row[:3] for row in rows] == expected_rows(RequestBody, with_body=True)
+    expected = expected_rows(RequestBody, with_body=True)
+    place = [row[0] for row in expected].index("`sampling`")
+    hints = typing.get_type_hints(Sampling)
+    # On the wire they are among the others.
+    expected[place : place + 1] = [
+        [f"`{name}`", f"{type_words(hints[name])} or nil", "nil"] for name in SAMPLING
+    ]
+    assert [row[:3] for row in rows] == expected
     assert f"up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters" in TEXT
 
 
