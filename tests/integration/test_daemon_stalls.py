@@ -45,7 +45,7 @@ def test_a_stuck_step_is_found_whoever_holds_the_interpreter_F5_F6_P6(
         assert client.complete("m", prompt="again", max_tokens=3).finish_reason == "length"
         assert other.finished().usage.completion_tokens == 400
     assert "most recent call first" in daemon.log_text(), "the stacks are in the worker's log"
-    assert "fake_options.py" in daemon.log_text(), "and show where it was stuck"
+    assert "engines/fake/options.py" in daemon.log_text(), "and show where it was stuck"
 
 
 def test_a_stopped_worker_is_replaced_and_accuses_nobody_F7_P5(daemon: Daemon) -> None:
