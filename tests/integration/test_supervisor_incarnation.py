@@ -184,6 +184,34 @@ def test_a_life_that_is_ended_before_it_began_ends_at_once_by_its_signal() -> No
     assert (exited.exit_code, exited.signal, exited.signal_name) == (None, 9, "SIGKILL")
 
 
+def test_what_has_arrived_by_the_limit_is_read_before_the_exit_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection is held open, by a grandchild, say, so that only the limit ends the wait."""
+    told: list[str] = []
+
+    class HeldOpen(WorkerLink):
+        has_peer = True
+
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            self.has_peer = True
+
+        def drain(self) -> None:
+            told.append("read")
+            super().drain()
+
+        def close(self) -> None:
+            told.append("closed")
+            super().close()
+
+    monkeypatch.setattr(incarnation, "WorkerLink", HeldOpen)
+    monkeypatch.setattr(incarnation, "LAST_WORDS_S", 0.01)
+    calls, _ = live_of(("/bin/sh", "-c", "exit 3"))
+    assert told[:2] == ["read", "closed"]
+    assert calls[-1][1].exit_code == 3
+
+
 def test_a_record_that_cannot_be_written_stops_no_life() -> None:
     calls, _ = live_of(("/bin/sh", "-c", "exit 0"), faults=frozenset({"add", "remove"}))
     warning = ("log", "warning", "workers not recorded", {"error": "No space left on device"})
