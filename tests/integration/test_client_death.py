@@ -31,7 +31,7 @@ def supervisor_process() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         path = Path(folder) / "client.sock"
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(path)],
-            env=os.environ | {"PYTHONPATH": str(TESTS)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
             stdout=subprocess.PIPE,
         )
         try:
