@@ -330,9 +330,9 @@ async def _run(model: Path, tokeniser: Tokeniser, repeats: int, tokens: int) -> 
             for name in models:
                 assert (await row(client, name))["restarts"] == 0
     print(
-        "Both kinds of chunk are the same product: the adaptive one has the default\n"
-        "`decode_stall_target_ms`, the other one a target of a minute under a `step_timeout_s` of\n"
-        "an hour, with which the chunk grows to 2,048 and stays there.\n"
+        "Both kinds of chunk come from the same code: the adaptive one has the default\n"
+        "`decode_stall_target_ms`, the other one a target of a minute with a `step_timeout_s` of\n"
+        "an hour, so that the chunk grows to 2,048 and stays there.\n"
     )
     print(f"{repeats} repeats; median (range)\n")
     print_prefill(prefill, count)

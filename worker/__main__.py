@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends without the interpreter's teardown, in which Metal can abort and change the code."""
+    """Exits without the interpreter's teardown, in which Metal can abort and change the code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -14,9 +14,9 @@ from .text.tool_calls import ToolCallReader
 
 
 class AnswerText:
-    """Half characters, stop strings and markers of channels are held back until they are decided.
+    """Holds back half characters, stop strings and channel markers until they are decided.
 
-    Stop strings are looked for in all that the model writes, markers included.
+    Stop strings are looked for in everything that the model writes, including markers.
 
     Attributes:
         count: its tokens so far.
@@ -26,7 +26,7 @@ class AnswerText:
         stops: the request's stop strings.
         opening: the end of the prompt that opened the answer; see `Prompt`.
         calls: reads tool calls.
-        has_form: whether the answer keeps to a form.
+        has_form: whether the answer must have a format.
         min_tokens: a stop string that is complete before this many tokens is text.
     """
 
@@ -56,12 +56,12 @@ class AnswerText:
 
     @property
     def channel(self) -> Channel:
-        """The part of the answer that comes now."""
+        """The channel of the text that comes now."""
         return self._channels.channel
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer has made a tool call."""
+        """Whether the answer contains a tool call."""
         return self._channels.has_calls
 
     def add(self, token: int) -> list[Piece]:
@@ -70,7 +70,7 @@ class AnswerText:
         return self._channels.add(self._match(self._detokenizer.add(token)))
 
     def finish(self) -> list[Piece]:
-        """What was still held back, when no more token comes."""
+        """The text that was still held back, when no more tokens come."""
         text = ""
         if not self.is_stopped:
             text = self._match(self._detokenizer.finish()) + self._matcher.finish()
@@ -80,7 +80,7 @@ class AnswerText:
         return self._matcher.add(text, may_stop=self.count >= self._min_tokens)
 
     def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
-        """Logprobs as clients see them, with texts."""
+        """Log-probabilities as clients see them, with the tokens' texts."""
 
         def one(token: int, logprob: float) -> TokenLogprob:
             return TokenLogprob(token=token, logprob=logprob, text=self._codec.token_text(token))

@@ -1,4 +1,4 @@
-"""What happens before a worker's life: the launch spec, signals, fault handler, parent watch."""
+"""Sets up a worker before its life: the launch spec, signals, fault handler, parent watch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SWITCH_INTERVAL_S = 0.001
 
 
 class LaunchError(Exception):
-    """The launch spec is absent or wrong; the message is one sentence (exit 64)."""
+    """The launch spec is missing or wrong; the message is one sentence (exit 64)."""
 
 
 def read_launch_spec(descriptor: int) -> LaunchSpec:
-    """Reads one line from the pipe, and not a byte more than has come.
+    """Reads one line from the pipe, and nothing after it.
 
     Raises:
-        LaunchError: there is no spec, or not a usable one.
+        LaunchError: there is no spec, or it cannot be used.
     """
     received = bytearray()
     while not received.endswith(b"\n"):
@@ -54,7 +54,7 @@ def read_launch_spec(descriptor: int) -> LaunchSpec:
 
 
 def check_spec(spec: LaunchSpec) -> None:
-    """Checks types and ranges, which JSON does not.
+    """Checks types and ranges, because JSON does not.
 
     Raises:
         LaunchError: names the first key that is wrong and what it takes.
@@ -92,15 +92,15 @@ def _is_ipc(value: Any) -> bool:
 
 
 def prepare_process() -> None:
-    """Sets signals and the interpreter up; call once, on the main thread, before any other.
+    """Sets up signals and the interpreter; call once, on the main thread, before anything else.
 
-    A terminal's Ctrl-C is the supervisor's to answer: it drains. SIGHUP keeps its default, so that
-    the kernel's hangup to an orphaned process group ends this process. SIGUSR1 prints every
-    thread's stack to the log, whatever the owner thread is stuck in (F5).
+    A terminal's Ctrl-C is for the supervisor to handle: it drains. SIGHUP keeps its default, so
+    that the kernel's hangup to an orphaned process group ends this process. SIGUSR1 prints every
+    thread's stack to the log, no matter what the owner thread is stuck in (F5).
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    # A template is Python code on a helper thread: it gives the owner thread way sooner so (G1).
+    # A template is Python code on a helper thread: this makes it yield sooner (G1).
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,8 +1,8 @@
 """The seam between the step loop and what turns steps into tokens.
 
-One thread, the process's main thread, calls everything here but `TextCodec.encode`, which runs on
-the helper threads and never touches MLX. `fake_engine.py` and `mlx_engine.py` implement it, and one
-contract suite (tests/contract) holds both to it.
+One thread, the process's main thread, calls everything here except `TextCodec.encode`, which runs
+on the helper threads and never touches MLX. Everything in `engines/` implements it, and one
+contract suite (tests/contract) checks all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ReportProgress = Callable[[LoadPhase, float], None]
 
 
 class ModelMissingError(Exception):
-    """The model's folder or a file of it is not there; the message names it (exit 66)."""
+    """The model's folder or one of its files is missing; the message names it (exit 66)."""
 
 
 class BadModelError(Exception):
@@ -32,7 +32,7 @@ class BadModelError(Exception):
 
 
 class BadLaunchError(Exception):
-    """The model's entry asks for what cannot be; the message names the key (exit 64)."""
+    """The model's entry asks for something impossible; the message names the key (exit 64)."""
 
 
 class NoDeviceError(Exception):
@@ -42,7 +42,7 @@ class NoDeviceError(Exception):
 class WorkerFaultError(Exception):
     """This process has lost one of its threads or rows; the message says which (exit 71).
 
-    It says nothing of the requests: another process serves them.
+    It says nothing about the requests: another process serves them.
     """
 
 
@@ -59,12 +59,12 @@ class EngineFacts:
         vocabulary_size: valid token ids are below it.
         fingerprint: changes when the same request might give another answer.
         backend: `cpu`, `cuda`, `metal` or `fake`.
-        versions: of mlx and mlx-lm.
+        versions: those of mlx and mlx-lm.
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
-        warnings: what a user should know of this model, a sentence each.
-        prefix_cache_bytes: what may be kept of prompts for later ones that begin alike.
-        prefix_cache_tokens: how long a single prompt may be to be kept whole.
+        warnings: what users should know about this model, a sentence each.
+        prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused.
+        prefix_cache_tokens: the longest prompt that is kept whole.
     """
 
     context_length: int
@@ -85,12 +85,12 @@ class Prompt:
 
     Attributes:
         tokens: at least one id.
-        opening: the end of the prompt that opened the answer, from which follows the part that the
-            first generated token belongs to: `<think>`, for example, or a header without its end.
-        grammar: what the answer keeps to; None: any text.
+        opening: the end of the prompt that opened the answer, which decides which part the first
+            generated token belongs to: `<think>`, for example, or a header without its end.
+        grammar: the grammar that the answer must follow; None: any text.
         checkpoints: how many of the first tokens another prompt is likely to share (the system
-            prompt, the messages without what opens the answer), ascending, each below the number
-            of tokens.
+            prompt, the messages without the answer's opening), ascending, each less than the
+            number of tokens.
     """
 
     tokens: list[int]
@@ -104,24 +104,25 @@ class Row:
     """A request as the engine takes it: checked, tokenised, every default filled in.
 
     The parameters are those of `protocol.body.RequestBody`, in the ranges of
-    `protocol.parameters`; whatever they are, a step must not raise for them (C7).
+    `protocol.parameters`; whatever they are, a step must not raise an error because of them (C7).
 
     Attributes:
-        key: whose.
+        key: the request this belongs to.
         tokens: the prompt's ids.
         max_tokens: at least 1; prompt and answer fit into the context.
-        min_tokens: no token that ends the answer is drawn before it has so many, those that were
-            delivered included; at most `max_tokens`.
-        sampling: how its tokens are chosen.
+        min_tokens: no token that ends the answer is drawn before it has this many, including those
+            that were delivered; at most `max_tokens`.
+        sampling: how its tokens are picked.
         seed: token n is drawn with a key derived from (seed, n).
-        delivered: ids of the answer that an earlier life of the worker gave already; the engine
-            goes on with token number `len(delivered)`. Fewer than `max_tokens`, which counts them.
-        logit_bias: by token id, each below the vocabulary's size.
+        delivered: ids of the answer that an earlier life of the worker already produced; the
+            engine continues with token number `len(delivered)`. Fewer than `max_tokens`, which
+            counts them.
+        logit_bias: added to the logits, by token id, each below the vocabulary's size.
         stop_token_ids: end the answer as end-of-text tokens do; each below the vocabulary's size.
         ignore_eos: whether the model's own end-of-text tokens are tokens like any other.
-        top_logprobs: how many of the likeliest tokens to tell of with each token; None: none, and
-            nothing of the token itself.
-        grammar: what the answer keeps to, after what was delivered; None: any text.
+        top_logprobs: how many of the likeliest tokens to report with each token; None: none, and
+            not the token itself either.
+        grammar: the grammar that the answer must follow, after what was delivered; None: any text.
         checkpoints: see `Prompt.checkpoints`.
     """
 
@@ -145,8 +146,8 @@ class RowLogprobs:
     """How likely a row's token was.
 
     Attributes:
-        logprob: of the token.
-        top: ids of the likeliest tokens and their logprobs, the likeliest first.
+        logprob: the token's log-probability.
+        top: ids of the likeliest tokens and their log-probabilities, the likeliest first.
     """
 
     logprob: float
@@ -158,11 +159,11 @@ class RowToken:
     """One token of one row.
 
     Attributes:
-        key: whose.
-        token: the id; None for a row that ended without one more (an end-of-text token, or one of
-            the row's `stop_token_ids`).
+        key: the request this belongs to.
+        token: the id; None for a row that ended without another one (an end-of-text token, or one
+            of the row's `stop_token_ids`).
         finish: `stop` or `length` on the last one; the row has then left the batch.
-        logprobs: where the row asked for them and there is a token.
+        logprobs: set if the row asked for them and there is a token.
     """
 
     key: RequestKey
@@ -182,7 +183,7 @@ class RowPrefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step gave: at most one token for each decoding row, one chunk of prefill."""
+    """What one step produced: at most one token for each decoding row, one chunk of prefill."""
 
     tokens: list[RowToken] = field(default_factory=list)
     prefill: list[RowPrefill] = field(default_factory=list)
@@ -204,17 +205,17 @@ class Detokenizer(Protocol):
         """The text that became certain with this token; may be empty."""
 
     def finish(self) -> str:
-        """What was still held back, when the answer is over."""
+        """The text that was still held back, when the answer is over."""
 
 
 class TextCodec(Protocol):
     """Templates and tokenisation; touches no MLX object.
 
-    One thread may encode with it beside the owner thread; another one needs a `twin`.
+    One thread may encode with it next to the owner thread; another one needs a `twin`.
     """
 
     def twin(self) -> TextCodec:
-        """The same for another thread, sharing nothing that changes; made on that thread."""
+        """A codec for another thread, made on that thread; shares nothing that changes."""
 
     @property
     def channel_rules(self) -> ChannelRules:
@@ -229,14 +230,14 @@ class TextCodec(Protocol):
         """
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        """What an answer that the prompt has opened so keeps to; runs on a helper thread.
+        """The grammar of an answer that the prompt opens this way; runs on a helper thread.
 
         Raises:
-            RemoteError: `invalid_request`; no answer can be so.
+            RemoteError: `invalid_request`; no answer can follow it.
         """
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh one for one answer."""
+        """A new detokenizer for one answer."""
 
     def token_text(self, token: int) -> str:
         """One token alone; half a character becomes a replacement character."""
@@ -255,7 +256,7 @@ class Engine(Protocol):
 
     @property
     def text(self) -> TextCodec:
-        """The model's text side; there after `load`."""
+        """The model's text side; available after `load`."""
 
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`.
@@ -267,7 +268,7 @@ class Engine(Protocol):
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in prefill or decode; unknown keys are ignored.
 
-        Rows that leave together cost one change of the batch, and not one each.
+        Rows that leave together cost one change of the batch, not one each.
         """
 
     def has_rows(self) -> bool:
@@ -277,7 +278,7 @@ class Engine(Protocol):
         """How many rows there are, in prefill or decode."""
 
     def predict_step_s(self) -> float:
-        """How long the next step should take at most, from what was measured; 0 when unknown."""
+        """How long the next step should take at most, from measurements; 0 if unknown."""
 
     def prefill_chunk(self) -> int:
         """How many tokens of each waiting prompt the next step would process."""
@@ -290,10 +291,10 @@ class Engine(Protocol):
         """
 
     def give_back(self) -> None:
-        """Frees what is kept for speed alone; called after a while without a request."""
+        """Frees what is only kept for speed; called after a while without a request."""
 
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""
 
     def close(self) -> None:
-        """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
+        """Frees everything and restores the process's limits; once, on the owner thread (E2)."""

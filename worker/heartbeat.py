@@ -1,8 +1,8 @@
 """Signs of life: plain numbers that the owner thread publishes and a tiny thread sends.
 
-The beats have a socket of their own, a PUSH to `<endpoint>.beat`: they flow while the owner thread
-is inside a long step, and a second peer on the supervisor's DEALER would take turns with the first
-one in receiving. A beat with an unmoving step counter is how a stall is seen (F5, F11); liveness
+The beats have their own socket, a PUSH to `<endpoint>.beat`: they flow while the owner thread is
+inside a long step, and a second peer on the supervisor's DEALER would take turns with the first one
+in receiving. A beat with an unmoving step counter is how a stall is seen (F5, F11); liveness
 alone is not health.
 """
 
@@ -27,7 +27,7 @@ BEAT_HIGH_WATER_MARK = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What the owner thread holds and has exchanged with the supervisor, all of one moment.
+    """What the owner thread holds and has exchanged with the supervisor, all at one moment.
 
     Attributes:
         requests: how many it holds.
@@ -43,15 +43,15 @@ class Books:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What the owner thread was doing when it last said so.
+    """What the owner thread last said it was doing.
 
     Attributes:
         step: how many steps have ended.
-        phase: what it does since.
+        phase: what it has been doing since then.
         since: monotonic seconds: the start of the step, or of the other work, under way.
         predicted_s: how long that step should take at most; 0 when none is under way.
         books: the requests it holds.
-        held: memory.
+        held: memory in use.
         prefill_chunk: tokens of each waiting prompt that a step would process.
     """
 
@@ -65,7 +65,7 @@ class Published:
 
 
 class Board:
-    """Where the owner thread publishes; reading and writing are single assignments, no lock."""
+    """Where the owner thread publishes; reads and writes are single assignments, without a lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class Board:
 
     @property
     def current(self) -> Published:
-        """What was published last."""
+        """The last published state."""
         return self._current
 
     def publish(
@@ -86,8 +86,8 @@ class Board:
         held: EngineBytes | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
-        """Says what the owner thread does from now on; books, memory and chunk stay as they were
-        unless given."""
+        """Publishes what the owner thread does from now on; books, memory and chunk stay as they
+        were unless given."""
         before = self._current
         self._current = Published(
             step=step,
@@ -100,7 +100,7 @@ class Board:
         )
 
     def beat(self) -> Heartbeat:
-        """The message that tells the supervisor."""
+        """The message for the supervisor."""
         current = self._current
         return Heartbeat(
             step=current.step,

@@ -20,7 +20,7 @@ HIGH_WATER_MARK = 32
 
 
 class LinkBrokenError(Exception):
-    """The supervisor sent what it never should; the message says what."""
+    """The supervisor sent something that it never should; the message says what."""
 
 
 class Link:
@@ -60,10 +60,10 @@ class Link:
         try:
             self._wake_sender.send(b"\0")
         except OSError:
-            pass  # full: a wake is already on its way; closed: nobody waits any more
+            pass  # full: a wake is already on its way; closed: nobody waits any longer
 
     def receive(self) -> MessageToWorker | None:
-        """The next message of the supervisor, or None where none is there yet.
+        """The next message from the supervisor, or None if there is none yet.
 
         Raises:
             LinkBrokenError: the frames are not a message.
@@ -79,17 +79,17 @@ class Link:
             raise LinkBrokenError(f"the supervisor sent no message: {error.message}") from None
 
     def send(self, message: WorkerMessage) -> None:
-        """Sends now or, where there is no room, later; in order."""
+        """Sends now or, if there is no room, later; in order."""
         self.send_frames(encode(message))
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Sends frames as they are, in order with the messages."""
+        """Sends raw frames, in order with the messages."""
         self.sent += 1
         self._outbox.append(frames)
         self.flush()
 
     def flush(self) -> bool:
-        """Sends what there is room for, and says whether nothing is left."""
+        """Sends what there is room for, and returns whether nothing is left."""
         while self._outbox:
             try:
                 self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK)
@@ -99,7 +99,7 @@ class Link:
         return True
 
     def wait(self, timeout_s: float | None) -> None:
-        """Blocks until a message is there, `wake` was called, or there is room for the outbox."""
+        """Blocks until a message has come, `wake` was called, or there is room for the outbox."""
         wanted = zmq.POLLIN | zmq.POLLOUT if self._outbox else zmq.POLLIN
         self._poller.register(self._socket, wanted)
         self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000) + 1))
@@ -110,7 +110,7 @@ class Link:
             pass
 
     def drop(self) -> None:
-        """Ends the connection and makes no other: a fault, on demand of the fake engine."""
+        """Ends the connection for good: a fault that the fake engine causes on demand."""
         if self._socket in self._poller:
             self._poller.unregister(self._socket)
         self._socket.close(linger=0)

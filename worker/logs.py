@@ -1,7 +1,7 @@
-"""The worker's log: one line for each thing that happened, on standard error.
+"""The worker's log: one line per event, on standard error.
 
-A line reads `2026-11-21T09:30:00.123Z INFO message key=value`. No line ever holds text of a prompt
-or of an answer; requests appear as their keys.
+A line reads `2026-11-21T09:30:00.123Z INFO message key=value`. No line ever contains text of a
+prompt or an answer; requests appear as their keys.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def configure(level: str, stream: TextIO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("mlxsup").setLevel(LEVELS[level])
-    # A reader that is gone is seen by the parent watch; here it is no reason for a second error.
+    # The parent watch notices a reader that is gone; here it must not cause a second error.
     logging.raiseExceptions = False

@@ -1,6 +1,6 @@
 """The step loop: drain the socket, cancel, insert, exactly one step, one message (C1).
 
-It runs on the owner thread and never blocks but in `wait`: not on the socket, not on the tokeniser
+It runs on the owner thread and only blocks in `wait`: not on the socket, not on the tokeniser
 (A7). A request arriving while others decode is in the batch by the next step (C2).
 """
 
@@ -40,13 +40,13 @@ from .text.tool_calls import ToolCallReader
 from .text_threads import Refused, Tokenised
 
 GIVE_BACK_AFTER_S = 300.0
-"""Without a request for so long, known prompts and memory for reuse are given back."""
+"""After this long without a request, known prompts and memory for reuse are freed."""
 
 logger = logging.getLogger(__name__)
 
 
 class MessageLink(Protocol):
-    """What the loop needs of `link.Link`."""
+    """What the loop needs from `link.Link`."""
 
     sent: int
     received: int
@@ -101,7 +101,7 @@ class StepLoop:
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
-        # Mostly of requests with their end already on its way; no more than there are places.
+        # Mostly requests whose end is already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
         self._is_exit_asked = False
@@ -124,8 +124,8 @@ class StepLoop:
         Raises:
             Exception: whatever a step raised; the engine is unusable then (F3).
             LinkBrokenError: the supervisor broke the protocol.
-            StuckPreprocessingError: a prompt's preparation does not end.
-            WorkerFaultError: a row or a thread is gone.
+            StuckPreprocessingError: preparing a prompt does not end.
+            WorkerFaultError: a row or a thread is lost.
         """
         self._publish_idle()
         while not self._is_exit_asked and not is_terminated():
@@ -137,7 +137,7 @@ class StepLoop:
         self.drain()
 
     def turn(self) -> bool:
-        """One round, without waiting; whether it made a step."""
+        """One round, without waiting; returns whether it made a step."""
         self.drain()
         self.text_time_left_s()
         if self._is_exit_asked or not self._link.flush():
@@ -197,9 +197,9 @@ class StepLoop:
         elif key in self._running:
             del self._running[key]
         else:
-            # Its end is on the way (D6), or the cancel has overtaken it, which no link of ours lets
-            # happen (D5). To remember it harms nobody: a key that has ended never comes again, and
-            # one that left for its turn comes again only after its cancel was answered.
+            # Its end is on the way (D6), or the cancel has overtaken it, which our link never lets
+            # happen (D5). Remembering it is harmless: a key that has ended never comes again, and
+            # one that left for its turn only comes again after its cancel was answered.
             self._cancelled_early.append(key)
             return
         self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
@@ -254,7 +254,7 @@ class StepLoop:
             self._ended += end
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
-        """Answers a request that is wrong by itself: it fails alone (C7)."""
+        """Answers a request that has something wrong with it: it fails alone (C7)."""
         logger.info(log_line("request rejected", key=key, code=error.code))
         self._link.send(Rejected(key=key, error=error.to_wire()))
 
@@ -317,9 +317,9 @@ class StepLoop:
             self._reject(key, error)
 
     def _publish_rows(self) -> None:
-        """Work outside a step begins, or its next piece does: each has the limit of a step.
+        """Begins work outside a step, or its next part: each has the time limit of a step.
 
-        The books stay those of the last step or wait: in the middle of this work they are open.
+        The books stay those of the last step or wait: during this work they are incomplete.
         """
         self._board.publish(WorkerPhase.ROWS, step=self._steps)
 
@@ -354,9 +354,9 @@ class StepLoop:
     def wait_s(self) -> float | None:
         """How long to wait for something to do; None for as long as it takes.
 
-        An engine that had nothing to do for a while gives back, once, what it keeps for speed.
+        An engine that has been idle for a while frees, once, what it keeps for speed.
         """
-        # Of a request that was cancelled, too: nothing else could be prepared any more.
+        # Even that of a cancelled request: otherwise nothing else could be prepared.
         text_left_s = self.text_time_left_s()
         if self._held_requests():
             self._idle_since = None

@@ -9,7 +9,7 @@ import sys
 import threading
 
 ORPHANED_EXIT = 1
-"""Nobody is left to read it; it only must not be 0."""
+"""The exit code of an orphan: nobody is left to read it, but it must not be 0."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -21,7 +21,7 @@ class OrphanedError(Exception):
 def die_with_parent() -> None:
     """On Linux: asks the kernel to kill this process when its parent thread ends.
 
-    Works even while the GIL is held for ever. Elsewhere nothing like it exists.
+    Works even while the GIL is held forever. Other systems have nothing like it.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

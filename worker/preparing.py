@@ -1,4 +1,4 @@
-"""Prompts on their way through the helper threads, and how long that may take."""
+"""Tracks prompts on their way through the helper threads, and how long that may take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .text_threads import Refused, Tokenised
 
 
 class StuckPreprocessingError(Exception):
-    """A template or tokeniser does not come back."""
+    """A template or tokeniser does not return."""
 
 
 class TextSide(Protocol):
-    """What the loop needs of `text.TextThreads`."""
+    """What the loop needs from `text.TextThreads`."""
 
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt."""
@@ -29,10 +29,10 @@ class TextSide(Protocol):
         """What has been finished."""
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """What is being prepared for longest, and since when."""
+        """The request that has been in preparation the longest, and since when."""
 
     def is_alive(self) -> bool:
-        """Whether what was asked for will be prepared."""
+        """Whether the threads are alive to prepare what was asked for."""
 
 
 class Preparing:
@@ -40,7 +40,7 @@ class Preparing:
 
     Args:
         text: the helper threads.
-        limit_s: how long one prompt may take, and how long nobody may begin with one.
+        limit_s: how long one prompt may take, and how long one may wait for a thread to begin.
         clock: monotonic seconds.
     """
 
@@ -73,7 +73,7 @@ class Preparing:
         self._text.forget(key)
 
     def take(self) -> Iterator[Tokenised | Refused]:
-        """What the threads have finished since the last call and is still wanted (G5)."""
+        """What the threads have finished since the last call, if it is still wanted (G5)."""
         for result in self._text.take():
             self._latest_at = self._clock()
             if result.key in self._keys:
@@ -84,11 +84,11 @@ class Preparing:
         """How long the preparation under way may still take; None if there is none to come.
 
         Args:
-            take_finished: looks at what was finished during a long step.
+            take_finished: handles what was finished during a long step.
 
         Raises:
-            StuckPreprocessingError: no longer.
-            WorkerFaultError: nobody is there to do it.
+            StuckPreprocessingError: its time is up.
+            WorkerFaultError: no thread is left to do it.
         """
         busy = self._text.busy()
         if busy is None:
@@ -105,7 +105,7 @@ class Preparing:
         """How long the threads may still take to begin with one.
 
         Raises:
-            WorkerFaultError: no longer.
+            WorkerFaultError: their time is up.
         """
         if not self._text.is_alive():
             raise WorkerFaultError("a thread that prepares prompts has ended")

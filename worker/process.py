@@ -38,10 +38,10 @@ LINGER_S = 2.0
 """How long the last messages may take to leave."""
 
 TERMINATED_EXIT = 128 + signal.SIGTERM
-"""A SIGTERM that no Exit message preceded: a death nobody asked for over the protocol."""
+"""Exit code for a SIGTERM without an Exit message before it: nobody asked for that death."""
 
 MAX_CAUSE = 500
-"""Characters of a cause; it is shown as one line of a table."""
+"""The most characters of a cause, which is shown as one line of a table."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class TerminatedError(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """Why a worker exits unasked.
+    """Why a worker exits without being asked to.
 
     Attributes:
         code: what it exits with.
         message: one sentence.
-        is_expected: whether the sentence says it all, so that no traceback is logged.
+        is_expected: whether the sentence says everything, so that no traceback is logged.
     """
 
     code: int
@@ -98,7 +98,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class TerminationHandler:
-    """SIGTERM: interrupts a load where it stands; ends the step loop between two steps."""
+    """Handles SIGTERM: interrupts a load at once; ends the step loop between two steps."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -114,7 +114,7 @@ class TerminationHandler:
         self._link.wake()
 
     def interrupt_from_now_on(self) -> None:
-        """Also for a signal that came before: a load that hangs would never look.
+        """Also raises for a signal that came before: a load that hangs would never check.
 
         Raises:
             TerminatedError: it has come.
@@ -130,7 +130,7 @@ class TerminationHandler:
 
 
 class Life:
-    """Connects, loads, serves and ends; everything of the engine happens on this thread (A1).
+    """Connects, loads, serves and ends; calls the engine on this thread only (A1).
 
     Attributes:
         board: what the owner thread publishes.
@@ -139,7 +139,7 @@ class Life:
         termination: what SIGTERM does.
 
     Args:
-        spec: what the supervisor said.
+        spec: the supervisor's launch spec.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -249,15 +249,15 @@ class Life:
         """Whether SIGTERM came.
 
         Raises:
-            WorkerFaultError: the heartbeats have ended, and a step that is stuck would be noticed
-                late: no beat would say how long it was predicted to take.
+            WorkerFaultError: the heartbeats have ended; a stuck step would be noticed late, because
+                no beat would say how long it was predicted to take.
         """
         if self.heartbeat.is_over:
             raise WorkerFaultError("the thread that sends heartbeats has ended")
         return self.termination.has_come()
 
     def report(self, phase: LoadPhase, progress: float) -> None:
-        """Sends load progress, and looks for an Exit meanwhile (B9)."""
+        """Sends load progress, and checks for an Exit at the same time (B9)."""
         if self.link.flush():  # progress is only worth sending fresh
             self.link.send(LoadProgress(phase=phase, progress=progress))
         self._look_for_exit()
@@ -270,7 +270,7 @@ class Life:
             raise LinkBrokenError(f"{message.TYPE} came before READY")
 
     def _die(self, death: Death, error: BaseException) -> int:
-        """Says why, to the log and to the supervisor."""
+        """Reports why, to the log and to the supervisor."""
         if isinstance(error, TerminatedError):
             try:
                 self._look_for_exit()

@@ -1,4 +1,4 @@
-"""One request on the owner thread: what it asks of the engine, and the text of its answer."""
+"""One request on the owner thread: its row for the engine, and the text of its answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BYTES_PER_TOKEN = 4
 REPLAY_REPORT_TOKENS = 1024
 
 NO_CALLS_KNOWN = (
-    "no format of tool calls is known for this model: a call that it makes stands in the text"
+    "no format of tool calls is known for this model: a call that it makes is left in the text"
 )
-NO_ROOM_FOR_CALLS = "the answer keeps to its response_format, so it can hold no tool call"
+NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
 NO_FORM = "the answer ended before the part that response_format applies to"
 
 
@@ -53,7 +53,7 @@ def plan_row(
     """The row of a request: limits checked against the context (I6), every default filled in.
 
     Args:
-        delivered: ids of its answer that an earlier life gave already; max_tokens counts them.
+        delivered: ids of its answer that an earlier life produced; max_tokens counts them.
         sampling: the model's own defaults, by the names of `parameters.Sampling`.
 
     Raises:
@@ -121,19 +121,19 @@ def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:
 
 
 def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
-    """What a caller who offers tools should know from the beginning."""
+    """Warnings that a caller who offers tools should get from the beginning."""
     rules = codec.channel_rules
     if not body.offered_tools:
         return ()
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)
     has_form = body.response_format is not None and body.response_format["type"] != "text"
-    # Headers tell a call from the content, to which alone the form applies.
+    # Headers tell a call from the content, and only content must have the format.
     return (NO_ROOM_FOR_CALLS,) if has_form and rules.header is None else ()
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
-    """What is told to the supervisor of a request that will run."""
+    """What the supervisor gets to know about a request that will run."""
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
         opening=prompt.opening,
@@ -145,15 +145,15 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
 
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
-    """A request that was accepted: its row is in the engine, or is the next to go there.
+    """An accepted request: its row is in the engine, or will go there next.
 
     Attributes:
-        key: whose.
+        key: the request this belongs to.
         answer: the text so far.
-        grammar: what the answer keeps to.
-        warnings: what is said with the first token.
+        grammar: the grammar that the answer must follow.
+        warnings: sent with the first token.
         inserted_at: monotonic seconds; 0 until then.
-        cached_tokens: of the prompt, that needed no prefill.
+        cached_tokens: how many of the prompt's tokens needed no prefill.
         has_token: whether the first token, or the end, has come: prefill is over.
     """
 
@@ -166,17 +166,17 @@ class RunningRow:
     has_token: bool = False
 
     def replay(self, row: Row, report: Callable[[], None] = lambda: None) -> list[RowDelta] | None:
-        """Takes the text to where it stood after the tokens that the client has already.
+        """Brings the text to where it was after the tokens that the client already has.
 
-        What they show was sent with them; what they hold back (half a character, half a stop
-        string, half a tool call) is held back again.
+        Their text was sent with them; what they held back (half a character, half a stop string,
+        half a tool call) is held back again.
 
         Args:
-            row: with what was delivered.
-            report: called every REPLAY_REPORT_TOKENS: the work advances, however long it is.
+            row: includes what was delivered.
+            report: called every REPLAY_REPORT_TOKENS: the work progresses, however long it is.
 
         Returns:
-            The end of the answer, where those tokens were all of it; None if more is to come.
+            The end of the answer, if those tokens were all of it; None if more is to come.
         """
         for number, token in enumerate(row.delivered):
             if number % REPLAY_REPORT_TOKENS == 0:
@@ -195,8 +195,8 @@ class RunningRow:
     def advance(self, result: RowToken, now: float) -> list[RowDelta]:
         """What a step's token means for the stream: a delta for each channel that got text.
 
-        Where the last delta has a finish and the token had none, a stop string ended the answer
-        and the row is still in the engine. The token that completed it is reported: it was
+        If the last delta has a finish and the token had none, a stop string ended the answer and
+        the row is still in the engine. The token that completed it is reported: it was
         generated, and counts.
         """
         pieces: list[Piece] = []
@@ -224,7 +224,7 @@ class RunningRow:
         return deltas
 
     def _rest(self, *, is_stop: bool) -> list[Piece]:
-        """What was held back, and what to say of an answer that has ended by itself."""
+        """The text held back, and the warnings of an answer that has ended by itself."""
         pieces = self.answer.finish()
         if is_stop and self.grammar and not (self.grammar.has_begun or self.answer.has_calls):
             pieces.append(Piece(channel=self.answer.channel, text="", warning=NO_FORM))

@@ -1,8 +1,8 @@
-"""Templates and tokenisation beside the owner thread: bytes in, plain lists of ids out (A7, G2).
+"""Templates and tokenisation next to the owner thread: bytes in, plain lists of ids out (A7, G2).
 
 Two helper threads, one for short and one for long prompts; they touch no MLX object. The encoders
 of most models release the GIL, so that a prompt of 40,000 tokens, 0.1 s of work, holds up the owner
-thread for some steps at most (`python -m bench long_prompt` sets it beside a process of its own).
+thread for a few steps at most (`python -m bench long_prompt` compares it with a separate process).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SLOW_S = 1.0
 """Preprocessing that takes longer is logged (G4)."""
 
 LONG_BODY_BYTES = 16 * 1024
-"""Larger bodies have a thread of their own (G7): a smaller one is tokenised in milliseconds."""
+"""Larger bodies have their own thread (G7): a smaller one is tokenised in milliseconds."""
 
 BYTES_PER_TURN = 16 * 1024
-"""Among long ones, a body lets one later and smaller body go first for each so many bytes (G7): no
+"""Among long ones, a body lets one later and smaller body go first per this many bytes (G7): no
 long prompt waits for every longer one, and a longer one is overtaken a bounded number of times."""
 
 logger = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ class Tokenised:
 
     Attributes:
         key: whose.
-        body: what was asked; of a resumed request, what its first life made of that.
+        body: the request; if it is resumed, what its first life made of it.
         prompt: the ids.
         tokenize_s: counted from its submission.
-        resume: where the answer stood when an earlier life of the worker ended.
+        resume: how far the answer had got when an earlier life of the worker ended.
     """
 
     key: RequestKey
@@ -58,7 +58,7 @@ class Tokenised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A request that is wrong by itself."""
+    """A request that has something wrong with it."""
 
     key: RequestKey
     error: RemoteError
@@ -77,9 +77,9 @@ class _Job:
 class TextThreads:
     """Turns bodies into prompts, short ones and long ones on a thread each (G7).
 
-    A long prompt may take seconds, and a short one never waits for it. Each thread has a codec of
-    its own, since two threads must not share a tokenizer; the one of the long prompts is made when
-    the first of them comes.
+    A long prompt may take seconds, and a short one never waits for it. Each thread has its own
+    codec, because two threads must not share a tokenizer; the one for long prompts is made when the
+    first of them comes.
 
     Attributes:
         lanes: the thread of the short ones and that of the long ones.
@@ -109,8 +109,8 @@ class TextThreads:
     def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
         """Asks for a prompt; the answer comes through `take`.
 
-        Of a request that goes on with an answer everything is known already: nothing is rendered
-        or tokenised again, which might give another prompt.
+        A request that continues an answer has everything already: nothing is rendered or
+        tokenised again, which might give another prompt.
         """
         lane = self._long if len(body) > LONG_BODY_BYTES else self._short
         lane.submit(key, body, resume)
@@ -128,7 +128,7 @@ class TextThreads:
         return results
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """Of the requests that are being prepared now the one begun first, and when (monotonic)."""
+        """The request that has been in preparation the longest, and since when (monotonic)."""
         begun = [busy for lane in self.lanes if (busy := lane.busy) is not None]
         return min(begun, key=lambda busy: busy[1], default=None)
 
@@ -137,7 +137,7 @@ class TextThreads:
         return all(lane.thread.is_alive() for lane in self.lanes)
 
     def close(self) -> None:
-        """Ends the threads after what they do now, without waiting for it."""
+        """Ends the threads after what they are doing now, without waiting for it."""
         for lane in self.lanes:
             lane.close()
 
@@ -151,13 +151,13 @@ class Lane:
 
     Attributes:
         arrivals: how many requests it was given.
-        busy: what it prepares now, and since when.
+        busy: what it is preparing, and since when.
         thread: runs from `TextThreads.start` until `close`.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
         make_codec: called on the thread, with its first job.
-        finished: told each result, on the thread.
+        finished: called with each result, on the thread.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Lane:
             # A template may raise anything: the request's own error, never the worker's death (G6).
             name = type(error).__name__
             logger.warning(log_line("a prompt could not be prepared", key=job.key, error=name))
-            # What a template says may hold anything; on the link it must be UTF-8.
+            # A template's message may contain anything; on the link it must be UTF-8.
             said = str(error)[:300].encode(errors="replace").decode()
             message = f"the prompt could not be prepared: {name}: {said}"
             return Refused(key=job.key, error=RemoteError(ErrorCode.INVALID_REQUEST, message))

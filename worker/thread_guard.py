@@ -22,10 +22,10 @@ class WrongThreadError(Exception):
 
 
 class OwnedEngine:
-    """Passes every call on, after a look at the calling thread.
+    """Passes on every call, after checking the calling thread.
 
     Where PDEATHSIG does not exist, a step that holds the GIL under a dead supervisor would live
-    for ever, since the parent watch cannot run: there, each step is under a timer that needs no
+    forever, because the parent watch cannot run: there, each step is under a timer that needs no
     GIL. On Linux it is not needed, and its cost (28-61 µs a step) is saved.
 
     Args:

@@ -53,7 +53,7 @@ def test_four_more_daemons_at_once_name_the_first_which_loses_nothing_P19() -> N
         for process in late:
             _, said = process.communicate(timeout=60)
             assert process.returncode == 75
-            assert f"pid {daemon.process.pid} already runs" in said
+            assert f"pid {daemon.process.pid} is already running" in said
         assert running.finished().token_ids == undisturbed("runs", 400)
         assert row(client, "m")["generation"] == 1
 

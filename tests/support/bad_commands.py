@@ -38,7 +38,7 @@ COMMANDS = (
     BadCommand(arguments=("generate", MODEL, "hi", "--temperature", "nan"), status=1,
                words="temperature takes a number from 0 to 10"),
     BadCommand(arguments=("generate", MODEL, "hi", "--timeout", "-1"), status=64,
-               words="'-1' is no duration"),
+               words="'-1' is not a duration"),
     BadCommand(arguments=("generate", MODEL, ""), status=1, words="a string that is not empty"),
     BadCommand(arguments=("generate", MODEL, "hi" + LONE_SURROGATE), status=1,
                words="encoded as UTF-8, not lone surrogates"),

@@ -232,8 +232,8 @@ def said(why: str) -> str:
         (ValueError(""), "nothing can match it"),
         (ValueError("Invalid: NoExtensionBias at 3"), "nothing can match it"),
         (Matcher({1}, breaks_at=0), "too many items"),
-        (Matcher(), "it allows the empty answer alone"),
-        (Matcher({END}), "it allows the empty answer alone"),
+        (Matcher(), "it only allows the empty answer"),
+        (Matcher({END}), "it only allows the empty answer"),
         (Matcher({1}, {2}, {3}, breaks_at=2), "too many items"),
         # Forced to the end of what is tried.
         (Matcher(*({1} for _ in range(30)), breaks_at=15), "too many items"),

@@ -1,6 +1,6 @@
 """Tool calls without markers: an answer that is nothing but `{"name": …, "parameters": …}`.
 
-Such text is held back only as long as it can still become the call of a known tool. No MLX here.
+Such text is held back only as long as it can still become a call of a known tool. No MLX here.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 KEYS = ("name", "function", "type", "parameters", "arguments")
-"""With one of these the JSON of a call begins."""
+"""The JSON of a call begins with one of these."""
 
 MAX_BEGINNING = 512
-"""At most this many characters are held back before the first key and the name are there."""
+"""At most this many characters are held back before the first key and the name have come."""
 
 
 class BareCallWatch:
@@ -22,7 +22,7 @@ class BareCallWatch:
         is_undecided: whether the content may still be a call.
 
     Args:
-        names: of the tools that the request has.
+        names: names of the request's tools.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -36,16 +36,16 @@ class BareCallWatch:
 
     @property
     def text(self) -> str:
-        """What is held back."""
+        """Returns what is held back."""
         return "".join(self._parts)
 
     @property
     def is_call_like(self) -> bool:
-        """Whether the text began as a call of one of the tools does."""
+        """Whether the text began like a call of one of the tools."""
         return self._is_begun
 
     def add(self, text: str) -> str:
-        """What cannot be part of a call: all of the content so far, or nothing."""
+        """Text that cannot be part of a call: all of the content so far, or nothing."""
         if not self.is_undecided:
             return text
         self._parts.append(text)
@@ -63,7 +63,7 @@ class BareCallWatch:
         return held
 
     def _is_one(self, text: str) -> bool:
-        """Whether nothing but whitespace and further calls stand behind a call's last brace."""
+        """Whether only whitespace and further calls follow a call's last brace."""
         for character in text:
             if self._is_escaped:
                 self._is_escaped = False
@@ -84,7 +84,7 @@ class BareCallWatch:
 
 
 def _begins(text: str, names: Collection[str]) -> bool | None:
-    """Whether this begins as a call does; None if that cannot be said yet."""
+    """Whether this begins like a call; None if that is undecided."""
     rest = text.lstrip()
     for expected in ("{", '"'):
         if not rest:

@@ -1,6 +1,6 @@
-"""Which part of an answer its text belongs to: content, reasoning, or a tool call.
+"""Sorts an answer's text into its parts: content, reasoning, and tool calls.
 
-Models mark the parts with texts of their own (`<think>`, `<tool_call>` …). The markers are found
+Models mark the parts with their own texts (`<think>`, `<tool_call>` …). The markers are found
 wherever the pieces of text are cut, and are never shown. No MLX here.
 """
 
@@ -22,19 +22,19 @@ HEADER = "header"
 
 _CHANNELS = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING, TOOL: Channel.TOOL_CALL}
 
-UNREADABLE_CALL = "the model began a tool call that cannot be read; it stands in the text"
-BROKEN_HEADER = "the model broke the format of its answers; what it wrote stands in the text"
+UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
+BROKEN_HEADER = "the model broke the format of its answers; what it wrote is left in the text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The text in front of a part that says what the part is; never shown.
+    """The text before a part that says what the part is; never shown.
 
     Attributes:
-        end: the marker behind it.
-        read: takes the header so far, from the marker that began it, and whether the answer keeps
-            to a form; returns the state that the header leads to, or None as soon as the text
-            cannot be a header. What is none stays none, whatever follows.
+        end: the marker after it.
+        read: takes the header so far, from the marker that began it, and whether the answer
+            must have a format; returns the state that the header leads to, or None as soon as the
+            text cannot be a header. It then stays None, whatever follows.
         never_shown: markers of headers that are left out of a call that cannot be read.
     """
 
@@ -48,17 +48,17 @@ class ChannelRules:
     """How a model marks the parts of its answers.
 
     Attributes:
-        transitions: of each state, the texts that end it and the state that each leads to;
+        transitions: for each state, the texts that end it and the state that each leads to;
             `normal`, `reasoning` and `tool` are shown, the text of any other state is not.
-        initial: the state in front of the opening if it is not `normal`.
+        initial: the state before the opening if it is not `normal`.
         header: how to read the text of the state `header`; None: markers alone end that state.
-        parse_tool_call: makes a call of the text between the markers; raises what it likes. Of a
-            call that a header announces it gets the header, too.
+        parse_tool_call: makes a call of the text between the markers; may raise anything. For a
+            call that a header announces, it gets the header, too.
         call_ids: what the ids of calls look like.
         has_bare_calls: whether a whole answer of JSON is a call if it names a tool.
         needs_tools: whether the markers of calls are ordinary text in a request without tools.
-        needs_ends: whether a call counts only with the marker that ends it, because the parser
-            makes a call of half a call, too.
+        needs_ends: whether a call only counts with the marker that ends it, because the parser
+            would also make a call of half a call.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ChannelRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Text of one channel; on `tool_call` it is one whole call, as a line of JSON."""
+    """Text of one channel; on `tool_call` it is one complete call, as a line of JSON."""
 
     channel: Channel
     text: str
@@ -84,11 +84,11 @@ class ChannelParser:
     """Sorts the text of one answer into channels.
 
     Args:
-        rules: the model's.
+        rules: the model's rules.
         opening: the end of the prompt that opened the answer, for example `<think>`; it is read as
             if the model had written it, and not shown.
         calls: reads tool calls.
-        has_form: whether the answer keeps to a form: then its content is nothing but that.
+        has_form: whether the answer must have a format: then its content is nothing else.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ChannelParser:
         self._calls = calls
         self._has_form = has_form
         has_calls = bool(calls.names) or not rules.needs_tools
-        # Of each state: its markers, where each leads, and the characters that one may begin with.
+        # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
             for state, edges in rules.transitions.items()
@@ -111,8 +111,8 @@ class ChannelParser:
         self._held = ""
         self._is_broken = False  # said once
         self._header = ""
-        self._header_from = 0  # what is in front of it was a marker, or the prompt's
-        self._call_head = ""  # belongs to the call, and is not shown if that cannot be read
+        self._header_from = 0  # the text before it was a marker, or the prompt's
+        self._call_head = ""  # belongs to the call; not shown if the call cannot be read
         self._call_marker = ""
         self._call_text: list[str] = []
         self._bare: BareCallWatch | None = None
@@ -124,23 +124,23 @@ class ChannelParser:
 
     @property
     def is_in_content(self) -> bool:
-        """Whether text that comes now is content, and no header either."""
+        """Whether text that comes now is content, and not a header."""
         return self._state == NORMAL
 
     @property
     def channel(self) -> Channel:
-        """Where text that comes now belongs."""
+        """The channel of text that comes now."""
         shown = _CHANNELS.get(self._state, Channel.CONTENT)
-        # A call is shown when it is whole, or as content when it never becomes one.
+        # A call is shown once it is complete, or as content if it never becomes one.
         return Channel.CONTENT if shown is Channel.TOOL_CALL else shown
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer has made a tool call."""
+        """Whether the answer contains a tool call."""
         return self._calls.count > 0
 
     def add(self, text: str) -> list[Piece]:
-        """What became certain with this text."""
+        """The pieces that became certain with this text."""
         pieces: list[Piece] = []
         pending, self._held = self._held + text, ""
         while pending:
@@ -152,8 +152,8 @@ class ChannelParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was still held back, when the answer is over; a call without its end is read if
-        its format shows by itself whether it is whole."""
+        """The pieces still held back when the answer is over; a call without its end is read if
+        its format shows whether it is complete."""
         held, self._held = self._held, ""
         pieces = self._show(held)
         if self._state == TOOL:
@@ -177,7 +177,7 @@ class ChannelParser:
         return pending[start + len(marker) :], pieces + self._move(marker, targets[marker])
 
     def _read_header(self, pending: str) -> tuple[str, list[Piece]]:
-        """The same for a header; text that is none is read once more, as content."""
+        """The same for a header; text that is not one is read once more, as content."""
         assert self._rules.header is not None
         end = self._rules.header.end
         at = pending.find(end)
@@ -204,7 +204,7 @@ class ChannelParser:
     def _move(self, marker: str, state: str) -> list[Piece]:
         pieces: list[Piece] = []
         if self._state == TOOL:
-            # Behind a header no marker is ever shown.
+            # After a header no marker is ever shown.
             pieces = self._end_call("" if self._call_head else marker)
         elif state != self._state:
             pieces = self._end_bare()
@@ -243,7 +243,7 @@ class ChannelParser:
         return [Piece(channel=Channel.CONTENT, text=whole, warning=UNREADABLE_CALL)]
 
     def _end_bare(self) -> list[Piece]:
-        """Content that might have been a call is decided: it is one, or stays text."""
+        """Decides about content that might have been a call: it is one, or stays text."""
         bare, self._bare = self._bare, None
         if bare is None or not bare.text:
             return []

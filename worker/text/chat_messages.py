@@ -45,7 +45,7 @@ def plain_messages(
 
 
 def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with arguments as JSON: some templates put them into text as they are."""
+    """The same messages, arguments as JSON: some templates insert them into text as they are."""
     result = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -111,7 +111,7 @@ def _with_id(call: dict[str, Any], ids: CallIds, number: int) -> dict[str, Any]:
 
 
 def _answered(message: dict[str, Any], calls: list[_OpenCall]) -> dict[str, Any]:
-    """A result with the id and the name of its call: the one it names, else the next in line."""
+    """A result with the id and the name of its call: the one it names, or else the next in line."""
     given = message.get("tool_call_id")
     found = next((open_call for open_call in calls if given in (None, open_call[0])), None)
     if found is None:

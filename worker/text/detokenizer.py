@@ -1,8 +1,8 @@
 """Token ids to text, one token at a time, never half a character; no MLX here.
 
 mlx-lm's own streaming detokenizers drop a leading space, render the byte 0 as another character
-and can raise on vocabulary entries outside the byte alphabet. These give what the tokenizer's
-`decode` gives for all tokens together, but for the characters that are incomplete at the end.
+and can raise on vocabulary entries outside the byte alphabet. These return what the tokenizer's
+`decode` returns for all tokens together, except for incomplete characters at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 REPLACEMENT = "\ufffd"
 
 MAX_WAITING_TOKENS = 16
-"""After this many tokens without one whole character the text is not going to become valid."""
+"""After this many tokens without a complete character, the text will not become valid."""
 
 
 class ByteDetokenizer:
@@ -36,7 +36,7 @@ class ByteDetokenizer:
         return self._strip(self._decoder.decode(self._token_bytes[token]))
 
     def finish(self) -> str:
-        """What was still held back, when the answer is over."""
+        """The text that was still held back, when the answer is over."""
         return self._strip(self._decoder.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:
@@ -64,7 +64,7 @@ class WindowDetokenizer:
         return self._advance(is_last=len(self._window) - self._shown > MAX_WAITING_TOKENS)
 
     def finish(self) -> str:
-        """What was still held back, when the answer is over."""
+        """The text that was still held back, when the answer is over."""
         return self._advance(is_last=True)
 
     def _advance(self, *, is_last: bool) -> str:

@@ -1,4 +1,4 @@
-"""Answers that keep to a JSON schema or a regular expression, through llguidance. No MLX here.
+"""Answers that follow a JSON schema or a regular expression, through llguidance. No MLX here.
 
 llguidance comes with the extra `structured`; it is imported when a request first asks for it.
 """
@@ -13,14 +13,14 @@ from typing import Any
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 
 MAX_KEPT = 32
-"""Compiled grammars that are kept; a large one takes a second to compile."""
+"""How many compiled grammars to keep; a large one takes a second to compile."""
 
 MAX_CHOICES = 20_000
-"""What may come next at one place of a form: properties of an object, for example."""
+"""How much may come next at one place in a format: properties of an object, for example."""
 
 FREE_STEPS = 2
 WALKED_TOKENS = 16
-"""So far a form is tried before the request is accepted: any first tokens, then forced ones."""
+"""How far a format is tried before the request is accepted: any first tokens, then forced ones."""
 
 NO_WHITESPACE = {"whitespace_flexible": False}
 
@@ -29,10 +29,10 @@ class Grammar:
     """The state of one answer; every method is safe whatever the model has written.
 
     Args:
-        matcher: of llguidance, at its beginning.
-        end_tokens: ids that it allows where the answer may end.
-        begins_after: rows of ids; the grammar holds once each was there, one after the other. The
-            end of the reasoning, for example; empty: at once.
+        matcher: llguidance's, in its initial state.
+        end_tokens: ids that it allows when the answer may end.
+        begins_after: sequences of ids; the grammar applies once all have appeared, in this order.
+            The end of the reasoning, for example; empty: at once.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Grammar:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the part of the answer that keeps to it has begun."""
+        """Whether the part of the answer that must follow it has begun."""
         return not self._begins_after
 
     @property
     def error(self) -> str:
-        """Why the matcher gave up, which ends the answer; empty where it did not."""
+        """Why the matcher gave up, which ends the answer; empty if it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     @property
     def refusal(self) -> RemoteError | None:
-        """What the request is answered with where the grammar was given up; None where not."""
+        """The request's error if the matcher gave up; None if it did not."""
         if not self.error:
             return None
         return RemoteError(
@@ -76,7 +76,7 @@ class Grammar:
         )
 
     def is_end(self, token: int) -> bool:
-        """Whether this token ended the answer, and is none of it."""
+        """Whether this token ended the answer, and is not part of it."""
         return self.is_over and token in self._end_tokens
 
     def accept(self, token: int) -> None:
@@ -102,7 +102,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for, and keeps what it compiled; lives on a helper thread.
+    """Compiles the grammars that requests ask for, and keeps them; lives on a helper thread.
 
     Args:
         make_tokenizer: llguidance's view of the model's vocabulary, which takes a second to make.
@@ -118,7 +118,7 @@ class GrammarCompiler:
         response_format: dict[str, Any] | None,
         begins_after: Sequence[Sequence[int]] = (),
     ) -> Grammar | None:
-        """The grammar of one answer; None where any text will do.
+        """The grammar of one answer; None if any text will do.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible, too complex, or llguidance is not
@@ -162,7 +162,7 @@ class GrammarCompiler:
             raise _impossible(matcher.get_error())
         probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
         if probe.mask() is None:
-            raise _impossible(probe.error or "it allows the empty answer alone")
+            raise _impossible(probe.error or "it only allows the empty answer")
         _walk_ahead(probe)
         return matcher
 
@@ -179,7 +179,7 @@ def _grammar_text(response_format: dict[str, Any]) -> str:
 
 
 def _walk_ahead(probe: Grammar) -> None:
-    """Goes where every answer must go: a form that breaks there is refused before it begins.
+    """Goes where every answer must go: a format that breaks there is refused before it begins.
 
     Raises:
         RemoteError: `invalid_request`.

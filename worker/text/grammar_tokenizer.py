@@ -8,16 +8,16 @@ from typing import Any
 
 
 class PlainTokens:
-    """Writes text in ordinary tokens alone.
+    """Writes text in ordinary tokens only.
 
-    Where a form leaves no choice, llguidance asks how its text is written, and takes the answer
-    for the only one. A tokenizer writes the name of a special token, as `<|im_end|>`, as that
-    token, which is no text: the answer would end there, or the form break.
+    If a format leaves no choice, llguidance asks how its text is tokenised, and takes the answer
+    for the only way. A tokenizer writes the name of a special token, such as `<|im_end|>`, as that
+    token, which is not text: the answer would end there, or break the format.
 
     Args:
         tokenizer: a fast one of transformers; a copy of its core is kept.
-        view: of llguidance, of the same vocabulary.
-        end_token: ends an answer.
+        view: llguidance's view of the same vocabulary.
+        end_token: the token that ends an answer.
     """
 
     bos_token_id = None
@@ -35,10 +35,10 @@ class PlainTokens:
         self._core.encode_special_tokens = True
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens that are this text, and nothing but it."""
+        """The tokens for exactly this text."""
         tokens: list[int] = self._core.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[token] for token in tokens) != text.encode():
-            # It adds a space in front, or normalises.
+            # It adds a leading space, or normalises.
             tokens = self._view.greedy_tokenize(text)
         return tokens
 
@@ -49,7 +49,7 @@ def make_grammar_tokenizer(
     """llguidance's tokenizer, which takes a second to make.
 
     Raises:
-        ValueError: the tokenizer is none of the fast ones.
+        ValueError: the tokenizer is not one of the fast ones.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
     from llguidance.hf import from_tokenizer

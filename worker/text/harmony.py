@@ -5,7 +5,7 @@
 
 `analysis` is reasoning, `final` is content, and a part with a recipient is a tool call whatever its
 channel. `commentary` without one is what the model says to the user before it calls, so it is
-content; in an answer that keeps to a form, in which content is the form alone, it is reasoning.
+content; in an answer with a format, whose content is nothing else, it is reasoning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from .channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 
 BEGINS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>")
-"""Behind each of these, wherever it stands, comes a header, or nothing."""
+"""After each of these, wherever it occurs, comes a header, or nothing."""
 
 INSIDE = ("<|message|>", "<|constrain|>")
 ENDS = ("<|return|>", "<|call|>")
@@ -48,7 +48,7 @@ def harmony_rules() -> ChannelRules:
 
 
 def opening_of(prompt: str) -> str:
-    """The header, whole or not, with which the caller of a raw prompt has opened the answer."""
+    """The header, complete or not, with which the caller of a raw prompt opened the answer."""
     has_body = prompt.endswith("<|message|>")
     found = _OPENING.search(prompt.removesuffix("<|message|>"))
     if found is None or read_header(found[0], False) is None:
@@ -70,10 +70,10 @@ def read_header(header: str, has_form: bool) -> str | None:
 
 
 def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
-    """The call in a header and the body behind it.
+    """The call in a header and the body after it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a call.
     """
     header, _, body = text.partition("<|message|>")
     words = _words(header)
@@ -83,7 +83,7 @@ def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
 
 
 def _words(header: str) -> tuple[str, str] | None:
-    """Channel and recipient of a header, the last word perhaps cut off; None if it is none."""
+    """A header's channel and recipient, the last word perhaps cut off; None if it is not one."""
     if len(header) > MAX_HEADER:
         return None
     channel = recipient = ""

@@ -9,8 +9,8 @@ class StopMatcher:
     """Cuts a text at the first of some stop strings, wherever the pieces are cut.
 
     Text that may be the beginning of a stop string is held back until the next piece decides, so
-    no part of a stop string is ever shown. The first stop string is the one that is complete
-    first; of several that end together the longest counts.
+    no part of a stop string is ever shown. The first stop string is the one that is
+    complete first; of several that end together the longest counts.
 
     Args:
         stops: the stop strings, none of them empty.
@@ -19,12 +19,12 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self._exempt = 0  # so many of the held characters end no stop string
+        self._exempt = 0  # this many of the held characters end no stop string
         self._is_stopped = False
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was found; what comes after it is not looked at."""
+        """Whether a stop string was found; text after it is ignored."""
         return self._is_stopped
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
@@ -52,7 +52,7 @@ class StopMatcher:
         return pending[:certain]
 
     def finish(self) -> str:
-        """What was still held back, when the text has ended without a stop string."""
+        """The text still held back when the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -61,7 +61,7 @@ def find_first(
     pending: str, texts: Sequence[str], *, ends_after: int = 0
 ) -> tuple[int, str] | None:
     """The one of some texts that is complete first, and where it starts; of several that end
-    together the longest. Only those that end behind so many characters count."""
+    together the longest. Only those that end after that many characters count."""
     found = [
         (start + len(text), start, text)
         for text in texts
@@ -71,7 +71,7 @@ def find_first(
 
 
 def undecided(pending: str, texts: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of one of the texts, not all of it."""
+    """How many characters at the end may be the beginning of a text, but not all of it."""
     window = max(0, len(pending) - max(map(len, texts), default=0) + 1)
     longest = 0
     for text in texts:

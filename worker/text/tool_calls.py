@@ -1,4 +1,4 @@
-"""Tool calls out of a model's text, in the one form in which clients see them. No MLX here."""
+"""Reads tool calls from a model's text, into the one form that clients see. No MLX here."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _MAX_ID = 128
 
 
 class CallIds(Enum):
-    """What ids of calls look like; the templates of some families take no others."""
+    """The form of call ids; the templates of some families accept no others."""
 
     OURS = re.compile(r"[!-~]{1,128}")
     """`call_` and 24 hexadecimal digits; an id that the model gave is kept."""
     NINE = re.compile(r"[a-zA-Z0-9]{9}")
     """Nine letters and digits, as Mistral's templates demand."""
     NUMBERED = re.compile(r"functions\.[^\s:]{1,100}:\d{1,9}")
-    """`functions.NAME:NUMBER`, which Kimi reads the name of a result from."""
+    """`functions.NAME:NUMBER`, from which Kimi reads the name of a result."""
 
     def fits(self, call_id: object) -> bool:
-        """Whether a template of this family takes it."""
+        """Whether a template of this family accepts it."""
         return isinstance(call_id, str) and self.value.fullmatch(call_id) is not None
 
     def make(self, name: str, number: int, key: str) -> str:
-        """An id for a call that has none.
+        """Makes an id for a call that has none.
 
         Args:
-            name: of the function.
-            number: of the call, from 0.
+            name: the function's name.
+            number: the call's number, from 0.
             key: the same key and number make the same id.
         """
         if self is CallIds.NUMBERED:
@@ -55,12 +55,12 @@ class ToolCallReader:
     """Reads the calls of one answer.
 
     Attributes:
-        names: of the functions that the request offers.
+        names: names of the functions that the request offers.
 
     Args:
-        tools: of the request; they tell some formats which argument is a number.
-        seed: of the request: a call's id follows from it, so that it is the same when the answer
-            is made again.
+        tools: the request's tools; some formats need them to know which argument is a number.
+        seed: the request's seed: a call's id is derived from it, so that it is the same when the
+            answer is made again.
     """
 
     def __init__(self, tools: list[dict[str, Any]] | None, seed: int) -> None:
@@ -82,13 +82,13 @@ class ToolCallReader:
         *,
         are_known: bool = False,
     ) -> list[str] | None:
-        """Each call as a line of JSON in OpenAI's form; None if the text is no call.
+        """Each call as a line of JSON in OpenAI's form; None if the text is not a call.
 
         Args:
-            text: of one call or of several.
-            parse: the model's format.
-            ids: what the ids look like.
-            are_known: whether only calls of the request's own tools are calls.
+            text: the text of one call or of several.
+            parse: the parser of the model's format.
+            ids: the form of the ids.
+            are_known: whether only calls of the request's own tools count.
         """
         if parse is None:
             return None
@@ -102,13 +102,13 @@ class ToolCallReader:
                 made.append(self._id(call, ids, made))
                 lines.append(_line(call, made[-1]))
         except Exception:  # noqa: BLE001
-            # A parser meets whatever a model has written: it is text then, never an error.
+            # A parser gets whatever a model has written: a failure means text, never an error.
             return None
         self._ids += made
         return lines or None
 
     def _id(self, call: dict[str, Any], ids: CallIds, made: list[str]) -> str:
-        """The model's own if it fits and is new, else one of ours."""
+        """The model's own id if it fits and is new, or else one of ours."""
         taken = {*self._ids, *made}
         own = call.get("id")
         if ids.fits(own) and own not in taken:

@@ -1,7 +1,7 @@
 """Formats of tool calls that mlx-lm has no parser for, or reads wrongly. No MLX here.
 
-Each parser takes what stands between a format's markers and the request's tools, and returns
-calls; whatever it raises makes the text stay text.
+Each parser takes the text between a format's markers and the request's tools, and returns calls;
+if it raises anything, the text stays text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ToolFormat:
     """How a family of models writes calls.
 
     Attributes:
-        name: of the format, for docs and tests.
+        name: the format's name, for docs and tests.
         begins: each of these markers begins a call.
-        ends: each of these ends it; none: the end of the answer does.
-        parse: reads what is between them.
-        call_ids: what ids look like.
+        ends: each of these ends it; if empty, the end of the answer does.
+        parse: reads the text between them.
+        call_ids: the form of the ids.
         has_bare_calls: see `ChannelRules`.
         needs_tools: see `ChannelRules`.
         needs_ends: see `ChannelRules`.
@@ -44,7 +44,7 @@ class ToolFormat:
 
 
 def json_values(text: str) -> list[Any]:
-    """Values of JSON, one behind the other, with whitespace, commas or semicolons between them.
+    """JSON values, one after the other, with whitespace, commas or semicolons between them.
 
     Raises:
         ValueError: there is something else.
@@ -60,7 +60,7 @@ def json_values(text: str) -> list[Any]:
 
 
 def parse_json_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """Calls as JSON, under any of the names that families have for name and arguments."""
+    """Calls as JSON, with any of the keys that families use for name and arguments."""
     calls = []
     for value in json_values(text):
         name = next(value[key] for key in ("name", "tool_name", "function") if key in value)
@@ -130,7 +130,7 @@ _MISTRAL = re.compile(
 
 
 def parse_mistral_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """A list of JSON, or any number of `NAME[CALL_ID]ID[ARGS]{…}`, the id left out or not."""
+    """A JSON list, or any number of `NAME[CALL_ID]ID[ARGS]{…}`, the id left out or not."""
     if text.lstrip()[:1] in ("[", "{"):
         return parse_json_calls(text)
     calls: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ def parse_llama_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
 
 
 def parse_fenced_calls(text: str, tools: Any = None) -> list[dict[str, Any]]:
-    """A list of JSON; a call of `directly_answer` means that the model calls nothing."""
+    """A JSON list; a call of `directly_answer` means that the model calls nothing."""
     calls = parse_json_calls(text)
     return [call for call in calls if call["name"] not in ("directly_answer", "directly-answer")]
 
@@ -162,8 +162,8 @@ _GLM_ARGUMENTS = re.compile(
 
 
 def only_whole_calls(parse: ToolCallParser) -> ToolCallParser:
-    """mlx-lm's parser of GLM makes a call of any text, and leaves out arguments that it cannot
-    read; such text is no call."""
+    """mlx-lm's parser for GLM makes a call of any text, and leaves out arguments that it cannot
+    read; such text is not a call here."""
 
     def parse_strictly(text: str, tools: Any = None) -> Any:
         if "<arg_" in text and not _GLM_ARGUMENTS.fullmatch(text):
@@ -223,7 +223,7 @@ def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
     """The format of a model that mlx-lm has no parser for.
 
     Args:
-        vocabulary: the tokens of the model.
+        vocabulary: the model's tokens.
         template: its chat template; empty if it has none.
     """
     if "<｜tool▁calls▁begin｜>" in vocabulary:

@@ -1,15 +1,15 @@
 """An engine without a model: deterministic answers, and faults on demand.
 
-`engine = "fake"` in a model's entry tries mlxsup without a model; the tests rest on it. Token n of
+`engine = "fake"` in a model's entry tries mlxsup without a model; the tests rely on it. Token n of
 an answer is a pure function of the prompt's tokens, of n, of the option `voice`, and of the seed if
 temperature is above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn
-before `min_tokens`, becomes the next id that is none. An answer ends with `length` at max_tokens
+before `min_tokens`, becomes the next id that is not one. An answer ends with `length` at max_tokens
 unless a directive or the option `answer_tokens`, which stand for a model's end of text, end it
 earlier.
 
 Options (a map in the launch spec): see `fake_options.FakeOptions`.
 
-Directives stand anywhere in a prompt (text, chat or tokens):
+Directives may be anywhere in a prompt (text, chat or tokens):
 
     [[answer 12]]                       end with `stop` after 12 tokens (0: without any)
     [[say hello]]                       answer exactly this, then `stop`
@@ -18,16 +18,16 @@ Directives stand anywhere in a prompt (text, chat or tokens):
     [[fault raise at=3]]                an exception out of `step`
     [[fault stall=sleep at=4]]          a step that never ends: sleep, busy (Python), gil (held)
     [[fault stall=sleep during=insert]] the same outside a step: insert, remove, bytes_held
-    [[fault frames=garbage at=2]]       send the supervisor what is not a message; also oversized
-    [[fault link=drop at=2]]            close the connection to the supervisor, and live
+    [[fault frames=garbage at=2]]       send the supervisor no valid message; also oversized
+    [[fault link=drop at=2]]            close the connection to the supervisor, and stay alive
     [[fault beats=end at=2]]            end the thread that sends heartbeats
     [[fault row=lost at=2]]             forget the row without a word
-    [[fault big=100000]]                every token shows as so many letters
-    [[fault slow=0.05]]                 every step of this row takes so much longer
+    [[fault big=100000]]                every token is shown as that many letters
+    [[fault slow=0.05]]                 every step of this row takes that much longer
     [[tokenize raise]]                  the template raises; also loop, slow=2.5
 
-`at` counts tokens from 1; 0 means during the prefill. With `generation=1` a fault strikes only in
-that life of the worker, so that the next one can be seen to go on.
+`at` counts tokens from 1; 0 means during the prefill. With `generation=1` a fault only strikes in
+that life of the worker, so that the next one can be seen to continue.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from .text import (
 GARBAGE = [b"\xc1not a message"]
 
 MAX_KEPT = 1024
-"""Rows that were taken out and may return: their prefill is remembered, as MLX's is."""
+"""How many rows that were taken out may return: their prefill is remembered, as with MLX."""
 
 __all__ = ["FakeEngine", "FakeOptionError"]
 
@@ -89,7 +89,7 @@ class FakeStepError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What faults of a worker need beside the engine.
+    """What faults of a worker need besides the engine.
 
     Attributes:
         send_frames: sends the supervisor frames as they are.
@@ -177,7 +177,7 @@ class FakeEngine:
         )
 
     def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
-        """How rows may be batched and why: what an earlier life found out, or what is asked for."""
+        """How rows may be batched and why: as an earlier life found out, or as the options say."""
         known = self._spec.known_batching
         if known is not None and known["fingerprint"] == fingerprint:
             return Batching(known["batching"]), known["reason"]

@@ -46,21 +46,21 @@ class FakeOptions:
         load_s: how long a load takes.
         load_steps: how many times it reports progress.
         load_error: `missing`, `bad`, `memory`, `device` or `exception`, half-way through.
-        load_stall: `sleep`, `busy` or `gil`: half-way through, the load never goes on.
+        load_stall: `sleep`, `busy` or `gil`: half-way through, the load stops for good.
         crash_in_load: as `crash`, half-way through.
         load_fault_generations: the three faults above strike generations up to this; 0 for all.
         step_s: how long each step takes.
-        predicted_s: what `predict_step_s` says; `step_s` where negative.
+        predicted_s: what `predict_step_s` returns; `step_s` if negative.
         prefill_tokens_per_step: prompt tokens that one step processes.
-        context_length: of the model; the launch spec's own limit still applies.
-        answer_tokens: every answer ends with `stop` after so many tokens; 0 for never.
-        active_bytes: what it says to hold.
+        context_length: the model's; the launch spec's own limit still applies.
+        answer_tokens: every answer ends with `stop` after this many tokens; 0 for never.
+        active_bytes: how much memory it claims to hold.
         tokenize_s: how long each prompt's preparation takes.
         children: processes that it starts with the load and never ends.
-        prints_bytes_per_s: what it prints from the load on, without end.
-        batching: what READY says of how rows may be batched, unless an earlier life has told;
+        prints_bytes_per_s: how much it prints from the load on, without end.
+        batching: what READY says about how rows may be batched, unless an earlier life knows;
             answers do not depend on it.
-        warning: what READY warns of; empty for nothing.
+        warning: READY's warning; empty for none.
         voice: models of different voices give different answers to the same prompt.
     """
 
@@ -123,7 +123,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_crash(name: str, how: str) -> None:
-    """Refuses what `crash` cannot do.
+    """Refuses values that `crash` cannot handle.
 
     Raises:
         FakeOptionError: it is neither a signal's name nor `exit:N`.
@@ -144,7 +144,7 @@ def crash(how: str) -> None:
 
 
 def start_child() -> None:
-    """Starts a process that waits for ever, in the group of this one."""
+    """Starts a process that waits forever, in this one's group."""
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
     subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
 

@@ -27,7 +27,7 @@ BYTE_OFFSET = 3
 VOCABULARY_SIZE = 256 + BYTE_OFFSET
 
 BIG_TOKEN_BASE = 1 << 20
-"""A token from here on is shown as (id - base) letters: how `big` makes large deltas."""
+"""Tokens from this id on are shown as (id - base) letters: how `big` makes large deltas."""
 
 UNIT_BYTES = 8
 UNITS = tuple(
@@ -54,7 +54,7 @@ CHOICES = {
     "beats": ("end",),
     "row": ("lost",),
 }
-"""What some faults take."""
+"""The values that some faults take."""
 
 DIRECTIVE = re.compile(r"\[\[(fault|answer|say|tokenize)\b ?(.*?)\]\]", re.DOTALL)
 
@@ -71,11 +71,11 @@ def decode_tokens(tokens: Sequence[int]) -> str:
 
 
 def prompt_digest(prompt: Sequence[int], voice: str = "") -> bytes:
-    """What an answer knows of its prompt and its model.
+    """What an answer depends on: its prompt and its model.
 
     Args:
         prompt: its tokens.
-        voice: of the model, at most `fake_options.MAX_VOICE_BYTES`.
+        voice: the model's voice, at most `fake_options.MAX_VOICE_BYTES`.
     """
     return hashlib.blake2b(pack_tokens(prompt), digest_size=16, key=voice.encode()).digest()
 
@@ -84,9 +84,9 @@ def answer_token(prompt: bytes, index: int, seed: int | None) -> int:
     """Token `index` of the answer to a prompt: nothing else goes into it.
 
     Args:
-        prompt: its digest.
-        index: from 0.
-        seed: of a sampled answer; None for a greedy one.
+        prompt: the prompt's digest.
+        index: the token's number, from 0.
+        seed: a sampled answer's seed; None for a greedy one.
     """
     unit_name = f"{seed}:{index // UNIT_BYTES}".encode()
     digest = hashlib.blake2b(unit_name, digest_size=4, key=prompt).digest()
@@ -249,7 +249,7 @@ class FakeTextCodec:
         )
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        """See `TextCodec.grammar`; its answers keep to none."""
+        """See `TextCodec.grammar`; its answers follow none."""
         return None
 
     def detokenizer(self) -> ByteDetokenizer:

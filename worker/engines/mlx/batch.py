@@ -1,4 +1,4 @@
-"""The batch: the rows that the passes run, by their requests' keys; one `step` of them at a time.
+"""The batch: the rows that the passes run, by their requests' keys, one `step` at a time.
 
 Everything here belongs to the thread that made the stream.
 """
@@ -26,7 +26,7 @@ from .prompt_turns import PromptTurns
 from .sampling import make_processors, make_sampler
 
 WARMUP_KEY = RequestKey(-1)
-"""Of the row that warms the engine up: it ends by its length alone, and leaves nothing behind."""
+"""The key of the row that warms up the engine: it ends by its length, and leaves nothing behind."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -35,19 +35,19 @@ class MlxBatch:
     """Rows that prefill and decode.
 
     Attributes:
-        passes: run the rows.
-        logits_width: of the model's output, known after the first token.
+        passes: the ways of running the rows.
+        logits_width: width of the model's output, known after the first token.
         gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
             that of an id that can never be drawn.
 
     Args:
         passes: closed with the batch.
-        turns: which prompts they read next.
+        turns: decides which prompts they read next.
         stream: made on this thread.
         stop_tokens: ids that end an answer.
         spared_tokens: ids that XTC never leaves out.
-        pacer: sizes the prefill chunks; that of `turns`.
-        prefixes: what earlier rows have computed.
+        pacer: sizes the prefill chunks; the same as that of `turns`.
+        prefixes: caches of earlier rows.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class MlxBatch:
         self._keep(self.passes.remove(uids, kept=kept).values())
 
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
-        """Keeps what rows have read for other rows that begin alike."""
+        """Keeps what rows have read for other rows with the same prefix."""
         with mx.stream(self._stream):
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
     def give_back(self) -> None:
-        """Frees what is kept for speed alone."""
+        """Frees what is only kept for speed."""
         self._prefixes.clear()
         # A pass that is under way would give its memory back too late.
         mx.synchronize(self._stream)
@@ -180,7 +180,7 @@ class MlxBatch:
         return len(self._keys) - len(self._turns)
 
     def step(self) -> StepResult:
-        """One token for each row that decodes, and the next piece of the prompts.
+        """One token for each row that decodes, and the next chunk of the prompts.
 
         Raises:
             MemoryError: MLX ran out of memory.
@@ -208,7 +208,7 @@ class MlxBatch:
                 self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
         for token in tokens:
             result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
-        # Those that a grammar has ended; the others have left by themselves.
+        # Those that a grammar has ended; the others left by themselves.
         self.remove(*(token.key for token in result.tokens if token.finish is not None))
         if has_prompts:
             for uid, done, total in self._turns.take(reads, decode_rows=decoding, took_s=took_s):
@@ -233,7 +233,7 @@ class MlxBatch:
         # The grammar has read this token already: the next one's mask is under way.
         if is_text and grammar is not None and grammar.is_over:
             finish = FinishReason.STOP
-            # A model without an end-of-text token draws the grammar's, which is no part either.
+            # A model without an end-of-text token draws the grammar's, which is not part either.
             is_text = not grammar.is_end(response.token)
         if response.finish_reason is not None:
             self._forget_ended(response)
@@ -251,7 +251,7 @@ class MlxBatch:
             self._keep([(response.prompt_cache, response.all_tokens)])
 
     def close(self) -> None:
-        """Removes every row; the process's limits are set back after it (E2, E3)."""
+        """Removes every row; the process's limits are restored afterwards (E2, E3)."""
         self.remove(*self._uids)
         self._prefixes.clear()
         mx.synchronize(self._stream)

@@ -1,4 +1,4 @@
-"""Which way of running rows changes no answer of this model; see `protocol.states.Batching`."""
+"""Finds out which way of running rows changes no answer; see `protocol.states.Batching`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .probe import (
 )
 
 PROBE_VERSION = "3"
-"""Changes when the same model may be run in another way, and so answer otherwise."""
+"""Changes when the same model may be run in another way, and so answer differently."""
 
 ONLY_ROW = "max_concurrency is 1"
 TOO_SHORT = "context_length is too short to try another way"
 UNTRIED = (ONLY_ROW, TOO_SHORT)
-"""Why a pass has one row although nothing is known of the model; found out anew by each load."""
+"""Why a pass has one row although nothing is known about the model; each load finds out again."""
 
 UNSEEN: dict[str, str] = {
     "minimax_m3_vl": "its attention picks blocks of tokens and counts the padding in",
     "recurrent_gemma": "its first token is computed otherwise if the batch has a state already",
 }
-"""By model type: what shows only in prompts that are longer or shorter than those of the probe."""
+"""By model type: what only shows in prompts that are longer or shorter than those of the probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class Tolerance:
     """How far log-probabilities may be from those of the row alone (`mlx_probe.distance`).
 
     Attributes:
-        floor: always allowed.
-        cap: never allowed to be passed, however much the control differs: a model that mixes rows
-            of equal length is wrong, not noisy.
+        floor: a difference that is always allowed.
+        cap: a difference that is never allowed, however much the control differs: a model that
+            mixes rows of equal length is wrong, not noisy.
         sequences: of ids that rows must differ in, each: a fault does, and a router that once
             chooses another expert does not.
     """
@@ -74,16 +74,16 @@ in bfloat16 and 3e-2 in float32, and by up to 1e-1 if a router chooses otherwise
 by 7e-2 at least."""
 
 CONTROL_MULTIPLE = 4.0
-"""Rows of different length may differ so much more than those of equal length, beyond the floor."""
+"""How much more rows of different length may differ than those of equal length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a probe has found.
+    """What a probe found.
 
     Attributes:
-        way: that changes no answer.
-        reason: why it is not TOGETHER.
+        way: the way that changes no answer.
+        reason: why it is not TOGETHER; empty if it is.
     """
 
     way: Batching
@@ -104,14 +104,14 @@ class WayFinder:
     """Tries the ways in turn, fastest first; the last one needs no trial.
 
     Args:
-        model: materialised.
+        model: the materialised model.
         model_type: as in config.json; named in reasons.
         stream: made on this thread.
         is_exact: whether float32 is computed as such here: on the CPU.
-        max_concurrency: rows at most.
-        context_length: tokens of a row at most.
+        max_concurrency: how many rows there may be.
+        context_length: how many tokens a row may have.
         vocabulary_size: valid ids are below it.
-        report: called after each step: the load goes on.
+        report: called after each step, because the load progresses.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class WayFinder:
         self._context_length = context_length
         self._vocabulary_size = vocabulary_size
         self._report = report
-        self._alone: dict[float, Rows] = {}  # by where the sequence starts
+        self._alone: dict[float, Rows] = {}  # by the start of the sequence
 
     def find(self) -> Finding:
         """The fastest way in which rows do not change each other.
@@ -147,7 +147,7 @@ class WayFinder:
             return Finding(way=Batching.ONE_ROW, reason=ONLY_ROW)
         if self._context_length < SEQUENCE_LENGTH:
             return Finding(way=Batching.ONE_ROW, reason=TOO_SHORT)
-        self._run_alone(STARTS[0])  # what raises here is no fault of a way
+        self._run_alone(STARTS[0])  # an error here is not the fault of a way
         trials, reason = self._trials()
         for way in trials:
             fault = self._fault(way)
@@ -166,7 +166,7 @@ class WayFinder:
         return [Batching.TOGETHER, Batching.SERIAL_PREFILL], ""
 
     def _fault(self, way: Batching) -> str:
-        """What rows do to each other in this way; empty: nothing."""
+        """What rows do to each other in this way; empty if nothing."""
         what = "read together" if way is Batching.TOGETHER else "decoded together"
         starts = STARTS[: self._tolerance.sequences]
         try:
@@ -203,7 +203,7 @@ class WayFinder:
             return largest_distance(company, alone)
 
     def _script(self, start: float, lengths: Sequence[int], tokens: Sequence[int]) -> Script:
-        """Of ids that the model knows: a tokenizer may have more of them."""
+        """How many ids the model knows: a tokenizer may have more."""
         with mx.stream(self._stream):
             # The shape is known without computing anything.
             logits = self._model(mx.array([[0]]), cache=make_prompt_cache(self._model))

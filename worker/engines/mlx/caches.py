@@ -1,8 +1,8 @@
-"""What the worker knows of mlx-lm's cache classes: sizes, copies, cutting back.
+"""What the worker knows about mlx-lm's cache classes: sizes, copies, cutting back.
 
 A copy (`copy.deepcopy`) shares its arrays' memory with the original until one of them is written
-to; MLX then writes to memory of its own. Sharing the array objects themselves would not do:
-assigning to a slice of one changes it for whoever holds it.
+to; MLX then writes to separate memory. Sharing the array objects themselves would not work:
+assigning to a slice of one changes it for everybody who holds it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def tokens_that_can_be_cut(fresh: Sequence[Any]) -> int | None:
 
 
 def row_bytes(cache: Sequence[Any], tokens: int) -> int:
-    """What a row of so many tokens takes.
+    """How many bytes a row of that many tokens takes.
 
     Args:
-        cache: of a row that has read at least one token.
+        cache: the cache of a row that has read at least one token.
     """
     return sum(_layer_bytes(layer, tokens) for layer in layers_of(cache))
 
@@ -81,8 +81,8 @@ def cut(cache: list[Any], drop: int) -> None:
 def compact(cache: list[Any]) -> None:
     """Makes a cache hold no more memory than its arrays' sizes say, in place.
 
-    What mlx-lm extracts from a batch of state-space rows is a view of the whole batch, and what
-    it extracts of a sliding window may be longer than the window by a chunk.
+    What mlx-lm extracts from a batch of state-space rows is a view of the whole batch, and a
+    sliding window that it extracts may be longer than the window by a chunk.
     """
     _drop_unused(cache)
     for layer in layers_of(cache):
@@ -98,7 +98,7 @@ def _drop_unused(cache: Sequence[Any]) -> None:
             continue
         first, last = 0, layer.offset
         if isinstance(layer, RotatingKVCache):
-            # Once it has begun to rotate, the order of its tokens is its own business.
+            # Once it has begun to rotate, only it knows the order of its tokens.
             if layer.keep or layer._idx < min(layer.offset, layer.max_size):
                 continue
             last = layer._idx

@@ -1,4 +1,4 @@
-"""What mlx-lm's tokenizer knows of a model's chats: its markers, and how it writes calls."""
+"""What mlx-lm's tokenizer knows about a model's chats: its markers, and how it writes calls."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ChatFormat:
     """What a model's answers look like.
 
     Attributes:
-        rules: its parts.
-        reasoning: the markers around reasoning; None if there are none, or headers.
-        content_after: ids behind which the content begins if the prompt has opened another part,
+        rules: how it marks its parts.
+        reasoning: the markers around reasoning; None if there are none, or if there are headers.
+        content_after: ids after which the content begins if the prompt has opened another part,
             in the order in which they come.
         is_harmony: whether headers say what a part is.
     """
@@ -75,7 +75,7 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         add(NORMAL, reasoning[0], REASONING)
         add(REASONING, reasoning[1], NORMAL)
     if calls is not None:
-        # A format of its own that leads to calls says by itself where they begin.
+        # A format with its own states for calls says by itself where they begin.
         is_told = TOOL in {target for edges in own.values() for _, target in edges}
         for marker in calls.begins:
             if not is_told:
@@ -123,5 +123,5 @@ def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
         ends=ends,
         parse=parse,
         call_ids=ids,
-        needs_ends=kind != "json_tools",  # JSON shows by itself whether it is whole
+        needs_ends=kind != "json_tools",  # JSON shows by itself whether it is complete
     )

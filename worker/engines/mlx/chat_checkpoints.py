@@ -1,8 +1,9 @@
-"""How much of a chat's prompt other prompts are likely to share; runs beside the owner thread.
+"""How much of a chat's prompt other prompts are likely to share; runs on the helper threads.
 
 The template is asked: what two chats with the same system prompt and tools would share with this
-one, and what the chat's own next turn would. The latter is less than the whole prompt where a
-template strips the reasoning of earlier answers, or opens an answer otherwise than it shows it.
+one, and what the chat's own next turn would. The latter is less than the whole prompt if a
+template strips the reasoning of earlier answers, or opens an answer differently from how it shows
+it later.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def find_checkpoints(
     Args:
         messages: as the template takes them.
         rendered: the prompt.
-        tokens: of it.
-        render: as the prompt was rendered; may raise anything.
-        encode: as it was tokenised.
+        tokens: the prompt's tokens.
+        render: renders messages as the prompt was rendered; may raise anything.
+        encode: tokenises text as the prompt was tokenised.
         special_tokens: whose text begins a piece that is tokenised by itself.
     """
     chat = _Chat(rendered, list(tokens), encode, special_tokens)
@@ -64,8 +65,8 @@ def _try(render: Render, messages: list[Message]) -> str | None:
     try:
         return render(messages)
     except Exception:  # noqa: BLE001
-        # The template is the model's program. It has accepted the prompt itself; that it does not
-        # take this one as well costs a checkpoint, and is no fault of anybody's.
+        # The template is the model's program. It has accepted the prompt itself; if it does not
+        # accept this one as well, that costs a checkpoint, and is nobody's fault.
         return None
 
 

@@ -1,8 +1,8 @@
-"""Where a prompt's cache is worth keeping although the row goes on; pure.
+"""Decides where a prompt's cache is worth keeping although the row continues; pure.
 
 For models whose caches cannot be cut back, as those of sliding windows and of state-space layers:
-what they hold serves only a prompt that goes on where it ends, so it has to be kept just where
-other prompts will part from this one.
+what they hold only serves a prompt that continues exactly where it ends, so it must be kept where
+other prompts will diverge from this one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 LEAST_GAIN = 16
-"""Of two checkpoints nearer to each other the first serves for both; the rest is soon read."""
+"""Of two checkpoints closer than this the first serves for both; the rest is read quickly."""
 
 MAX_CHECKPOINTS = 8
-"""For one prompt: each takes the memory of a row."""
+"""The most checkpoints of one prompt: each takes the memory of a row."""
 
 
 def plan_checkpoints(
@@ -41,6 +41,6 @@ def plan_checkpoints(
 
 
 def split_at(tokens: list[int], known: int, places: Sequence[int]) -> list[list[int]]:
-    """The tokens behind the known ones, in pieces that end at these places."""
+    """The tokens after the known ones, in pieces that end at these places."""
     ends = [known, *places, len(tokens)]
     return [tokens[begin:end] for begin, end in pairwise(ends)]

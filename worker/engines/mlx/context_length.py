@@ -20,17 +20,17 @@ CONTEXT_LENGTH_NAMES = (
     "model_max_length",
     "block_size",
 )
-"""What architectures call it in config.json, the usual name first. Those with a state instead of a
-cache mostly declare none."""
+"""Its names in config.json, the usual one first. Architectures with a state instead of a cache
+mostly declare none."""
 
 NESTED_NAMES = ("text_config", "llm_config", "language_config")
 """Where the text model of a larger one is described."""
 
 UNKNOWN_CONTEXT_LENGTH = 4096
-"""For a model that does not say how much it was made for."""
+"""The length of a model that does not declare one."""
 
 MAX_CONTEXT_LENGTH = 2**31 - 1
-"""A larger number says that nobody knew one."""
+"""A larger number means that nobody knew the length."""
 
 MAX_SHOWN = 20
 
@@ -40,8 +40,8 @@ class ContextLength:
     """What a model takes.
 
     Attributes:
-        tokens: of prompt and answer together, at most.
-        warnings: what a user should know of it, a sentence each.
+        tokens: prompt and answer together, at most.
+        warnings: what users should know about it, a sentence each.
     """
 
     tokens: int
@@ -49,7 +49,7 @@ class ContextLength:
 
 
 def find_context_length(config: Mapping[str, Any], asked: int) -> ContextLength:
-    """Less than what is declared may be asked for; anything, where nothing is declared.
+    """Applies the entry's limit: at most what is declared, or anything if nothing is.
 
     Args:
         config: what config.json holds.
@@ -84,7 +84,7 @@ def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _length(value: Any) -> int | None:
-    """A number of tokens; None for what is none. JSON writers may give an integer a point."""
+    """A number of tokens; None for anything else. JSON writers may give an integer a point."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_length = type(value) is int and 0 < value <= MAX_CONTEXT_LENGTH

@@ -1,4 +1,4 @@
-"""Rows whose prompts were read one by one decode: together, or each in a batch of its own.
+"""Decodes rows whose prompts were read one by one: together, or each in its own batch.
 
 Everything here belongs to the thread that made the stream, and runs within it.
 """
@@ -15,7 +15,7 @@ from .new_row import KeptCaches, NewRow
 from .sampling import greedy
 
 CLEAR_EVERY = 512
-"""Steps after which memory for reuse is given back, as mlx-lm does: caches grow in new buffers."""
+"""How many steps until memory for reuse is freed, as mlx-lm does: caches grow in new buffers."""
 
 
 class Decode(Protocol):
@@ -25,8 +25,8 @@ class Decode(Protocol):
         """Adds a row; the next `next` begins with its last token, the one after gives its first.
 
         Args:
-            uid: of the row.
-            row: its last token is not read yet.
+            uid: the row's uid.
+            row: the row, whose last token is not read yet.
             cache: taken over.
             held: the tokens in the cache.
         """
@@ -122,12 +122,12 @@ class LoneRow(GenerationBatch):  # type: ignore[misc]
     """A batch of one row, over its plain cache, as mlx-lm generates one answer."""
 
     def extract_cache(self, idx: int) -> list[Any]:
-        """The row's cache; it is nobody else's, so nothing needs to be taken apart."""
+        """The row's cache; it belongs to this row alone, so nothing needs to be taken apart."""
         return list(self.prompt_cache)
 
 
 class LoneDecode:
-    """Each row is a batch of its own; a step gives each of them a token.
+    """Gives each row its own batch; a step gives each of them a token.
 
     Args:
         model: materialised.

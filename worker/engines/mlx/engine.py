@@ -1,7 +1,7 @@
 """The engine over mlx-lm: load, warm up, step, close, all on one thread (A1).
 
-MLX is imported inside `load`, so that the import is reported as a part of it and so that a machine
-without MLX is an answer, not a traceback.
+MLX is imported inside `load`, so that the import is reported as part of it and so that a machine
+without MLX gets an answer, not a traceback.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WARMUP_PROMPT_TOKENS = 9
-"""One first chunk, which is measured, and the last token: a slow model takes 0.1 s for each."""
+"""Tokens of the warm-up: one first chunk, which is measured, and the last token: a slow model takes
+0.1 s for each."""
 WARMUP_TOKENS = 2
 
 NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
@@ -70,7 +71,7 @@ class MlxEngine:
         prefixes: what earlier rows have computed; None before `load`.
 
     Args:
-        spec: what the worker was launched with.
+        spec: the worker's launch spec.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -91,11 +92,11 @@ class MlxEngine:
             ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: permanent.
             MemoryError: not enough memory now.
         """
-        # A model is a folder that is here, or it is an error: nothing is ever fetched.
+        # A model is a local folder, or it is an error: nothing is ever fetched.
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.environ["TRANSFORMERS_OFFLINE"] = "1"
         report(LoadPhase.IMPORT, 0.0)
-        # Before the import, which takes a second: a folder that is not there is told at once.
+        # Before the import, which takes a second: a missing folder is reported at once.
         folder = check_folder(
             Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, _CHECKED * share)
         )
@@ -141,7 +142,7 @@ class MlxEngine:
         report(LoadPhase.WEIGHTS, _IMPORTED)
         with mx.stream(self.stream):
             model, config = load_lazily(folder)
-            # Not those of the files: mlx-lm leaves parts out (vision), and may widen others.
+            # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
             self._text = load_text(
@@ -300,7 +301,7 @@ class MlxEngine:
         report(LoadPhase.WARMUP, 1.0)
 
     def _open_prefix_cache(self) -> None:
-        """From now on rows are kept; before, neither the model nor its memory was settled."""
+        """From now on rows are kept; before, neither the model nor its memory was final."""
         import mlx.core as mx
 
         from .prefix_size import find_room
@@ -325,13 +326,13 @@ class MlxEngine:
 
     @property
     def text(self) -> TextCodec:
-        """The model's text side; there after `load`."""
+        """The model's text side; available after `load`."""
         if self._text is None:
             raise RuntimeError("the engine is not loaded")
         return self._text
 
     def insert(self, row: Row) -> int:
-        """Adds a row and says how many of its tokens need no prefill."""
+        """Adds a row and returns how many of its tokens need no prefill."""
         return self._ready().insert(row)
 
     def remove(self, *keys: RequestKey) -> None:
@@ -364,7 +365,7 @@ class MlxEngine:
         return self._ready().step()
 
     def give_back(self) -> None:
-        """Frees what is kept for speed alone: known prompts, and memory for reuse."""
+        """Frees what is only kept for speed: known prompts, and memory for reuse."""
         self._ready().give_back()
 
     def bytes_held(self) -> EngineBytes:
@@ -376,7 +377,7 @@ class MlxEngine:
         )
 
     def close(self) -> None:
-        """Frees everything and sets the process's limits back; once, on the owner thread (E2)."""
+        """Frees everything and restores the process's limits; once, on the owner thread (E2)."""
         batch, limits = self.batch, self._limits
         self.batch = self._limits = None
         if limits is None:

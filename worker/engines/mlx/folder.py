@@ -1,7 +1,7 @@
 """A model folder as files: what must be there, whether it can be read, and its fingerprint.
 
-No MLX here: everything that can be found wrong without it is found before it is imported, and
-named by file (B6). mlx-lm would take a missing folder for the id of a model to download.
+No MLX here: everything that can be checked without it is checked before it is imported, and
+errors name the file (B6). mlx-lm would take a missing folder for the id of a model to download.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...engine import BadModelError, ModelMissingError
 from .known_faults import Remedy, find_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
-"""At least one of these must be there; merges and the rest are the tokenizer's own business."""
+"""At least one of these must exist; the tokenizer takes care of merges and the rest."""
 
 READ_AS_JSON = (
     "config.json",
@@ -31,10 +31,10 @@ READ_AS_JSON = (
     "hf_quant_config.json",
     "model.safetensors.index.json",
 )
-"""What loaders parse; other files of a folder may hold anything."""
+"""The files that loaders parse; other files of a folder may contain anything."""
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""Of a safetensors file, by its specification."""
+"""The largest header of a safetensors file, by its specification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class ModelFolder:
     """A folder that has passed the checks.
 
     Attributes:
-        path: of the folder.
-        config: what config.json holds.
+        path: the folder.
+        config: the content of config.json.
         shards: the weight files, in order of name.
         shard_of: for each array, the file that holds it.
-        weight_bytes: of all weight files.
+        weight_bytes: size of all weight files.
     """
 
     path: Path
@@ -56,8 +56,8 @@ class ModelFolder:
     weight_bytes: int
 
     def number(self, *names: str) -> int | None:
-        """A positive integer of config.json, under the first of the names that is there; also
-        where a text model is nested in another one."""
+        """A positive integer of config.json, under the first of the names that exists; also looks
+        into a text model that is nested in another one."""
         for settings in (self.config, self.config.get("text_config")):
             for name in names:
                 value = settings.get(name) if isinstance(settings, dict) else None
@@ -67,11 +67,11 @@ class ModelFolder:
 
 
 def check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
-    """Reads everything of a folder but the weights themselves.
+    """Reads everything in a folder except the weights themselves.
 
     Args:
-        path: of the folder.
-        report: called with the share of the weight files that has been looked at.
+        path: the folder.
+        report: called with the share of the weight files that has been checked.
 
     Raises:
         ModelMissingError: the folder or a file is not there.
@@ -140,7 +140,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_shards(path: Path, names: list[str]) -> list[Path]:
-    """The weight files: those of the index where there is one, else what mlx-lm would take."""
+    """The weight files: those of the index if there is one, or else what mlx-lm would load."""
     shards = [n for n in names if n.startswith("model") and n.endswith(".safetensors")]
     if "model.safetensors.index.json" in names:
         index = _read_json(path / "model.safetensors.index.json").get("weight_map")

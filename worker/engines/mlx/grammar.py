@@ -1,6 +1,6 @@
 """A grammar's mask on one row's logits.
 
-llguidance has a kernel of its own for Metal; plain array operations work everywhere.
+llguidance has its own kernel for Metal; plain array operations work everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class GrammarProcessor:
     overlap of two steps: only batches with such a row pay for it.
 
     Args:
-        grammar: after what was delivered in an earlier life.
+        grammar: its state after what was delivered in an earlier life.
     """
 
     def __init__(self, grammar: Grammar) -> None:

@@ -1,4 +1,4 @@
-"""What is known to be wrong with model types in mlx-lm itself, and what a worker does about it.
+"""Known faults of model types in mlx-lm itself, and what a worker does about them.
 
 No MLX here. A fault is named by file and line of mlx-lm, and
 `tests/unit/test_engine_known_faults.py` fails when a release moves or fixes that line, so that no
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors")
-"""Where mlx-lm and peft put a fine-tuning that is not merged into the weights."""
+"""Files in which mlx-lm and peft keep fine-tuning that is not merged into the weights."""
 
 
 class Remedy(Enum):
     """What a worker does about a fault."""
 
     REFUSE = auto()
-    """No answer would be right."""
+    """Refuse the model: no answer would be right."""
     WIDEN_WINDOWS = auto()
     """Each cache of a sliding window keeps one key more than mlx-lm says."""
 
@@ -36,9 +36,9 @@ class KnownFault:
         file: of mlx_lm/models.
         line: in that file, from 1.
         symbol: text of that line.
-        what: is wrong, and what follows from it; a sentence without its full stop.
+        what: what is wrong, and what follows from it; a sentence without its full stop.
         remedy: see `Remedy`.
-        concerns: whether a config.json of the type is concerned.
+        concerns: whether a config.json of the type is affected.
     """
 
     model_type: str
@@ -104,11 +104,11 @@ def find_fault(config: Mapping[str, Any]) -> KnownFault | None:
 
 
 def find_warnings(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a user should know of a model that loads, a sentence each.
+    """What users should know about a model that loads, a sentence each.
 
     Args:
-        path: of the model folder.
-        config: what its config.json holds.
+        path: the model folder.
+        config: the content of its config.json.
     """
     warnings = [
         f"{name} is not applied: adapters are not supported, merge it into the weights "

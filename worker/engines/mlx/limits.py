@@ -1,4 +1,4 @@
-"""What one worker may take of the machine's memory; set at the load, set back at the close (E3).
+"""How much of the machine's memory one worker may take; set at the load, restored at the end (E3).
 
 N workers that each wire what the machine recommends wire more than there is, and hang it (I3), so
 nothing is wired unless the launch spec says how much.
@@ -14,7 +14,7 @@ class MemoryLimits:
     """The limits of this process.
 
     Args:
-        spec: says what they are.
+        spec: contains them.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -24,7 +24,7 @@ class MemoryLimits:
         self._wired_before: int | None = None
 
     def set(self) -> None:
-        """Before the load, so that it is held to them; nothing is wired yet."""
+        """Sets the limits before the load, so that they apply to it; nothing is wired yet."""
         spec = self._spec
         if spec.memory_limit_bytes is not None:
             self._memory_before = int(mx.set_memory_limit(spec.memory_limit_bytes))
@@ -34,18 +34,18 @@ class MemoryLimits:
             self._wired_before = int(mx.set_wired_limit(0))
 
     def set_wired(self) -> None:
-        """After the load, and after BatchGenerator's constructor, which sets its own limit."""
+        """Sets the wired limit, after the load and BatchGenerator's constructor with its own."""
         recommended = _recommended_bytes()
         if recommended is None:
             return
         wanted = self._spec.wired_limit_bytes
         if wanted is None:
-            # What is wired for ever is the weights; everything else comes and goes.
+            # The weights are what stays wired; everything else comes and goes.
             wanted = mx.get_active_memory()
         mx.set_wired_limit(min(wanted, recommended))
 
     def restore(self) -> None:
-        """Everything as it was; after BatchGenerator's `close`, which sets back its own idea."""
+        """Restores everything; after BatchGenerator's `close`, which restores what it found."""
         if self._wired_before is not None:
             mx.set_wired_limit(self._wired_before)
         if self._cache_before is not None:
@@ -55,6 +55,6 @@ class MemoryLimits:
 
 
 def _recommended_bytes() -> int | None:
-    """How much may be wired at most; None where the device does not wire."""
+    """How much may be wired at most; None if the device does not wire memory."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
     return None if recommended is None else int(recommended)

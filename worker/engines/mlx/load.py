@@ -1,4 +1,4 @@
-"""From a checked folder to a model whose every array is in memory."""
+"""Loads a checked folder into a model with every array in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .folder import ModelFolder
 from .known_faults import Remedy, find_fault
 
 GROUP_BYTES = 128 * 1024 * 1024
-"""What is read between two reports of progress."""
+"""How much is read between two reports of progress."""
 
 MAX_CAUSE_CHARACTERS = 300
 
@@ -32,7 +32,7 @@ _MEMORY_TEXTS = (
 
 
 def is_memory_text(text: str) -> bool:
-    """Whether a message of MLX says that memory was not enough."""
+    """Whether a message from MLX says that there was not enough memory."""
     lowered = text.lower()
     return any(memory_text in lowered for memory_text in _MEMORY_TEXTS)
 
@@ -66,7 +66,7 @@ MODEL_FAULTS = (
     TypeError,
     ValueError,
 )
-"""What the code of a model type, or MLX under it, raises about what it cannot compute."""
+"""What a model type's code, or MLX below it, raises if it cannot compute something."""
 
 _GPU_FAILED = re.compile(r"command buffer execution failed|^cu\w+\(.*\) failed|^cu\w+ failed")
 """How MLX says that the GPU did not finish what it was given: Metal's command buffers (timed out,
@@ -74,7 +74,7 @@ hung, interrupted for the display), CUDA's and its libraries' calls. Another att
 
 
 def raise_if_passing(error: Exception) -> None:
-    """Lets through what the model is not to blame for, and what another attempt may not meet.
+    """Re-raises errors that are not the model's fault and may not occur again.
 
     Raises:
         MemoryError: not enough memory now.
@@ -127,7 +127,7 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     except MemoryError:
         raise
     except SystemExit as error:
-        # What a model file does when a package of its own is missing, after a line in the log.
+        # What a model file does if a package that it needs is missing, after a line in the log.
         raise BadModelError(
             f"{folder.path / 'config.json'}: mlx-lm gave up on model type "
             f"{folder.config['model_type']}; what it printed is in the log"
@@ -158,7 +158,7 @@ def widen_windows(model: Any) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """What an error of the loader says to people; some of Python's say nothing by themselves."""
+    """An error of the loader as a sentence; some of Python's mean nothing by themselves."""
     match error:
         case KeyError():
             return f"{shorten(error)} is missing"
@@ -182,12 +182,12 @@ def _culprit(folder: ModelFolder, error: Exception) -> str:
 
 
 def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None]) -> None:
-    """Evaluates every array that hangs on a model, on the calling thread (A4).
+    """Evaluates every array that a model refers to, on the calling thread (A4).
 
     Args:
         root: the module tree.
         folder: named when an array cannot be read.
-        report: called with the share of the bytes that are there.
+        report: called with the share of the bytes that are in memory.
 
     Raises:
         BadModelError: a weight file cannot be read.
@@ -219,8 +219,8 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
 def iterate_arrays(root: Any) -> Iterator[mx.array]:
     """Every array reachable from a module: parameters, frozen buffers, underscore attributes.
 
-    `Module.parameters()` leaves out what begins with an underscore (YarnRoPE `_freqs`) and what
-    plain objects hold; loaders leave just those lazy, bound to the loading thread's stream.
+    `Module.parameters()` leaves out attributes with an underscore (YarnRoPE `_freqs`) and those of
+    plain objects; loaders leave just these lazy, bound to the loading thread's stream.
     """
     seen: set[int] = set()
     waiting = [root]

@@ -1,4 +1,4 @@
-"""Logits leave the model as float32, whatever it computes in.
+"""Makes logits leave the model as float32, no matter what it computes in.
 
 Log-probabilities are differences of logits: taken in bfloat16, which has eight bits, they are wrong
 by up to 0.1.
@@ -18,7 +18,7 @@ class FloatLogits:
     the logits.
 
     Attributes:
-        own_dtype: of the logits as the model gives them; None before the first call.
+        own_dtype: dtype of the model's own logits; None before the first call.
 
     Args:
         model: called with ids (rows, tokens) and `cache`, gives logits (rows, tokens, vocabulary).

@@ -1,4 +1,4 @@
-"""How likely tokens were, read out of a finished step."""
+"""Reads how likely tokens were from a finished step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import mlx.core as mx
 from ...engine import RowLogprobs
 
 LEAST_LOGPROB = -9999.0
-"""Shown for a probability of 0, whose logarithm is no number."""
+"""Shown for a probability of 0, whose logarithm is not finite."""
 
 
 class LogprobReader:
-    """Reads on a stream of its own, so as not to wait for the next step, which is under way.
+    """Reads on a separate stream, so as not to wait for the next step, which is under way.
 
     Belongs to the thread that makes it.
     """
@@ -28,8 +28,8 @@ class LogprobReader:
         """The logprobs of some rows' tokens, by uid; one evaluation for all of them.
 
         Args:
-            responses: of one `next()`.
-            wanted: of how many of the likeliest tokens besides, by uid.
+            responses: the responses of one `next()`.
+            wanted: for how many of the likeliest tokens to read them as well, by uid.
         """
         arrays: list[tuple[int, mx.array, mx.array, mx.array]] = []
         with mx.stream(self._stream):
@@ -76,5 +76,5 @@ def _to_plain(chosen: mx.array, ids: mx.array, logprobs: mx.array) -> RowLogprob
 
 
 def _finite(logprob: float) -> float:
-    """Also of what a broken model makes of its numbers."""
+    """Handles a broken model's numbers, too."""
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -8,8 +8,8 @@ from pathlib import Path
 from ...engine import BadLaunchError
 
 COMFORTABLE_SHARE = 0.8
-"""Of `memory`: if more is in use before the first request, MLX frees and takes memory all the time,
-which doubles the time of a step."""
+"""A share of `memory`: if more is in use before the first request, MLX constantly frees and takes
+memory, which doubles the time of a step."""
 
 MIB = 2**20
 GIB = 2**30
@@ -19,8 +19,8 @@ def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> Non
     """Refuses a model that cannot fit, before its weights are read.
 
     Args:
-        path: of the model.
-        weight_bytes: of its arrays.
+        path: the model folder.
+        weight_bytes: size of its arrays.
         limit_bytes: the entry's `memory`; None: no limit.
 
     Raises:
@@ -34,7 +34,7 @@ def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> Non
 
 
 def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ...]:
-    """What to tell a user whose model is loaded and leaves too little of its `memory`."""
+    """The warning for a model that is loaded and leaves too little of its `memory`."""
     if limit_bytes is None or active_bytes <= COMFORTABLE_SHARE * limit_bytes:
         return ()
     return (
@@ -45,7 +45,7 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
 
 
 def size_text(count: int) -> str:
-    """At least so many bytes, as the configuration takes it."""
+    """At least that many bytes, in the form that the configuration takes."""
     if count < GIB:
         return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
     return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"

@@ -1,4 +1,4 @@
-"""A row on its way into the passes, and what is left of it when it comes out."""
+"""A row on its way into the passes, and what is left of it afterwards."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ KeptCaches = dict[int, tuple[list[Any], list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRow:
-    """What the passes need of a row.
+    """What the passes need to know about a row.
 
     Attributes:
-        tokens: still to be read; at least one.
-        known: those before them, which `cache` holds.
-        cache: the row's own from now on; None: nothing is known.
+        tokens: tokens still to be read; at least one.
+        known: the tokens before them, which `cache` holds.
+        cache: belongs to the row from now on; None: nothing is known.
         max_tokens: at least 1.
         sampler: draws its tokens.
         processors: change its logits.
         stops: what ends its answer.
-        checkpoints: when so many tokens are in its cache, a copy is taken; ascending.
+        checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
     """
 
     tokens: list[int]

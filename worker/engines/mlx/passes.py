@@ -1,9 +1,9 @@
 """Three ways of running rows through a model; see `protocol.states.Batching`.
 
-mlx-lm's `BatchGenerator` reads prompts of different length in one pass by padding them. Some model
-types do not honour that, and some cannot compute two rows at all. `TogetherPasses` is the generator
+mlx-lm's `BatchGenerator` reads prompts of different lengths in one pass by padding them. Some model
+types ignore the padding, and some cannot compute two rows at all. `TogetherPasses` is the generator
 as it is. `SerialPasses` reads each prompt alone over a plain cache, so that nothing is padded, and
-hands the row over to the rows that decode: in one batch, or each in a batch of its own.
+hands the row over to the rows that decode: in one batch, or each in its own batch.
 
 Everything here belongs to the thread that made the stream.
 """
@@ -35,17 +35,17 @@ class Passes(Protocol):
         """Adds a row, and gives its uid."""
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """Takes rows out, wherever they stand, in one change; gives the caches of some of them."""
+        """Takes rows out at any stage, in one change; returns the caches of some of them."""
 
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """The tokens that the next step will return for those of these rows that decode; one wait
         for all of them."""
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """One token for each row that decodes; reads so many tokens of these prompts, by uid.
+        """One token for each row that decodes; reads that many tokens of these prompts, by uid.
 
         Returns:
-            What was read, and mlx-lm's responses (uid, token, logprobs, finish_reason; of a row
+            What was read, and mlx-lm's responses (uid, token, logprobs, finish_reason; for a row
             that has ended also prompt_cache and all_tokens).
         """
 
@@ -53,7 +53,7 @@ class Passes(Protocol):
         """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
 
     def close(self) -> None:
-        """Frees the rows; the process's limits are set back after it (E2, E3)."""
+        """Frees the rows; the process's limits are restored afterwards (E2, E3)."""
 
 
 def make_passes(
@@ -124,7 +124,7 @@ class TogetherPasses:
         return drawn_tokens(self.generator, uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """See `Passes.step`; mlx-lm reads as many tokens of every prompt, here the most asked."""
+        """See `Passes.step`; mlx-lm reads the same number of every prompt: the most asked."""
         if sizes:
             self.generator.prefill_step_size = max(sizes.values())
         prompts, tokens = self.generator.next()
@@ -132,7 +132,7 @@ class TogetherPasses:
             PromptRead(uid=read.uid, done=read.progress[0], is_over=read.end_of_prompt)
             for read in prompts
         ]
-        # A step that reads nothing of a prompt leaves it where it was, and no segment ends.
+        # A step that reads nothing of a prompt leaves it as it was, and no segment ends.
         self._reached = [
             read.uid
             for read in prompts
@@ -157,12 +157,12 @@ class TogetherPasses:
 
 
 class SerialPasses:
-    """Prompts are read here, one in a pass; `decode` has the rows afterwards.
+    """Reads prompts, one per pass; `decode` gets the rows afterwards.
 
     Args:
         model: materialised.
         stream: made on this thread.
-        decode: of the rows whose prompt was read.
+        decode: decodes the rows whose prompt was read.
     """
 
     def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
@@ -230,20 +230,20 @@ class WaitingPrompt:
     """A prompt on its way into a plain cache.
 
     Attributes:
-        row: of the prompt.
-        cache: holds what was known and what was read, until another one takes it over.
-        done: tokens that were read.
+        row: the prompt's row.
+        cache: holds what was known and what was read, until it is handed over.
+        done: how many tokens were read.
 
     Args:
         row: of the prompt.
-        cache: holds what is known of it.
+        cache: holds what is known of the prompt.
     """
 
     def __init__(self, row: NewRow, cache: list[Any]) -> None:
         self.row = row
         self.cache = cache
         self.done = 0
-        # Where a pass ends in any case, in tokens that were read; the last one is not read here.
+        # Where a pass must end, in tokens that were read; the last one is not read here.
         self._ends = [place - len(row.known) for place in row.checkpoints]
         self._last = len(row.tokens) - 1
 
@@ -263,7 +263,7 @@ class WaitingPrompt:
         return self.row.known + self.row.tokens[: self.done]
 
     def read(self, model: Any, size: int) -> None:
-        """One pass over so many tokens, never over the last one; computed when it returns."""
+        """One pass over that many tokens, never over the last one; computed when it returns."""
         end = min(end for end in (*self._ends, self._last) if end > self.done or end == self._last)
         chunk = self.row.tokens[self.done : min(self.done + size, end)]
         if not chunk:

@@ -11,33 +11,33 @@ from __future__ import annotations
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = 2048
 FIRST_CHUNK = 8
-"""Before anything was measured; 8 tokens are safe at 3 tokens per second."""
+"""The first chunk, before anything is measured; 8 tokens are safe at 3 tokens per second."""
 
 IDLE_TARGET_S = 2.0
 """How long a chunk may take while no row decodes: cancels and admissions wait for it."""
 
 STEP_TIMEOUT_SHARE = 0.1
-"""No chunk may come nearer to the stall limit (F5: honest work is never killed)."""
+"""No chunk may come closer to the stall limit (F5: legitimate work is never killed)."""
 
 HEADROOM = 0.75
-"""Of the target that is planned for; the rest absorbs a machine that slows down meanwhile."""
+"""The share of the target to plan for; the rest absorbs a machine that slows down meanwhile."""
 
 GROWTH = 2.0
-"""A chunk is at most this much larger than the last one: small chunks do not show at which size
-the speed falls."""
+"""A chunk is at most this many times the last one: small chunks do not show at which size the
+speed falls."""
 
 DEEP = 2048
-"""Known tokens behind which a prompt is felt to cost more: attention looks at all of them."""
+"""Known tokens from which a prompt costs noticeably more: attention looks at all of them."""
 
 FIXED_CHUNK = 256
-"""Where answers shall not depend on what was measured: on a GPU the size of a chunk rounds
-differently."""
+"""The chunk size if answers must not depend on measurements: on a GPU the size of a chunk affects
+rounding."""
 
 _EASE = 0.3
 """Weight of a new measurement that is faster than the estimate; a slower one counts at once."""
 
 _DRIFT = 0.02
-"""Weight of a slower measurement of what one pass costs beside its tokens: a lower bound."""
+"""Weight of a slower measurement of what one pass costs besides its tokens: a lower bound."""
 
 
 class PrefillPacer:
@@ -46,7 +46,7 @@ class PrefillPacer:
     Args:
         decode_stall_target_s: how long a chunk may hold up rows that decode.
         step_timeout_s: the stall limit of a step.
-        is_fixed: whether every chunk has the same size, whatever it takes.
+        is_fixed: whether every chunk has the same size, however long it takes.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class PrefillPacer:
         return HEADROOM * (self._busy_target_s if decode_rows else self._idle_target_s)
 
     def begins_deep(self, known: int) -> None:
-        """A row begins behind so many known tokens; behind many of them each new one costs more
-        than was measured before fewer, so the chunks grow anew."""
+        """A row begins after that many known tokens; after many of them each new one costs more
+        than was measured with fewer, so the chunks begin small again."""
         if known >= DEEP:
             self._largest_cost = min(self._largest_cost, FIRST_CHUNK)
 
@@ -112,8 +112,8 @@ class PrefillPacer:
         cost = prefill_rows * longest
         if cost <= 0:
             return
-        # A share of the step is laid to the chunk in any case: estimates from slower times must
-        # not make prefill look free.
+        # A share of the step always counts for the chunk: estimates from slower times must not
+        # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
         unit_s = max(spent_s - (self._pass_s or 0.0), spent_s / 4, 1e-9) / cost
         if self._unit_s is None:
@@ -121,7 +121,7 @@ class PrefillPacer:
         elif unit_s < self._unit_s:
             self._unit_s += _EASE * (unit_s - self._unit_s)
         elif cost * 4 >= self._largest_cost or spent_s > self._busy_target_s:
-            # A small chunk is mostly overhead: it says that the machine is slow only if it was
+            # A small chunk is mostly overhead: it only means that the machine is slow if it was
             # slow by itself.
             self._unit_s = unit_s
         self._largest_cost = max(cost, self._largest_cost)

@@ -1,4 +1,4 @@
-"""What earlier requests have computed of a prompt, kept for later ones that begin alike.
+"""What earlier requests have computed of a prompt, kept for later ones with the same prefix.
 
 Everything here belongs to the thread that owns the engine.
 """
@@ -21,18 +21,18 @@ from .prefix_index import BYTES_PER_TOKEN, Node, PrefixIndex, Tokens, as_tokens
 from .prefix_size import PrefixRoom
 
 LEAST_TOKENS = 16
-"""What is shorter is computed faster than it is looked up and copied."""
+"""A shorter prefix is computed faster than it is looked up and copied."""
 
 MAX_ENTRIES = 4096
-"""Bytes are what counts; this bounds the bookkeeping of tiny entries."""
+"""The most entries: bytes are what counts, this bounds the bookkeeping of tiny entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is known of a prompt.
+    """What the cache knows of a prompt.
 
     Attributes:
-        cache: a copy for the row to go on with; None: nothing is known.
+        cache: a copy for the row to continue with; None: nothing is known.
         count: how many tokens it holds.
         shared: how many of its first tokens are those of a kept sequence, whether or not a cache
             could be made of that one; at least `count`.
@@ -62,7 +62,7 @@ class PrefixCache:
     """The caches of ended rows by the tokens they hold; the least recently used one goes first.
 
     Attributes:
-        room: for arrays and ids; none at first.
+        room: how much memory it has for arrays and ids; none at first.
     """
 
     def __init__(self, room: PrefixRoom | None = None) -> None:
@@ -74,7 +74,7 @@ class PrefixCache:
 
     @property
     def held_bytes(self) -> int:
-        """Of what it keeps: arrays and ids."""
+        """The size of what it keeps: arrays and ids."""
         return self._array_bytes + self._index.held_bytes
 
     def entries(self) -> list[Node[Entry]]:
@@ -85,9 +85,9 @@ class PrefixCache:
         return len(self._used)
 
     def find(self, tokens: Sequence[int]) -> Found:
-        """A copy of the cache of the longest known beginning.
+        """A copy of the cache of the longest known prefix.
 
-        Never of all tokens: the last one has to be computed, since its logits are wanted.
+        Never of all tokens: the last one must be computed, because its logits are needed.
         """
         if not self._used or len(tokens) <= LEAST_TOKENS:
             return Found()
@@ -106,7 +106,7 @@ class PrefixCache:
     def _source(
         self, node: Node[Entry], matched: int, *, besides: Node[Entry] | None
     ) -> Node[Entry] | None:
-        """An entry that holds so many tokens of the path, or can be cut back to them."""
+        """An entry that holds that many tokens of the path, or can be cut back to them."""
         if node.value is not None and node.end == matched:
             return node
         below = self._index.below(node, besides=besides, longest=self._longest_cuttable)
@@ -122,7 +122,7 @@ class PrefixCache:
         return cache
 
     def plan_checkpoints(self, row: Row, found: Found) -> tuple[int, ...]:
-        """After how many of a row's tokens its cache is to be kept, before its end.
+        """After how many of a row's tokens its cache must be kept, before its end.
 
         Nowhere if the one at its end can be cut back to any of its tokens.
         """
@@ -138,7 +138,7 @@ class PrefixCache:
         )
 
     def keep(self, tokens: Sequence[int], cache: list[Any]) -> None:
-        """Takes the cache that holds these tokens; nobody else may use it from now on.
+        """Takes over the cache of these tokens; nobody else may use it from now on.
 
         One that is larger than all that may be kept is cut back to what fits, if it can be.
         """
@@ -166,7 +166,7 @@ class PrefixCache:
         return self.room.max_bytes * count // (size + BYTES_PER_TOKEN * count)
 
     def _knows(self, ids: Tokens) -> bool:
-        """Whether what is kept serves whatever these tokens could; it counts as used."""
+        """Whether an existing entry can do all that these tokens could; it then counts as used."""
         node, matched = self._index.path(ids)[-1]
         source = self._source(node, matched, besides=None) if matched == len(ids) else None
         if source is None:
@@ -193,7 +193,7 @@ class PrefixCache:
         self._index.remove(node)
 
     def clear(self) -> None:
-        """Gives everything back."""
+        """Frees everything."""
         # One by one: the tree's nodes refer to each other, so that only a garbage collection would
         # find the caches of a tree that was let go as a whole.
         for node in self.entries():

@@ -1,7 +1,7 @@
-"""Which of the kept token sequences begin like a new one: a radix tree over runs; pure, no MLX.
+"""Finds the kept token sequences with the same prefix: a radix tree over runs; pure, no MLX.
 
 A look-up compares each run of the path once, as one array operation, so that it costs microseconds
-beside a sequence of 100,000 tokens, and what sequences share is stored once.
+even for a sequence of 100,000 tokens, and common prefixes are stored once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def shared_length(one: Tokens, other: Tokens) -> int:
 
 @dataclass(slots=True, eq=False)
 class Node(Generic[Value]):
-    """A place in the tree: the end of a sequence, or where sequences part.
+    """A place in the tree: the end of a sequence, or where sequences diverge.
 
     Attributes:
         run: the tokens between the parent's place and this one.
         end: how many tokens lead here.
-        value: of the sequence that ends here; None: none does.
+        value: the value of the sequence that ends here; None if none does.
     """
 
     run: Tokens
@@ -60,11 +60,11 @@ class PrefixIndex(Generic[Value]):
 
     @property
     def held_bytes(self) -> int:
-        """Of the ids; what sequences share counts once."""
+        """Size of the ids; common prefixes count once."""
         return self._token_count * BYTES_PER_TOKEN
 
     def add(self, tokens: Tokens, value: Value) -> Node[Value]:
-        """Adds a sequence of at least one token, or gives a known one another value."""
+        """Adds a sequence of at least one token, or replaces the value of a known one."""
         node, matched = self.path(tokens)[-1]
         if matched < node.end:
             node = self._split(node, matched)

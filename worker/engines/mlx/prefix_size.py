@@ -15,10 +15,10 @@ from ...engine import EngineFacts
 from .caches import row_bytes, tokens_that_can_be_cut
 
 FREE_SHARE = 10
-"""One part in so many of the free memory, where a row of the whole context needs no more."""
+"""Divides the free memory: the cache gets one part, if a row of the whole context needs no more."""
 
 MOST_SHARE = 2
-"""Never more than one part in so many, however much a row of the whole context needs."""
+"""Divides the free memory: the cache never gets more than one part, whatever a row needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class PrefixRoom:
     """What a prefix cache needs to know of a model and its machine.
 
     Attributes:
-        max_bytes: of all that is kept; 0: nothing is.
-        row_tokens: how long a single row may be to be kept whole; at most the context.
-        cuttable_tokens: up to here a row's cache can be cut back; None: at any length.
+        max_bytes: the most to keep; 0: nothing.
+        row_tokens: the longest row that is kept whole; at most the context.
+        cuttable_tokens: up to this length a row's cache can be cut back; None: at any length.
     """
 
     max_bytes: int = 0
@@ -38,7 +38,7 @@ class PrefixRoom:
 
 def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
     """The room for a model that is loaded and has run; on the current stream."""
-    # What is taken from a cache was computed in other pieces.
+    # Cached prefixes were computed in other chunks.
     if spec.deterministic or spec.prefix_cache_bytes == 0:
         return PrefixRoom()
     row = row_after_one_token(model)
@@ -61,11 +61,11 @@ def automatic_bytes(*, free_bytes: int, row_bytes: int) -> int:
 
 
 def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
-    """What this process may still take, the weights being loaded.
+    """How much memory this process may still take, once the weights are loaded.
 
     Args:
         backend: `cpu`, `cuda` or `metal`; the latter's memory is the machine's.
-        memory_limit_bytes: of this process; None: none.
+        memory_limit_bytes: this process's limit; None: none.
     """
     if backend == "cuda":
         info = mx.device_info()
@@ -88,10 +88,10 @@ def row_after_one_token(model: Any) -> Sequence[Any]:
 
 
 def tokens_that_fit(max_bytes: int, row: Sequence[Any], context_length: int) -> int:
-    """How long a single row may be to be kept; at most the whole context.
+    """The longest row that can be kept; at most the whole context.
 
     Args:
-        row: of at least one token.
+        row: the caches of a row of at least one token.
     """
     fits, too_long = 0, context_length + 1
     while too_long - fits > 1:

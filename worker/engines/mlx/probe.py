@@ -1,10 +1,10 @@
-"""What rows do to each other in one pass, found out at the end of a load.
+"""Finds out, at the end of a load, what rows do to each other in one pass.
 
-mlx-lm's model types differ in what they make of padding and of several rows. So three rows of
-different length run in company, the third of them joining late and one leaving early, through the
-code that serves requests. Their tokens are forced: all follow one sequence of ids, each from
-another place in it. So a single row over a plain cache says what each of them should give at each
-step, and the logits are comparable whatever rounds differently.
+mlx-lm's model types differ in how they handle padding and several rows. So three rows of different
+lengths run together, the third of them joining late and one leaving early, through the code that
+serves requests. Their tokens are forced: all follow one sequence of ids, each from a different
+place in it. So a single row over a plain cache shows what each of them should give at each step,
+and the logits are comparable even if rounding differs.
 
 `mlx_way.py` draws the conclusion.
 """
@@ -24,19 +24,19 @@ from .passes import Passes
 from .prefill import LARGEST_CHUNK
 
 LENGTHS = (2, 4, 3)
-"""Tokens of the prompts: different, so that all that pads must pad."""
+"""Lengths of the prompts in tokens: different, so that anything that pads must pad."""
 
 TOKENS = (5, 3, 4)
-"""Of the answers: few, because a slow machine takes 0.1 s for each. The second row leaves when the
-third has its first token; what that does to the others shows in their last two."""
+"""Lengths of the answers: short, because a slow machine takes 0.1 s per token. The second row
+leaves when the third has its first token; what that does to the others shows in their last two."""
 
 CONTROL_LENGTH, CONTROL_TOKENS = 3, 3
-"""Of two rows of equal length, which pad nothing: what differs there is rounding."""
+"""Lengths of two equally long rows, which pad nothing: any difference is rounding."""
 
 SEQUENCE_LENGTH = max(length + count for length, count in zip(LENGTHS, TOKENS, strict=True))
 
 STARTS = (0.5, 0.8, 0.2)
-"""Of sequences of ids, as shares of the vocabulary."""
+"""Starts of sequences of ids, as shares of the vocabulary."""
 
 Rows = dict[int, list[mx.array]]
 """Log-probabilities of each token of each row, by the row's place."""
@@ -60,7 +60,7 @@ Scenario = Callable[[Passes, Script, Callable[[], None]], Rows]
 
 
 def make_script(sequence: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Script:
-    """Rows that follow a sequence: so many ids of it are the prompt, so many the answer."""
+    """Rows that follow a sequence, with these numbers of ids for the prompt and the answer."""
     return Script(
         prompts=[list(sequence[:length]) for length in lengths],
         answers=[
@@ -105,12 +105,12 @@ class Run:
     """One script in some passes, row by row as the caller says.
 
     Attributes:
-        got: what every row has given.
+        got: what every row has given so far.
 
     Args:
-        passes: without a row.
-        script: of the rows.
-        report: called after each step: the load goes on.
+        passes: passes without rows.
+        script: the rows' script.
+        report: called after each step, because the load progresses.
     """
 
     def __init__(self, passes: Passes, script: Script, report: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class Run:
         self._forget(*uids)
 
     def run_until(self, place: int, count: int) -> None:
-        """Steps until a row has so many tokens."""
+        """Steps until a row has that many tokens."""
         while len(self.got[place]) < count:
             self.step()
 
@@ -173,7 +173,7 @@ class Run:
 
 
 def run_alone(passes: Passes, script: Script, report: Callable[[], None]) -> Rows:
-    """The row that begins first, by itself; the others as parts of what it gives.
+    """Runs the row that begins first by itself; the others are parts of what it gives.
 
     Its answer must reach as far in the sequence as theirs.
     """

@@ -18,10 +18,10 @@ class PromptRead:
     """How far a prompt has been read by one step.
 
     Attributes:
-        uid: of the row.
-        done: tokens that the model has read, without those that it knew.
-        is_over: whether the row has left for those that decode.
-        took_s: of its own pass, if it had one.
+        uid: the row's uid.
+        done: how many tokens the model has read, without those that it knew.
+        is_over: whether the row has joined those that decode.
+        took_s: how long its pass took, if the row had a pass to itself.
     """
 
     uid: int
@@ -40,7 +40,7 @@ class _Prompt:
 
     @property
     def rest(self) -> int:
-        """What is still to be read before the last token, which gives the first of the answer."""
+        """How much must be read before the last token, which gives the first one of the answer."""
         return max(self.total - 1 - self.done, 0)
 
 
@@ -65,13 +65,13 @@ class PromptTurns(ABC):
         self._pacer.begins_deep(known)
 
     def drop(self, uid: int) -> bool:
-        """A row leaves; says whether anything was computed for it."""
+        """Removes a row; returns whether anything was computed for it."""
         self._due.discard(uid)
         prompt = self._prompts.pop(uid, None)
         return prompt is None or prompt.done > prompt.known
 
     def got_token(self, uid: int) -> None:
-        """A row has got a token, so its first one is not due any more."""
+        """A row has got a token, so its first one is no longer due."""
         self._due.discard(uid)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class PromptTurns(ABC):
         """Teaches the pacer what a step took.
 
         Args:
-            reads: of the step.
+            reads: the reads of the step.
             sizes: how many tokens each of them has read, by uid.
             decode_rows: rows that decoded in it.
             took_s: the whole step.
@@ -107,7 +107,7 @@ class PromptTurns(ABC):
     def take(
         self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float
     ) -> list[tuple[int, int, int]]:
-        """Books what a step has read; gives uid, tokens done and tokens in all of each prompt."""
+        """Records what a step has read; returns each prompt's uid, tokens done and total tokens."""
         sizes: dict[int, int] = {}
         progress = []
         for read in reads:
@@ -125,18 +125,18 @@ class PromptTurns(ABC):
 
 
 class TogetherTurns(PromptTurns):
-    """A pass reads as many tokens of every prompt; one step has one such pass."""
+    """A pass reads the same number of tokens of every prompt; one step has one such pass."""
 
     def chunk(self, *, decode_rows: int) -> int:
         """See `PromptTurns.chunk`."""
         return self._pacer.chunk(prefill_rows=len(self._prompts), decode_rows=decode_rows)
 
     def plan(self, *, decode_rows: int) -> dict[int, int]:
-        """The chunk for all, or 0 where first tokens are due and a long prompt would delay them.
+        """The chunk for all, or 0 if first tokens are due and a long prompt would delay them.
 
         From the end of its prompt to its first token a row needs two steps. A prompt that takes
-        many chunks anyway is not read on in these two, which are short then; prompts that end with
-        this chunk are.
+        many chunks anyway pauses in these two, which are then short; prompts that end with this
+        chunk do not.
         """
         chunk = self.chunk(decode_rows=decode_rows)
         is_paused = bool(self._due) and any(1 + p.rest > chunk for p in self._prompts.values())
@@ -160,7 +160,7 @@ class TogetherTurns(PromptTurns):
         decode_rows: int,
         took_s: float,
     ) -> None:
-        """One pass of so many rows, padded to the longest."""
+        """One pass of that many rows, padded to the longest."""
         begun = sum(read.is_over for read in reads)
         read_sizes = [size for size in sizes.values() if size]
         self._pacer.saw_chunk(
@@ -182,8 +182,8 @@ class SerialTurns(PromptTurns):
         """The prompts whose turn it is.
 
         The first is read in any case, unless it is long and first tokens are due, which then
-        come in a short step. As each step moves what it has read to the end of the line, neither
-        a long prompt nor the short ones wait for more than the other's next piece.
+        come in a short step. Because each step moves what it has read to the end of the line,
+        neither a long prompt nor the short ones wait for more than the other's next chunk.
         """
         chunk = self.chunk(decode_rows=decode_rows)
         left_s = self._pacer.target_s(decode_rows=decode_rows)

@@ -41,7 +41,7 @@ def make_sampler(row: Row, spared: Sequence[int] = ()) -> Sampler:
 
     Args:
         row: its parameters, and how many of its tokens were drawn in an earlier life.
-        spared: ids that XTC never leaves out, beside the row's own stop tokens: an answer must be
+        spared: ids that XTC never leaves out, besides the row's own stop tokens: an answer must be
             able to end.
     """
     if row.sampling.temperature < COLDEST:
@@ -52,12 +52,12 @@ def make_sampler(row: Row, spared: Sequence[int] = ()) -> Sampler:
 class NoEndYet:
     """Forbids the tokens that end an answer until it has `min_tokens`.
 
-    Where nothing else is left (a grammar that can only end) they stay allowed: some token has to
-    be drawn. The batch calls it exactly once for each token, in order, and reads none.
+    If nothing else is left (a grammar that can only end), they stay allowed: some token must be
+    drawn. The batch calls it exactly once for each token, in order, and reads none.
 
     Args:
-        ending: ids, at least one.
-        min_tokens: of the answer.
+        ending: the ids that end an answer, at least one.
+        min_tokens: the request's `min_tokens`.
         drawn: how many of them were drawn in an earlier life.
     """
 
@@ -146,7 +146,7 @@ def _keep_top_p(logits: mx.array, top_p: float) -> mx.array:
     """Removes all but the smallest set of tokens whose probabilities reach `top_p`."""
     ordered = mx.sort(mx.softmax(logits, axis=-1), axis=-1)
     above = mx.cumsum(ordered, axis=-1, reverse=True, inclusive=False)
-    # The likeliest token has nothing above it, and is kept also where `top_p` rounds to 0.
+    # The likeliest token has nothing above it, and is kept even if `top_p` rounds to 0.
     is_in = (above < top_p) | (above == 0)
     least = mx.min(mx.where(is_in, ordered, mx.inf), axis=-1, keepdims=True)
     return mx.where(mx.softmax(logits, axis=-1) < least, -mx.inf, logits)
@@ -161,8 +161,8 @@ def _keep_min_p(logits: mx.array, min_p: float) -> mx.array:
 def make_processors(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
     """What changes one row's logits before they become probabilities; empty for most rows.
 
-    Each sees the prompt's tokens and the answer's, so a row that goes on with an answer needs
-    nothing but those.
+    Each sees the prompt's tokens and the answer's, so a row that continues an answer needs
+    nothing else.
 
     Args:
         row: its parameters, and how many of its tokens were drawn in an earlier life.
@@ -181,7 +181,7 @@ def make_processors(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
     if row.grammar is not None:
         processors.append(GrammarProcessor(row.grammar))
     if ending and row.min_tokens > len(row.delivered):
-        # Behind the grammar, which is not asked again: it may leave nothing but an end.
+        # After the grammar, which is not asked again: it may leave nothing but an end.
         processors.append(NoEndYet(ending, min_tokens=row.min_tokens, drawn=len(row.delivered)))
     return [_keep_type(processor) for processor in processors]
 
@@ -192,5 +192,5 @@ def _make_bias(bias: dict[int, float]) -> Processor:
 
 
 def _keep_type(processor: Processor) -> Processor:
-    """Of a wider type, one row's logits would widen those of the whole batch, and change them."""
+    """With a wider type, one row's logits would widen those of the whole batch, and change them."""
     return lambda tokens, logits: processor(tokens, logits).astype(logits.dtype)

@@ -27,7 +27,7 @@ from .tokenizer import load_tokenizer, tokenizer_error
 BYTE_LEVEL = "ByteLevel"
 
 MAX_OPENING = 512
-"""Of the end of a prompt that opens the answer so many characters are looked at."""
+"""How many characters at the end of a prompt are searched for an opening of the answer."""
 
 
 class MlxText:
@@ -38,9 +38,9 @@ class MlxText:
         in_use: held while the tokenizer is used by a helper thread.
         vocabulary_size: valid ids are below it.
         wants_checkpoints: whether a prompt says how much of it others are likely to share.
-        token_bytes: of each id; None if only the tokenizer can say.
-        decoding_tokenizer: of the owner thread, if the tokenizer is needed to decode.
-        grammars: compiled ones.
+        token_bytes: the bytes of each id; None if only the tokenizer can say.
+        decoding_tokenizer: the owner thread's, if the tokenizer is needed to decode.
+        grammars: the compiled ones.
 
     Args:
         tokenizer: becomes this one's own.
@@ -135,10 +135,10 @@ class MlxText:
         )
 
     def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        """What the content of an answer keeps to, from where it begins.
+        """The grammar that the content of an answer must follow, from where it begins.
 
         Raises:
-            RemoteError: `invalid_request`; no answer can be so.
+            RemoteError: `invalid_request`; no answer can follow it.
         """
         parser = ChannelParser(self._format.rules, opening, ToolCallReader(None, 0), has_form=True)
         begins_after = () if parser.is_in_content else self._format.content_after
@@ -165,13 +165,13 @@ class MlxText:
             ) from None
 
     def _unused_token(self) -> int:
-        """An id for the end of text where the model has none: llguidance would take 0, which may
+        """An id for the end of text if the model has none: llguidance would take 0, which may
         be a character. The byte 255 is in no text."""
         token_bytes = self.token_bytes or []
         return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh one for one answer."""
+        """A new detokenizer for one answer."""
         if self.token_bytes is not None:
             return ByteDetokenizer(self.token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
@@ -208,8 +208,8 @@ class MlxText:
         return begin if tail.rstrip().endswith(begin) else ""
 
     def _encode_messages(self, body: RequestBody) -> tuple[list[int], str | None, tuple[int, ...]]:
-        """The ids; what the template adds behind the messages to open the answer, None if that
-        cannot be told; and how many of the ids other prompts are likely to share.
+        """The ids; what the template adds after the messages to open the answer, None if that is
+        unknown; and how many of the ids other prompts are likely to share.
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
@@ -254,7 +254,7 @@ class MlxText:
         self, plain: list[dict[str, Any]], extra: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], str, str]:
         """The messages, with what opens the answer and without; with the arguments of calls as
-        maps, or as text if the template takes them only so.
+        maps, or as text if the template takes no maps.
 
         Returns:
             The messages as they were rendered, and both texts.

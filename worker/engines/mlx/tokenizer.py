@@ -1,4 +1,4 @@
-"""A folder's tokenizer, as mlx-lm loads it, and which of its files an error is about."""
+"""Loads a folder's tokenizer as mlx-lm does, and finds out which file an error is about."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def load_tokenizer(folder: Path, eos_token_ids: Any) -> TokenizerWrapper:
 
     Args:
         folder: has passed `check_folder`.
-        eos_token_ids: of the model's configuration: an id, a list of them, or None.
+        eos_token_ids: from the model's configuration: an id, a list of them, or None.
 
     Raises:
-        BadModelError: the ids are none; names the file.
+        BadModelError: the ids are invalid; names the file.
         Exception: whatever the tokenizer's files provoke; see `tokenizer_error`.
     """
     _check_end_tokens(folder, eos_token_ids)
@@ -50,10 +50,10 @@ def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
 
 
 def _settings(folder: Path) -> PreTrainedConfig:
-    """What transformers chooses a tokenizer's class by, and nothing else of config.json.
+    """The part of config.json by which transformers chooses a tokenizer's class, and nothing else.
 
-    It checks the model's settings by rules of its own, which mlx-lm does not share, and an error
-    of theirs would pass for one of the tokenizer.
+    It checks the model's settings by its own rules, which mlx-lm does not share, and such an error
+    would look like one of the tokenizer.
     """
     config = _read(folder / MODEL_CONFIG)
     model_type = config.get("model_type")
@@ -79,7 +79,7 @@ def _check_end_tokens(folder: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object that `check_folder` has read before; empty where there is none."""
+    """A JSON object that `check_folder` has read before; empty if there is none."""
     value = json.loads(path.read_bytes()) if path.exists() else {}
     return value if isinstance(value, dict) else {}
 
