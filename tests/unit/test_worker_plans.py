@@ -199,7 +199,7 @@ def test_who_offers_tools_is_warned_if_no_call_can_come(
 
 def test_warnings_are_sentences_of_their_own() -> None:
     assert NO_CALLS_KNOWN == (
-        "no format of tool calls is known for this model: a call that it makes stands in the text"
+        "no format of tool calls is known for this model: a call that it makes is left in the text"
     )
     assert NO_ROOM_FOR_CALLS == (
         "the answer keeps to its response_format, so it can hold no tool call"
