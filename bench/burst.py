@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxsup.client import AsyncClient
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 

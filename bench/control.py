@@ -10,9 +10,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import psutil
+from support.daemon import Daemon
+
 from mlxsup.client import AsyncClient, FinishReason
 from mlxsup.client.async_client import AsyncStream
-from support.daemon import Daemon
 
 from .burst import percentile
 from .report import print_table, spread

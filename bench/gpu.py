@@ -19,9 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from mlxsup.client import AsyncClient, Result
 from support.daemon import Daemon
 from support.verdict import Verdict
+
+from mlxsup.client import AsyncClient, Result
 
 from .equality import print_equality
 from .report import machine_lines, print_table, spread

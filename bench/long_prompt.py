@@ -25,11 +25,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from support.daemon import Daemon
+from support.verdict import Verdict
+
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_client import AsyncStream
 from mlxsup.protocol.errors import ErrorCode
-from support.daemon import Daemon
-from support.verdict import Verdict
 
 from .burst import percentile
 from .control import row, until_cancelled

@@ -12,6 +12,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
+
 from mlxsup.worker.engines.mlx.prefix_cache import PrefixCache
 from mlxsup.worker.engines.mlx.prefix_size import PrefixRoom
 

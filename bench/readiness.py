@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from mlxsup.client import Client
 from support.daemon import Daemon
+
+from mlxsup.client import Client
 
 from .report import print_table, spread
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import psutil
+
 from mlxsup.protocol.version import VERSION
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxsup.client import AsyncClient
 from support.cache_models import make_cache_model
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 from .two_models import words

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from mlxsup.client import AsyncClient
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from mlxsup.client import AsyncClient
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient
 
 from .peers import MlxLmServer, Mlxsup, Server
 from .report import print_table, spread

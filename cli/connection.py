@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 
 from .exit_status import CliError, ExitStatus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+
 from mlxsup.protocol.text import parse_duration
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from mlxsup.protocol.folders import LOCK_NAME
 
 

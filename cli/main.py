@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+
 from mlxsup.protocol.version import VERSION
 
 from .exit_status import CliError, ExitStatus

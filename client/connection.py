@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import zmq
+
 from mlxsup.protocol.ids import RequestId
 
 from .errors import ConnectionLost

@@ -8,6 +8,7 @@ from collections import deque
 from enum import Enum
 
 import zmq
+
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 
 NO_RECONNECT_MS = 3_600_000

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.version import VERSION
 

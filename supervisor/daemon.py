@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 import zmq
+
 from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks

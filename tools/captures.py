@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mlxsup.client import Client
 from rich.console import Console
 from rich.text import Text
+
+from mlxsup.client import Client
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

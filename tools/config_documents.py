@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_origin
 
+from pydantic.fields import FieldInfo
+
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
     FileTable,
@@ -20,7 +22,6 @@ from mlxsup.supervisor.config.tables import (
     SupervisorTable,
     Table,
 )
-from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "config.example.toml"

@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 import zmq
+
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, MessageToWorker, WorkerMessage
 

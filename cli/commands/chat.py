@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
+
 from mlxsup.protocol.folders import HISTORY_FILE
 
 from ..connection import (

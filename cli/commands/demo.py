@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
 
 from ..connection import Target, connect, output_options

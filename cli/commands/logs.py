@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, log_path
 
 from ..connection import (

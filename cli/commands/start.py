@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.ids import ModelName
 

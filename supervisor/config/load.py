@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.launch import LaunchSettings
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
 
 from ..core.settings import CoreSettings, ModelSettings, RestartSettings
 from .lines import LineIndex

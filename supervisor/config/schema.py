@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.protocol.text import DURATION_PATTERN
 from pydantic.json_schema import GenerateJsonSchema
+
+from mlxsup.protocol.text import DURATION_PATTERN
 
 from .load import MODEL_NAME
 from .tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import SAMPLING, NumberParameter
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from ..core.settings import CoreSettings, ModelSettings, RestartSettings
 from .values import (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.folders import BEAT_SUFFIX

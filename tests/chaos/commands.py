@@ -6,8 +6,9 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Mapping
 
-from mlxsup.client import AsyncClient, RequestError
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient, RequestError
 
 from .ledger import Ledger
 from .provocations import Provocation

@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mlxsup.client import AsyncClient, ConnectionLost
 from support.daemon import Daemon
 from support.eventually import INTERVAL_S
+
+from mlxsup.client import AsyncClient, ConnectionLost
 
 from .commands import Commands
 from .inside import Inside

@@ -7,8 +7,9 @@ import random
 import sys
 
 from fuzz.frames import hostile_frames
-from mlxsup.client import AsyncClient
 from support.raw_client import RawClient
+
+from mlxsup.client import AsyncClient
 
 ABANDONED = 5
 GARBAGE = 20

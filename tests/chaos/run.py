@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import psutil
-from mlxsup.client import AsyncClient
 from support.daemon import Daemon
+
+from mlxsup.client import AsyncClient
 
 from .asks import Ask
 from .faults import Faults

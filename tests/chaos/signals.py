@@ -10,9 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psutil
-from mlxsup.client import AsyncClient
 from support.daemon import Daemon, is_alive
 from support.eventually import INTERVAL_S
+
+from mlxsup.client import AsyncClient
 
 from .ledger import Ledger
 from .provocations import Provocation

@@ -14,12 +14,13 @@ from typing import Any
 import msgpack
 import psutil
 import zmq
-from mlxsup.client import Client
-from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.outside import must_have_whole_logs, why_it_ended
 from support.raw_client import RawClient
 from support.scripted_daemon import ScriptedDaemon
+
+from mlxsup.client import Client
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
 
 from .figures import TARGET_CALL_S, SocketFigures
 from .frames import ANYTHING, Hostile, changed_bytes, hostile

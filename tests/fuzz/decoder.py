@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import msgpack
+
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, ClientMessage
 from mlxsup.protocol.codec import MAX_HEADER_BYTES, DecodeError, Decoder
 

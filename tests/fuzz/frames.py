@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import msgpack
+
 from mlxsup.protocol.client_messages import Cancel, Generate, Ping, Reload, StatusQuery, Subscribe
 from mlxsup.protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, encode
 from mlxsup.protocol.ids import ModelName, RequestId

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
+
 from mlxsup.protocol.folders import BEAT_SUFFIX
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgpack
 import zmq
-from mlxsup.client import Client
-from mlxsup.protocol.folders import BEAT_SUFFIX
 from support.daemon import Daemon, row, wait_for_state
 from support.eventually import eventually
 from support.verdict import NotShown
+
+from mlxsup.client import Client
+from mlxsup.protocol.folders import BEAT_SUFFIX
 
 from .frames import hostile_frames
 from .instrument import MARK, Counters, Slot

@@ -12,15 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlxsup.protocol.client_messages import (
-    Cancel,
-    Generate,
-    Restart,
-    Stop,
-    Unload,
-)
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.version import VERSION
 from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
 from support.eventually import eventually
 from support.scripted_supervisor import (
@@ -30,6 +21,16 @@ from support.scripted_supervisor import (
     scripted_supervisor,
     send_pieces,
 )
+
+from mlxsup.protocol.client_messages import (
+    Cancel,
+    Generate,
+    Restart,
+    Stop,
+    Unload,
+)
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.version import VERSION
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from mlxsup.cli.main import main, root
 from support.cli import run_cli
+
+from mlxsup.cli.main import main, root
 
 DAEMON_COMMANDS = [
     ["status"],

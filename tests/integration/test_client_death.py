@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from mlxsup.client import AsyncClient, Client, ConnectionLost
 
 TESTS = Path(__file__).parents[1]

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+
 from mlxsup.client.api import ClientBase
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client

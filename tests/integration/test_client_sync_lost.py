@@ -10,14 +10,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from mlxsup.client import Client, ConnectionLost
-from mlxsup.protocol.client_messages import (
-    ClientDelta,
-    Deltas,
-    Generate,
-)
-from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.message import Message
 from support.eventually import eventually
 from support.scripted_supervisor import (
     OpenStreams,
@@ -26,6 +18,15 @@ from support.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
+
+from mlxsup.client import Client, ConnectionLost
+from mlxsup.protocol.client_messages import (
+    ClientDelta,
+    Deltas,
+    Generate,
+)
+from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.message import Message
 
 
 @pytest.fixture

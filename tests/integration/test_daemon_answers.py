@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from mlxsup.client import Channel, FinishReason, RequestError
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
+
+from mlxsup.client import Channel, FinishReason, RequestError
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 

@@ -12,6 +12,9 @@ from unittest.mock import Mock
 import msgpack
 import pytest
 import zmq
+from support.eventually_async import eventually_async
+from support.link_bench import BEAT, HELLO, Bench, run
+
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.message import Message
@@ -27,8 +30,6 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.supervisor.core.events import WorkerBroke, WorkerSaid, WorkerUnlinked
 from mlxsup.supervisor.sockets import worker_link
 from mlxsup.supervisor.sockets.worker_link import MAX_OUTBOX_MESSAGES
-from support.eventually_async import eventually_async
-from support.link_bench import BEAT, HELLO, Bench, run
 
 
 def test_after_the_right_hello_messages_and_beats_become_events() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlxsup.supervisor.runtime_folder import raise_open_file_limit
 from support import warm
 from support.isolation import MARK, processes_of
+
+from mlxsup.supervisor.runtime_folder import raise_open_file_limit
 
 LOOK = """
 import asyncio, json, os, random, signal, sys, threading

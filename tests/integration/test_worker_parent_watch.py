@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from mlxsup.worker.parent_watch import ORPHANED_EXIT
 
 LIMIT_S = 60.0

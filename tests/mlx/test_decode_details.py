@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+
 from mlxsup.worker.engines.mlx.decode import LoneDecode
 
 pytestmark = pytest.mark.mlx

@@ -8,12 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from tokenizers import Tokenizer
+
 from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx.gguf import (
     convert,
     main,
 )
-from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.mlx
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+
 from mlxsup.worker.engines.mlx.gguf import (
     quantization,
     save_weights,

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
+
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx.folder import ModelFolder

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
 from mlxsup.worker.engines.mlx.caches import can_cut
 from mlxsup.worker.engines.mlx.load import iterate_arrays

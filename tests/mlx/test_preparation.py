@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlxsup.worker.engine import StepResult
-from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.text import MlxText
 from support.loop_driver import LoopDriver
 from support.mlx_rows import make_spec
 from support.tiny_model import make_tiny_model
+
+from mlxsup.worker.engine import StepResult
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.text import MlxText
 
 pytestmark = pytest.mark.mlx
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny_model import VOCABULARY_SIZE, write_tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.worker.engines.mlx import text as mlx_text
@@ -17,8 +20,6 @@ from mlxsup.worker.engines.mlx.text import (
     sentencepiece_strips,
     sentencepiece_tokens,
 )
-from support.tiny_model import VOCABULARY_SIZE, write_tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 
 pytestmark = pytest.mark.mlx
 

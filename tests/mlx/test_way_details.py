@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
+
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx import batching as mlx_way
 from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, Finding, WayFinder

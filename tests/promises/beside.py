@@ -12,8 +12,9 @@ from contextlib import ExitStack
 from functools import partial
 
 import psutil
-from mlxsup.client import Client, RequestError
 from support.daemon import row, wait_for_state
+
+from mlxsup.client import Client, RequestError
 
 from .crowd_process import Crowd
 from .daemons import Daemon, ready

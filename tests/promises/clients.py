@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import psutil
-from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
+
+from mlxsup.client import Client
 
 from .bounds import at_most, equals
 from .crowd import BIG, STREAMS

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mlxsup.client import Client, RequestError
 from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
+
+from mlxsup.client import Client, RequestError
 
 from .bounds import at_most, at_most_beside, equals, quantile_at_most
 from .crowd_process import Crowd

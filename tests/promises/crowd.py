@@ -20,6 +20,7 @@ from typing import Any
 import msgpack
 import zmq
 from fuzz.frames import hostile_frames
+
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode

@@ -6,10 +6,11 @@ import resource
 from contextlib import ExitStack
 
 import psutil
-from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
 from support.files import LimitedDaemon, most_files
+
+from mlxsup.client import Client
 
 from .bounds import at_most
 from .crowd_process import Crowd

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import time
 
-from mlxsup.client import Client, ConnectionLost, RequestError
 from support.daemon import fake, is_alive, row
 from support.eventually import eventually
+
+from mlxsup.client import Client, ConnectionLost, RequestError
 
 from .bounds import at_most, equals
 from .daemons import Daemon

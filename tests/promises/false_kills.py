@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from mlxsup.client import Client
 from support.daemon import fake, is_alive, row
 from support.tiny_model import make_tiny_model
+
+from mlxsup.client import Client
 
 from .bounds import equals
 from .daemons import Daemon, ready

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
+
+from mlxsup.client import Client
 
 from .bounds import equals, quantile_at_most
 from .crowd_process import Crowd

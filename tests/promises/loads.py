@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mlxsup.client import RequestError
 from support.daemon import fake, row
+
+from mlxsup.client import RequestError
 
 from .bounds import equals
 from .daemons import Daemon

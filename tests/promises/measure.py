@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlxsup.client import RequestError
 from support.verdict import NotShown, Verdict
+
+from mlxsup.client import RequestError
 
 from .bounds import Bound, quantile
 

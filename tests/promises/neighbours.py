@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
-from mlxsup.client import Client
 from support.daemon import fake, row
+
+from mlxsup.client import Client
 
 from .bounds import equals, median_at_most
 from .daemons import Daemon, ready

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 import psutil
-from mlxsup.client import Client
 from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
+
+from mlxsup.client import Client
 
 from .bounds import at_most
 from .daemons import Daemon

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
+
+from mlxsup.client import Client
 
 from .bounds import at_most, at_most_share
 from .daemons import Daemon, ready

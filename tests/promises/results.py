@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from mlxsup.protocol.version import VERSION
 from support.verdict import Verdict
+
+from mlxsup.protocol.version import VERSION
 
 from .campaigns import ROOT, Campaign, Run
 from .measure import Measure, Outcome

@@ -18,10 +18,11 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from mlxsup.client import Client
 from support.daemon import fake, row
 from support.eventually import eventually
 from support.faults import undisturbed
+
+from mlxsup.client import Client
 
 from .bounds import at_most, equals
 from .daemons import Daemon, ready

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
-from mlxsup.client import Client, ConnectionLost, RequestError
 from support.streams import Reader
+
+from mlxsup.client import Client, ConnectionLost, RequestError
 
 Change = dict[str, Any]
 

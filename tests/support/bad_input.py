@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import msgpack
+
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import MAX_HEADER_BYTES
 from mlxsup.protocol.errors import ErrorCode

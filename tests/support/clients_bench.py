@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import zmq
+
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,

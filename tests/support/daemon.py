@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+
 from mlxsup.client import Client
 
 from . import warm

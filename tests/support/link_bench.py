@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import zmq
+
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 import zmq
+
 from mlxsup.supervisor.sockets.transport import LoopSocket, Socket
 
 

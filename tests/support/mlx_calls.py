@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
+
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
 from .loop_driver import LoopDriver

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.app import App, OnChange
 from mlxsup.supervisor.config.load import DaemonConfig

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 import zmq
+
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Failed,

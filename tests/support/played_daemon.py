@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
+
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, Generate
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
+
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,

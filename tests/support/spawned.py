@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from mlxsup.supervisor.workers.process import WorkerProcess
 
 Body = Callable[[WorkerProcess, bytearray], Awaitable[None]]

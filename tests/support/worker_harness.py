@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmq
+
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey, unpack_tokens

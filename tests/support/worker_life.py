@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zmq
+
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+
 from mlxsup.supervisor.core.lifecycle.states import Phase
 from mlxsup.supervisor.core.lifecycle.triggers import Trigger
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from mlxsup.cli.connection import explain_connection_lost
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.client import ConnectionLost

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from mlxsup.cli.duration import duration
 from mlxsup.cli.log_files import all_lines, written_at
 from mlxsup.cli.log_selection import previous_generation, since

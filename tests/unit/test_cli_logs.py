@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from mlxsup.cli.log_files import FollowedFile, clean, last_line, tail
 from mlxsup.protocol.folders import log_path
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from mlxsup.cli.main import main
 from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.terminal.output import Output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from mlxsup.cli.connection import unknown_model
 from mlxsup.cli.terminal.change_printer import change_line
 from mlxsup.cli.terminal.model_row import cause_of, note_of, row_of

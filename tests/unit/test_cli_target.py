@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from mlxsup.cli.connection import Target
 from mlxsup.cli.exit_status import CliError
 

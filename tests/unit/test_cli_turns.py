@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from mlxsup.cli.terminal.history import MAX_ENTRIES, History
 from mlxsup.cli.terminal.turns import PROMPT, PROMPT_ON, read_turn
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import RequestError
 from mlxsup.client.parameters import encode_generate

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from mlxsup.client import session as session_module
 from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Result

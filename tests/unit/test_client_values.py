@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
 from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint

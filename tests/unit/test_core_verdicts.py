@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.supervisor.core.health.watchdog import (

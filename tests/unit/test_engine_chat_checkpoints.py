@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+
 from mlxsup.worker.engines.mlx import chat_checkpoints
 from mlxsup.worker.engines.mlx.chat_checkpoints import find_checkpoints
 from mlxsup.worker.engines.mlx.checkpoints import plan_checkpoints, split_at

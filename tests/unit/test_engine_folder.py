@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx import folder as folder_module
 from mlxsup.worker.engines.mlx.folder import (

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from mlxsup.worker.engines.mlx.known_faults import (
     KNOWN_FAULTS,
     KnownFault,

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxsup.worker.engines.mlx.prefill import (
     DEEP,
     FIRST_CHUNK,

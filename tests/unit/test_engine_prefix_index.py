@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from mlxsup.worker.engines.mlx.prefix_index import Node, PrefixIndex, as_tokens, shared_length
 
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxsup.worker.engines.mlx.prefill import HEADROOM, PrefillPacer
 from mlxsup.worker.engines.mlx.prompt_turns import (
     PromptRead,

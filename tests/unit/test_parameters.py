@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxsup.client.api import ClientBase, GenerateParameters
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RequestBody

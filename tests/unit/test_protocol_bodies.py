@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.body import RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.codec import (
     decode_body,

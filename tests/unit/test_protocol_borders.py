@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+
 from mlxsup.protocol import states
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import (

@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Alive, Generate, Ping
 from mlxsup.protocol.codec import (

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from mlxsup.protocol import client_messages, worker_messages
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError

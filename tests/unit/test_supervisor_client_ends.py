@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.played_clients import ME, OTHER, Stage, reply
+
 from mlxsup.protocol.client_messages import (
     Alive,
     Cancel,
@@ -16,7 +18,6 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import RequestId
 from mlxsup.supervisor.core.events import ClientGone, ConnectionId
-from support.played_clients import ME, OTHER, Stage, reply
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
@@ -27,7 +29,6 @@ from mlxsup.supervisor.core.settings import (
     ModelSettings,
     RestartSettings,
 )
-from pydantic import BaseModel
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 

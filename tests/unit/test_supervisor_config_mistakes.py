@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from mlxsup.supervisor.config.load import ConfigError, load_config
 
 M = '[models.m]\npath = "m"\n'

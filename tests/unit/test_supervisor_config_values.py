@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import load_config

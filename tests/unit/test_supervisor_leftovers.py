@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from mlxsup.supervisor import allocator, process_identity
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.workers import leftovers

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.eventually import eventually
+
 from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, STUCK_S, LogWriter, RotatingFile
 from mlxsup.supervisor.logs import (
@@ -21,7 +23,6 @@ from mlxsup.supervisor.logs import (
     DaemonLog,
     ModelLog,
 )
-from support.eventually import eventually
 
 
 def no_report(text: str) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import psutil
 import pytest
+from support.eventually import eventually
+
 from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
     Sampler,
@@ -18,7 +20,6 @@ from mlxsup.supervisor.workers.measure import (
     machine_bytes,
     measure_footprints,
 )
-from support.eventually import eventually
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     ClientDelta,

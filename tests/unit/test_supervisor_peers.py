@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from mlxsup.supervisor.sockets.peers import connection_at, process_of, turn_away
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.runtime_folder import (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+
 from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mlxsup.worker.text.bare_calls import MAX_BEGINNING, BareCallWatch
 
 NAMES = ("weather", "time")

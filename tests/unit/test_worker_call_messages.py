@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.worker.text.chat_messages import plain_messages, with_text_arguments
 from mlxsup.worker.text.tool_calls import CallIds

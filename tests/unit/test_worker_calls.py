@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.text import tool_formats
 from mlxsup.worker.text.channels import (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.text.channels import (
     NORMAL,

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker.engine import Engine, EngineBytes

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.worker.text import grammar as module
 from mlxsup.worker.text.grammar import Grammar, GrammarCompiler

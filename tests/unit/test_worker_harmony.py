@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.text import harmony
 from mlxsup.worker.text.channels import BROKEN_HEADER, UNREADABLE_CALL, ChannelParser, Piece

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec
 from mlxsup.protocol.text import log_line
 from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec

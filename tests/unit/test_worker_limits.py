@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.worker.engine import BadLaunchError
 from mlxsup.worker.engines.mlx.context_length import CONTEXT_LENGTH_NAMES, find_context_length

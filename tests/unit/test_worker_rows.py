@@ -1,6 +1,7 @@
 """What a request asks of the engine, and the text of its answer."""
 
 import pytest
+
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mlxsup.worker.text.stops import StopMatcher
 
 ALPHABET = "ab🦊"

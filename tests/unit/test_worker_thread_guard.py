@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 

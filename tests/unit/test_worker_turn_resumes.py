@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.turn_bench import A, Bench
+
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import (
@@ -14,7 +16,6 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.worker.engines.fake.text import encode_text
-from support.turn_bench import A, Bench
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_lm.models.cache import make_prompt_cache
+
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx.load import shorten
 

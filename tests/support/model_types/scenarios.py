@@ -19,6 +19,7 @@ import numpy as np
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import StopSequences
+
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 

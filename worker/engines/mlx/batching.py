@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+
 from mlxsup.protocol.states import Batching
 
 from .load import MODEL_FAULTS, raise_if_passing, shorten

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlxsup.protocol.launch import ExitCode
 from tokenizers import Tokenizer
+
+from mlxsup.protocol.launch import ExitCode
 
 from ...engine import BadModelError, ModelMissingError
 

@@ -7,6 +7,7 @@ nothing is wired unless the launch spec says how much.
 from __future__ import annotations
 
 import mlx.core as mx
+
 from mlxsup.protocol.launch import LaunchSpec
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
+
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at

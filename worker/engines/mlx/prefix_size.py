@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 from mlx_lm.models.cache import make_prompt_cache
+
 from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import EngineFacts
