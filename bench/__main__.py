@@ -25,8 +25,6 @@ NAMES = (
 
 def main() -> None:
     """Runs them one after the other and prints one report."""
-    from support.tiny_model import make_tiny_model
-
     from . import (
         burst,
         control,
@@ -39,6 +37,7 @@ def main() -> None:
         two_models,
     )
     from .report import machine_lines
+    from support.tiny_model import make_tiny_model
 
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))

@@ -17,11 +17,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.daemon import Daemon
-
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
+from support.daemon import Daemon
 
 if TYPE_CHECKING:
     from .peers import Server

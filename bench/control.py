@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import psutil
-from support.daemon import Daemon
 
 from mlxsup.client import AsyncClient, FinishReason
 from mlxsup.client.async_client import AsyncStream
@@ -18,6 +17,7 @@ from mlxsup.client.async_client import AsyncStream
 from .burst import percentile
 from .report import print_table, spread
 from .two_models import words
+from support.daemon import Daemon
 
 TARGET_MS = 50.0
 WATCH_S = 1.5

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from support.worker_harness import Stream, WorkerHarness
-
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.worker_messages import Resume
 
 from .report import print_table
+from support.worker_harness import Stream, WorkerHarness
 
 PROMPTS = 200
 TOKENS = 48

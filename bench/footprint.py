@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import psutil
-from support.daemon import Daemon, row, wait_for_state
 
 from .report import print_table, spread
 from .throughput import Floor
+from support.daemon import Daemon, row, wait_for_state
 
 BARE = """
 import sys

@@ -19,14 +19,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.daemon import Daemon
-from support.verdict import Verdict
-
 from mlxsup.client import AsyncClient, Result
 
 from .equality import print_equality
 from .report import machine_lines, print_table, spread
 from .shaped_model import SEVEN_B, SMALL, Shape, make_shaped_model
+from support.daemon import Daemon
+from support.verdict import Verdict
 
 CONTEXT = 40960
 ANSWER = 256

@@ -25,9 +25,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from support.daemon import Daemon
-from support.verdict import Verdict
-
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_client import AsyncStream
 from mlxsup.protocol.errors import ErrorCode
@@ -37,6 +34,8 @@ from .control import row, until_cancelled
 from .report import print_table, spread
 from .shaped_model import Shape, make_shaped_model
 from .two_models import words
+from support.daemon import Daemon
+from support.verdict import Verdict
 
 SHAPE = Shape(
     layers=2, hidden=256, intermediate=1024, heads=1, key_value_heads=1, head=32, dtype="float32"

@@ -22,9 +22,9 @@ from typing import Any, Protocol, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from support.eventually import eventually
-
 from mlxsup.client import AsyncClient
+
+from support.eventually import eventually
 
 OnToken = Callable[[float], None]
 LINE_LIMIT = 2**20

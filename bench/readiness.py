@@ -9,11 +9,10 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from support.daemon import Daemon
-
 from mlxsup.client import Client
 
 from .report import print_table, spread
+from support.daemon import Daemon
 
 PROMPT_TOKENS = 40
 ANSWER = 8

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.cache_models import make_cache_model
-from support.daemon import Daemon
-
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
 from .two_models import words
+from support.cache_models import make_cache_model
+from support.daemon import Daemon
 
 SYSTEM_WORDS = 60
 QUESTION_WORDS = 20

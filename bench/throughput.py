@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.daemon import Daemon
 
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
+from support.daemon import Daemon
 
 CONCURRENCIES = (1, 4, 8, 16)
 TARGETS = {1: 0.85, 4: 0.95, 8: 0.95, 16: 0.95}

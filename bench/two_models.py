@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from support.daemon import Daemon
-
 from mlxsup.client import AsyncClient
 
 from .peers import MlxLmServer, Mlxsup, Server
 from .report import print_table, spread
+from support.daemon import Daemon
 
 PREFILL_S = 9.0
 """How long A's prompt should take to read, alone; beside B's stream it takes some 12 s."""

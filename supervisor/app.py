@@ -285,7 +285,7 @@ class App:
             self._on_change(change)
         except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
             self._log.write("warning", "status output disabled", error=error.strerror)
-            self._on_change = _show_nothing
+            self._on_change = lambda change: None
 
     def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
         reason = {"reason": batching["reason"]} if batching["reason"] else {}
@@ -390,10 +390,6 @@ class App:
             "config_path": _text(self._config.config_path) if self._config.config_path else None,
             "log_dir": _text(self._config.log_dir),
         }
-
-
-def _show_nothing(change: dict[str, Any]) -> None:
-    """Replaces an `on_change` whose reader is gone."""
 
 
 def _text(path: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from support.isolation import nothing_is_left_behind, run_of_tests
 from support.quick_imports import transformers_index
 

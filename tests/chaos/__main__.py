@@ -11,11 +11,10 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from support.tiny_model import make_tiny_model
-from support.verdict import EXIT_CODES, Verdict
-
 from .run import run_chaos
 from .setting import fake_setting, real_setting
+from support.tiny_model import make_tiny_model
+from support.verdict import EXIT_CODES, Verdict
 
 REQUESTS = 100_000
 REAL_REQUESTS = 500

@@ -6,14 +6,13 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Mapping
 
-from support.daemon import Daemon
-
 from mlxsup.client import AsyncClient, RequestError
 
 from .ledger import Ledger
 from .provocations import Provocation
 from .setting import SUPERVISOR, Setting
 from .signals import Signals
+from support.daemon import Daemon
 
 
 class Commands:

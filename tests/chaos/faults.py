@@ -9,9 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from support.daemon import Daemon
-from support.eventually import INTERVAL_S
-
 from mlxsup.client import AsyncClient, ConnectionLost
 
 from .commands import Commands
@@ -20,6 +17,8 @@ from .ledger import Ledger
 from .neighbours import Neighbours
 from .setting import CLIENTS, COMMANDS, INSIDE, SIGNALS, Setting
 from .signals import Signals
+from support.daemon import Daemon
+from support.eventually import INTERVAL_S
 
 BETWEEN = 4
 """As many requests finish between two faults, however slow the machine is: faults that come faster

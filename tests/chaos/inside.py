@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from support.daemon import is_alive
-
 from .asks import Ask, Kind, Open
 from .commands import Commands
 from .ledger import Ledger
 from .raw import RawDoor
 from .setting import Setting
 from .signals import Signals, Start
+from support.daemon import is_alive
 
 AT = 3
 """The token at which they strike; two have come by then."""

@@ -15,11 +15,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.verdict import EXIT_CODES, Verdict
-
 from .report import Report
 from .run import run_chaos
 from .setting import Setting, fake_setting
+from support.verdict import EXIT_CODES, Verdict
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 VARIABLE = "MLXSUP_PLANTED"

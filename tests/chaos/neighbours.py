@@ -6,10 +6,10 @@ import asyncio
 import random
 import sys
 
+from mlxsup.client import AsyncClient
+
 from fuzz.frames import hostile_frames
 from support.raw_client import RawClient
-
-from mlxsup.client import AsyncClient
 
 ABANDONED = 5
 GARBAGE = 20

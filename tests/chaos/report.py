@@ -6,11 +6,10 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from support.verdict import Verdict
-
 from .faults import Faults
 from .ledger import CUT_SHARE, FEW_STRUCK, RESUMED_SHARE, Ledger
 from .setting import Setting
+from support.verdict import Verdict
 
 SHOWN_VIOLATIONS = 20
 RAW_SHARE = 0.3

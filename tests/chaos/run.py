@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import psutil
-from support.daemon import Daemon
 
 from mlxsup.client import AsyncClient
 
@@ -20,6 +19,7 @@ from .library import LibraryDoor
 from .raw import RawDoor
 from .report import Report, report
 from .setting import SUPERVISOR, Setting
+from support.daemon import Daemon
 
 DOORS = 4
 """Connections; every second one is raw."""

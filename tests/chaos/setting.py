@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.daemon import fake
-
 from .answers import Answers, FakeAnswers, LearntAnswers
+from support.daemon import fake
 
 EVIDENCE = ("SIGSEGV", "SIGABRT")
 SILENT = ("SIGKILL", "SIGTERM", "SIGSTOP")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psutil
-from support.daemon import Daemon, is_alive
-from support.eventually import INTERVAL_S
 
 from mlxsup.client import AsyncClient
 
 from .ledger import Ledger
 from .provocations import Provocation
 from .setting import EVIDENCE, SHORT_STOP, SILENT
+from support.daemon import Daemon, is_alive
+from support.eventually import INTERVAL_S
 
 SHORT_STOP_S = 0.3
 HARMLESS_STOP_S = 2.0

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.loop_driver import LoopDriver
 
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Engine
 from mlxsup.worker.engines.fake.engine import FakeEngine
+
+from support.loop_driver import LoopDriver
 
 MAX_CONCURRENCY = 4
 SHORT_CONTEXT = 512
@@ -83,9 +84,9 @@ def make(
     """Makes an engine that is not loaded yet."""
     if request.param == "fake":
         return lambda: FakeEngine(spec_for("fake", Path("/nowhere")))
-    from support.mlx_rows import known_as
-
     from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+    from support.mlx_rows import known_as
 
     if request.param in ROUNDS:
         spec = spec_for("mlx", make_type(tmp_path_factory.mktemp("type"), request.param))

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.row_values import row_values
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
+
+from support.row_values import row_values
 
 LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.loop_driver import LoopDriver, check_every_resume
 
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, Acceptance, Dispatch, Resume
+
+from support.loop_driver import LoopDriver, check_every_resume
 
 LENGTH = 32
 PROMPT = "Once upon a time there was a fox 🦊 who"

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+
+from mlxsup.client import Client
+
 from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.raw_client import RawClient
 from support.streams import Reader
-
-from mlxsup.client import Client
 
 STREAMS = 4
 READ_ALL = """

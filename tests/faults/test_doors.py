@@ -10,6 +10,11 @@ import msgpack
 import psutil
 import pytest
 import zmq
+
+from mlxsup.client import ConnectionLost, RequestError
+from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
+from mlxsup.supervisor.sockets.doors import MAX_OF_ONE_PROCESS, MAX_REFUSED
+
 from promises.crowd_process import Crowd
 from support.bad_input import generate, header, pack
 from support.daemon import Daemon, fake, row, wait_for_state
@@ -18,10 +23,6 @@ from support.faults import undisturbed
 from support.files import LimitedDaemon, most_files
 from support.raw_client import RawClient
 from support.streams import Reader
-
-from mlxsup.client import ConnectionLost, RequestError
-from mlxsup.supervisor.runtime_folder import FILES_PER_MODEL, RESERVED_FILES
-from mlxsup.supervisor.sockets.doors import MAX_OF_ONE_PROCESS, MAX_REFUSED
 
 
 def socket_path(daemon: Daemon) -> str:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mlxsup.client import RequestError
+
 from support.daemon import Daemon, fake, gone_within, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT, undisturbed
 from support.streams import Reader
-
-from mlxsup.client import RequestError
 
 NAMES = ("a", "b", "c", "d")
 ENTRY = fake(fake={"step_s": 0.04, "load_s": 0.1}, restart=PATIENT)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from mlxsup.client import RequestError
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.faults import PATIENT, undisturbed
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
-
-from mlxsup.client import RequestError
 
 WEIGHTS = "model.safetensors"
 

@@ -7,11 +7,12 @@ import time
 
 import psutil
 import pytest
+
+from mlxsup.client import Client, RequestError
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.scripted_daemon import ScriptedDaemon
-
-from mlxsup.client import Client, RequestError
 
 FLOOD_BYTES_PER_S = 100_000_000
 

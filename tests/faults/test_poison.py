@@ -10,6 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+
+from mlxsup.client import Client, Delta, RequestError
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT, undisturbed
@@ -17,8 +20,6 @@ from support.reference import greedy_answers
 from support.scripted_daemon import ScriptedDaemon
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
-
-from mlxsup.client import Client, Delta, RequestError
 
 TOKENS = 40
 COUNT = 8

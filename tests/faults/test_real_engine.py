@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.daemon import fake, row, wait_for_state
 from support.faults import PATIENT, undisturbed
 from support.lossy import LossyDaemon

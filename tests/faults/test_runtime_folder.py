@@ -16,13 +16,14 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+
+from mlxsup.supervisor.runtime_folder import files_needed
+
 from promises.crowd_process import Crowd
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.streams import Reader
-
-from mlxsup.supervisor.runtime_folder import files_needed
 
 SLOW = {"step_s": 0.01}
 

@@ -9,6 +9,7 @@ import sys
 
 import psutil
 import pytest
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 

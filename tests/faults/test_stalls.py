@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from mlxsup.client import RequestError
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT, undisturbed
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
-
-from mlxsup.client import RequestError
 
 TEMPLATE = (
     "{% if 'loops' in messages[0].content %}"

@@ -11,11 +11,12 @@ import sys
 
 import psutil
 import pytest
+
+from mlxsup.client import RequestError
+
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
 from support.unkillable import Unkillable
-
-from mlxsup.client import RequestError
 
 LIMIT_S = 120.0
 LEFT_BEHIND = 71

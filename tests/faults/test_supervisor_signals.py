@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+
+from mlxsup.client import Client, ConnectionLost
+
 from support.cli import Terminal
 from support.daemon import Daemon, fake, gone_within, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
-
-from mlxsup.client import Client, ConnectionLost
 
 SLOW = {"step_s": 0.02}
 DRAIN_S = 0.5

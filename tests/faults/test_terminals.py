@@ -13,10 +13,11 @@ import sys
 import termios
 
 import pytest
-from support.daemon import Daemon, fake, row
-from support.eventually import eventually
 
 from mlxsup.client import ConnectionLost
+
+from support.daemon import Daemon, fake, row
+from support.eventually import eventually
 
 LIMIT_S = 60.0
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

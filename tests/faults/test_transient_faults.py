@@ -7,12 +7,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+
+from mlxsup.client import Client
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT, undisturbed
 from support.streams import Reader
-
-from mlxsup.client import Client
 
 ROWS = 8
 TOKENS = 600

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import PATIENT, undisturbed

@@ -10,10 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.verdict import EXIT_CODES, NotShown, Verdict
-
 from .client_socket import fuzz_socket
 from .decoder import fuzz_decoder
+from support.verdict import EXIT_CODES, NotShown, Verdict
 
 
 def main() -> int:

@@ -14,10 +14,6 @@ from typing import Any
 import msgpack
 import psutil
 import zmq
-from support.daemon import Daemon, fake, is_alive, row, wait_for_state
-from support.outside import must_have_whole_logs, why_it_ended
-from support.raw_client import RawClient
-from support.scripted_daemon import ScriptedDaemon
 
 from mlxsup.client import Client
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
@@ -27,6 +23,10 @@ from .frames import ANYTHING, Hostile, changed_bytes, hostile
 from .instrument import MARK, Counters, Slot, setup
 from .watching import PingLoop, RawStream
 from .worker_sockets import fuzz_beats, fuzz_early, fuzz_workers
+from support.daemon import Daemon, fake, is_alive, row, wait_for_state
+from support.outside import must_have_whole_logs, why_it_ended
+from support.raw_client import RawClient
+from support.scripted_daemon import ScriptedDaemon
 
 WINDOW = 64
 """Things said before an answer to a last ping is waited for: nothing paces the client but that."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from support.verdict import NotShown
-
 from .frames import KINDS
+from support.verdict import NotShown
 
 MAX_PEAK_BYTES = 32 * 2**20
 """Growth of the supervisor's RSS, sampled after each window: a connection has at most two frames of

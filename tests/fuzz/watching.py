@@ -6,10 +6,11 @@ import threading
 import time
 
 import msgpack
-from support.faults import undisturbed
-from support.raw_client import RawClient
 
 from mlxsup.protocol.ids import unpack_tokens
+
+from support.faults import undisturbed
+from support.raw_client import RawClient
 
 MAX_TOKENS = 5_000_000
 PAUSE_S = 0.005

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgpack
 import zmq
-from support.daemon import Daemon, row, wait_for_state
-from support.eventually import eventually
-from support.verdict import NotShown
 
 from mlxsup.client import Client
 from mlxsup.protocol.folders import BEAT_SUFFIX
 
 from .frames import hostile_frames
 from .instrument import MARK, Counters, Slot
+from support.daemon import Daemon, row, wait_for_state
+from support.eventually import eventually
+from support.verdict import NotShown
 
 ATTEMPTS = 20
 PATIENCE_S = 60.0

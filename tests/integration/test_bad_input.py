@@ -18,6 +18,15 @@ from typing import Any
 
 import msgpack
 import pytest
+
+from mlxsup.client import Client, RequestError
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
+from mlxsup.protocol.parameters import SAMPLING
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
@@ -37,14 +46,6 @@ from support.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.raw_client import RawClient
 from support.streams import Reader
-
-from mlxsup.client import Client, RequestError
-from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
-from mlxsup.protocol.parameters import SAMPLING
-from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 ROOT = Path(__file__).parents[2]
 LIVE_PROMPT = "the stream that must not change"

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bad_models import MODELS, BadModel
-from support.daemon import Daemon, row
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 
 from mlxsup.client import RequestError
 from mlxsup.protocol.body import RequestBody
 from mlxsup.worker.engine import BadLaunchError, BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.process import judge
+
+from support.bad_models import MODELS, BadModel
+from support.daemon import Daemon, row
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
 
 pytestmark = pytest.mark.mlx
 

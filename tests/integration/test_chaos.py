@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from chaos.mutants import MUTANTS, QUICK, Mutant, is_current, is_seen, plant, small
 from chaos.run import run_chaos
 from chaos.setting import fake_setting, real_setting

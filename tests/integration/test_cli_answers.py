@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+
 from support.cli import ESCAPE, Terminal, command, environment, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 

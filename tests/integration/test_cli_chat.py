@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mlxsup.protocol.client_messages import Generate, StatusQuery
+from mlxsup.protocol.message import Message
+
 from support.cli import ESCAPE, Terminal, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.scripted_supervisor import Peer, answer, fail, finish, scripted_supervisor, send_pieces
-
-from mlxsup.protocol.client_messages import Generate, StatusQuery
-from mlxsup.protocol.message import Message
 
 ENDLESS = {"step_s": 0.02, "answer_tokens": 100_000}
 

@@ -12,15 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
-from support.eventually import eventually
-from support.scripted_supervisor import (
-    OpenStreams,
-    Peer,
-    ScriptedSupervisor,
-    scripted_supervisor,
-    send_pieces,
-)
 
 from mlxsup.protocol.client_messages import (
     Cancel,
@@ -31,6 +22,16 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
+
+from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
+from support.eventually import eventually
+from support.scripted_supervisor import (
+    OpenStreams,
+    Peer,
+    ScriptedSupervisor,
+    scripted_supervisor,
+    send_pieces,
+)
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""

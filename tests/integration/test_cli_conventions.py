@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
-from support.daemon import Daemon, fake, wait_for_state
 
 from mlxsup.cli.main import root
+
+from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
+from support.daemon import Daemon, fake, wait_for_state
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
 MODELS = {

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from support.cli import run_cli
 
 from mlxsup.cli.main import main, root
+
+from support.cli import run_cli
 
 DAEMON_COMMANDS = [
     ["status"],

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from support.cli import ESCAPE, Piped, on_terminal, run_cli
 from support.daemon import Daemon, fake, is_alive, toml_of
 from support.eventually import eventually

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from support.cli import COLUMNS, ESCAPE, Piped, Terminal, run_cli
 from support.daemon import Daemon, fake, wait_for_state
 

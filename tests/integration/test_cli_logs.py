@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
 from support.scripted_supervisor import (
     ScriptedSupervisor,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from support.cli import Piped, run_cli
 from support.daemon import Daemon, fake, is_alive, wait_for_state
 from support.eventually import eventually

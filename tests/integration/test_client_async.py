@@ -9,17 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.eventually_async import eventually_async
-from support.scripted_supervisor import (
-    OpenStreams,
-    Peer,
-    answer,
-    call_badly,
-    fail,
-    finish,
-    say_hello,
-    scripted_supervisor,
-)
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.client.tool_calls import NO_CALL
@@ -35,6 +24,18 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
+
+from support.eventually_async import eventually_async
+from support.scripted_supervisor import (
+    OpenStreams,
+    Peer,
+    answer,
+    call_badly,
+    fail,
+    finish,
+    say_hello,
+    scripted_supervisor,
+)
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import zmq
-from support.eventually import eventually
-from support.scripted_supervisor import Peer, ScriptedSupervisor
 
 from mlxsup.client import connection as connection_module
 from mlxsup.client.async_client import AsyncClient
@@ -32,6 +30,9 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
+
+from support.eventually import eventually
+from support.scripted_supervisor import Peer, ScriptedSupervisor
 
 A, B = RequestId("a"), RequestId("b")
 

@@ -10,18 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.eventually import eventually
-from support.scripted_supervisor import (
-    OpenStreams,
-    Peer,
-    answer,
-    call_badly,
-    fail,
-    finish,
-    say_hello,
-    scripted_supervisor,
-    send_pieces,
-)
 
 from mlxsup.client import Client, RequestError
 from mlxsup.client.tool_calls import NO_CALL
@@ -41,6 +29,19 @@ from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel
+
+from support.eventually import eventually
+from support.scripted_supervisor import (
+    OpenStreams,
+    Peer,
+    answer,
+    call_badly,
+    fail,
+    finish,
+    say_hello,
+    scripted_supervisor,
+    send_pieces,
+)
 
 UNKNOWN_CHANNEL = [
     frame.replace(b"reasoning", b"reasoned!")

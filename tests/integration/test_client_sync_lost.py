@@ -10,14 +10,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.eventually import eventually
-from support.scripted_supervisor import (
-    OpenStreams,
-    Peer,
-    finish,
-    say_hello,
-    scripted_supervisor,
-)
 
 from mlxsup.client import Client, ConnectionLost
 from mlxsup.protocol.client_messages import (
@@ -27,6 +19,15 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
+
+from support.eventually import eventually
+from support.scripted_supervisor import (
+    OpenStreams,
+    Peer,
+    finish,
+    say_hello,
+    scripted_supervisor,
+)
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.daemon import Daemon, fake, row
-from support.eventually import eventually
 
 from mlxsup.client import Channel, FinishReason, RequestError
+
+from support.daemon import Daemon, fake, row
+from support.eventually import eventually
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from mlxsup.client import Client
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.streams import Reader
-
-from mlxsup.client import Client
 
 SLOW_PREFILL = {"step_s": 0.02, "prefill_tokens_per_step": 1, "context_length": 100_000}
 QUICK_PREFILL = {"prefill_tokens_per_step": 1000}

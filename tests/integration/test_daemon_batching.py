@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.daemon import Daemon, fake, row
 from support.streams import Reader
 from support.tiny_model import make_tiny_model

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon, fake, row
-from support.raw_client import RawClient
-from support.reference import greedy_answers
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
+
+from support.daemon import Daemon, fake, row
+from support.raw_client import RawClient
+from support.reference import greedy_answers
+from support.tiny_model import make_tiny_model
 
 REQUESTS = 16
 ROWS = 4

@@ -12,11 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+
+from mlxsup.client import Client, ConnectionLost, RequestError
+
 from support.daemon import Daemon, fake, gone_within, is_alive, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
-
-from mlxsup.client import Client, ConnectionLost, RequestError
 
 SLOW = {"step_s": 0.02}
 

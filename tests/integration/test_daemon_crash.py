@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+
+from mlxsup.client import RequestError
+
 from support.daemon import Daemon, fake, gone_within, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
-
-from mlxsup.client import RequestError
 
 SLOW = {"step_s": 0.02}
 

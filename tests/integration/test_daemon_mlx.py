@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.codec import encode, encode_body
+from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
+
 from support.daemon import Daemon, row, wait_for_state
 from support.demo_model import demo_model_folder
 from support.eventually import eventually
@@ -17,11 +23,6 @@ from support.raw_client import RawClient
 from support.reference import greedy_answers
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
-
-from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.client_messages import Generate
-from mlxsup.protocol.codec import encode, encode_body
-from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
 
 pytestmark = pytest.mark.mlx
 

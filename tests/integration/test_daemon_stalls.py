@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+
+from mlxsup.client import Notice, RequestError
+
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
-
-from mlxsup.client import Notice, RequestError
 
 # ---------------------------------------------------------------- load and unload, window by window
 

@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import psutil
+
 from support.cli import Piped
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually

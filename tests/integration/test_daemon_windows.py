@@ -15,14 +15,15 @@ from typing import Any
 
 import psutil
 import pytest
+
+from mlxsup.client import AsyncClient, Client, RequestError
+
 from support import warm
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.faults import undisturbed
 from support.quiet import is_quiet
 from support.streams import Reader
-
-from mlxsup.client import AsyncClient, Client, RequestError
 
 SLOW = {"step_s": 0.02}
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgpack
 import pytest
+
+from mlxsup.protocol import codec
+
 from fuzz.client_socket import fuzz_socket
 from fuzz.decoder import MAX_MESSAGE_S, fuzz_decoder
 from fuzz.figures import MAX_PEAK_BYTES, TARGET_CALL_S, SocketFigures
 from fuzz.frames import KINDS
 from support.verdict import NotShown
-
-from mlxsup.protocol import codec
 
 DECODED = 20_000
 ARRIVED = 3000

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+
 from support.daemon import Daemon
 from support.worker_harness import FORBIDDEN_IN_LOGS, WorkerHarness
 

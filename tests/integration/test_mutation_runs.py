@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from mutation.campaign import Kept, run_part
 from mutation.document import Score, document_of
 from mutation.interpreter import Interpreter

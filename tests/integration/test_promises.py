@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mlxsup.client import Client
+
 from promises import neighbours
 from promises.__main__ import measure_all
 from promises.measure import SMALL, Measure, Outcome, Place
@@ -15,8 +18,6 @@ from promises.measures import MEASURES
 from support.daemon import row
 from support.tiny_model import make_tiny_model
 from support.verdict import Verdict
-
-from mlxsup.client import Client
 
 QUICK = ("P2", "P9", "P18", "P20")
 

@@ -16,9 +16,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.daemon import Daemon, fake
-from support.documents import rows_of, section
-from support.raw_client import RawClient
 
 from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import MAX_STOP_LENGTH, MAX_STOP_STRINGS, RequestBody
@@ -39,6 +36,10 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.version import PROTOCOL_VERSION
 from mlxsup.supervisor.sockets import clients, doors
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
+
+from support.daemon import Daemon, fake
+from support.documents import rows_of, section
+from support.raw_client import RawClient
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TEXT = DOCUMENT.read_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from soak.curves import PICTURES
 from soak.run import Soak, soak
 from soak.samples import MAX_GROWTH_MB

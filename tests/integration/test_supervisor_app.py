@@ -14,9 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.daemon import fake
-from support.eventually_async import eventually_async
-from support.played_daemon import Peer, Stage, generate, play, short_folder, token
 
 from mlxsup.protocol.client_messages import Alive, Deltas, Done, Ping, Reply, StatusQuery, Unload
 from mlxsup.protocol.ids import RequestId
@@ -28,6 +25,10 @@ from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.workers import incarnation as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
+
+from support.daemon import fake
+from support.eventually_async import eventually_async
+from support.played_daemon import Peer, Stage, generate, play, short_folder, token
 
 FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 LARGE = "x" * (1024 * 1024)

@@ -13,9 +13,6 @@ from dataclasses import replace
 import msgpack
 import pytest
 import zmq
-from support.clients_bench import Bench, Peer, deltas, done, generate, run
-from support.eventually_async import eventually_async
-from support.loop_sockets import Watched
 
 from mlxsup.protocol.client_messages import (
     Alive,
@@ -31,6 +28,10 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ConnectionId
 from mlxsup.supervisor.sockets import clients as clients_module
+
+from support.clients_bench import Bench, Peer, deltas, done, generate, run
+from support.eventually_async import eventually_async
+from support.loop_sockets import Watched
 
 
 def test_what_is_said_becomes_events_and_answers_come_back() -> None:

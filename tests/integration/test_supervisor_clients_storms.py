@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.clients_bench import Bench, deltas, generate, run
-from support.eventually_async import eventually_async
 
 from mlxsup.protocol.client_messages import (
     Failed,
@@ -24,6 +22,9 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.supervisor.core.events import ClientGone
 from mlxsup.supervisor.runtime_folder import raise_open_file_limit
 from mlxsup.supervisor.sockets import doors as doors_module
+
+from support.clients_bench import Bench, deltas, generate, run
+from support.eventually_async import eventually_async
 
 
 def is_connected(one: sockets.socket, path: Path) -> bool:

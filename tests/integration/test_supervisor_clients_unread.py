@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import zmq
-from support.clients_bench import Bench, Peer, deltas, done, encode_counted, fill, generate, run
-from support.eventually_async import eventually_async
 
 from mlxsup.protocol.client_messages import (
     Deltas,
@@ -28,6 +26,9 @@ from mlxsup.supervisor.sockets import doors as doors_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES
 from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import Outbox
+
+from support.clients_bench import Bench, Peer, deltas, done, encode_counted, fill, generate, run
+from support.eventually_async import eventually_async
 
 
 def test_a_slow_reader_gets_everything_in_order_with_pieces_merged_H7() -> None:

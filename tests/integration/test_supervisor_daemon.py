@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+
+from mlxsup.client import Client, RequestError
+
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
 from support.scripted_daemon import ScriptedDaemon
-
-from mlxsup.client import Client, RequestError
 
 QUICK = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
 

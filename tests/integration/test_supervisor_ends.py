@@ -13,16 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.daemon import fake
-from support.eventually_async import eventually_async
-from support.played_daemon import (
-    ENDING,
-    Stage,
-    generate,
-    play,
-    short_folder,
-    token,
-)
 
 from mlxsup.protocol.client_messages import Deltas, Failed, Load, Ping, Reload, Reply, Stop, Unload
 from mlxsup.protocol.ids import ModelName, RequestId
@@ -40,6 +30,17 @@ from mlxsup.supervisor.runtime_folder import (
     RESERVED_FILES,
 )
 from mlxsup.supervisor.sockets.clients import Clients
+
+from support.daemon import fake
+from support.eventually_async import eventually_async
+from support.played_daemon import (
+    ENDING,
+    Stage,
+    generate,
+    play,
+    short_folder,
+    token,
+)
 
 LAZY = fake(preload=False)
 

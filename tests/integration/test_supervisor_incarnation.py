@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import zmq
-from support.eventually_async import eventually_async
-from support.loop_sockets import Watched, watched_sockets
 
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import Generation, ModelName
@@ -27,6 +25,9 @@ from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers.incarnation import WorkerUnit
 from mlxsup.supervisor.workers.process import WorkerProcess
+
+from support.eventually_async import eventually_async
+from support.loop_sockets import Watched, watched_sockets
 
 
 class Surroundings:

@@ -12,10 +12,6 @@ from functools import partial
 
 import psutil
 import pytest
-from support.daemon import is_alive
-from support.eventually import eventually
-from support.eventually_async import eventually_async
-from support.spawned import run_with
 
 from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers import process as process_module
@@ -24,6 +20,11 @@ from mlxsup.supervisor.workers.process import (
     WorkerProcess,
     describe_exit,
 )
+
+from support.daemon import is_alive
+from support.eventually import eventually
+from support.eventually_async import eventually_async
+from support.spawned import run_with
 
 
 def test_it_gets_its_line_and_both_outputs_come_back() -> None:

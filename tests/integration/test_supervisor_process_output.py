@@ -11,9 +11,6 @@ import time
 from typing import Any
 
 import pytest
-from support.eventually import eventually
-from support.eventually_async import eventually_async
-from support.spawned import Readers, run_with
 
 from mlxsup.supervisor.workers import process as process_module
 from mlxsup.supervisor.workers.process import (
@@ -22,6 +19,10 @@ from mlxsup.supervisor.workers.process import (
     READ_SLICE_S,
     WorkerProcess,
 )
+
+from support.eventually import eventually
+from support.eventually_async import eventually_async
+from support.spawned import Readers, run_with
 
 
 def test_its_output_never_blocks_the_loop_and_is_not_looked_at_after_its_end(

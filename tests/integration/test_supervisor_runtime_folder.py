@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.daemon import is_alive
-from support.eventually import eventually
 
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolder, RuntimeFolderError
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
+
+from support.daemon import is_alive
+from support.eventually import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -12,16 +12,6 @@ from typing import Any
 
 import pytest
 import zmq
-from support.daemon import fake
-from support.played_daemon import (
-    Stage,
-    generate,
-    play,
-    restored_process,
-    short_folder,
-    token,
-    write_config,
-)
 
 from mlxsup.protocol.client_messages import Deltas, Ping, Reply
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
@@ -40,6 +30,17 @@ from mlxsup.supervisor.runtime_folder import (
 from mlxsup.supervisor.workers import leftovers as leftovers_module
 from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
+
+from support.daemon import fake
+from support.played_daemon import (
+    Stage,
+    generate,
+    play,
+    restored_process,
+    short_folder,
+    token,
+    write_config,
+)
 
 LAZY = fake(preload=False)
 

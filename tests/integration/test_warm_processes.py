@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import warm
-from support.isolation import MARK, processes_of
 
 from mlxsup.supervisor.runtime_folder import raise_open_file_limit
+
+from support import warm
+from support.isolation import MARK, processes_of
 
 LOOK = """
 import asyncio, json, os, random, signal, sys, threading

@@ -9,14 +9,15 @@ import time
 
 import psutil
 import pytest
-from support.eventually import eventually
-from support.worker_harness import WorkerHarness
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, LoadProgress, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
+
+from support.eventually import eventually
+from support.worker_harness import WorkerHarness
 
 
 def loaded_modules(pid: int) -> str:

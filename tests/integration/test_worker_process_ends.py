@@ -8,12 +8,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.eventually import eventually
-from support.worker_harness import WorkerHarness
 
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, Ready, Step
+
+from support.eventually import eventually
+from support.worker_harness import WorkerHarness
 
 
 def is_gone(pid: int) -> bool:

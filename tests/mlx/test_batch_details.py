@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.mlx_rows import make_row
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
@@ -19,6 +18,8 @@ from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 from mlxsup.worker.engines.mlx.prefix_cache import Found
 from mlxsup.worker.engines.mlx.prompt_turns import PromptRead
 from mlxsup.worker.text.grammar import Grammar
+
+from support.mlx_rows import make_row
 
 pytestmark = pytest.mark.mlx
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.mlx_rows import check_no_row_is_left, loaded_engine, make_row, run_rows, token_ids
-from support.odd_models import CONFIGS, make_odd_model
-from support.tiny_model import VOCABULARY_SIZE
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.mlx_rows import check_no_row_is_left, loaded_engine, make_row, run_rows, token_ids
+from support.odd_models import CONFIGS, make_odd_model
+from support.tiny_model import VOCABULARY_SIZE
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import make_spec
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -20,6 +17,10 @@ from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
 from mlxsup.worker.text.channels import ChannelParser, ChannelRules
 from mlxsup.worker.text.tool_calls import ToolCallReader
+
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_spec
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
-from support.loop_driver import LoopDriver
-from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
-from support.tiny_model import VOCABULARY_SIZE, add_tokens
 
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
+from support.loop_driver import LoopDriver
+from support.mlx_rows import known_as, loaded_engine, make_row, make_spec, run_rows, solo
+from support.tiny_model import VOCABULARY_SIZE, add_tokens
 
 pytestmark = pytest.mark.mlx
 

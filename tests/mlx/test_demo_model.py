@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.demo_model import demo_model_folder
-from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
 from mlxsup.protocol.body import RequestBody
+
+from support.demo_model import demo_model_folder
+from support.mlx_rows import loaded_engine, make_row, run_rows, token_ids
 
 pytestmark = pytest.mark.mlx
 

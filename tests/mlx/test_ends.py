@@ -9,13 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import make_row, make_spec
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.sampling import NoEndYet, make_processors, make_sampler
+
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_row, make_spec
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

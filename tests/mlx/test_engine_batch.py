@@ -8,6 +8,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.worker.engine import Row
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.sampling import derive_key, greedy, make_sampler
+
 from support.mlx_rows import (
     check_no_row_is_left,
     known_as,
@@ -20,12 +27,6 @@ from support.mlx_rows import (
 )
 from support.model_types.scenarios import chunks_of
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
-
-from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.worker.engine import Row
-from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.sampling import derive_key, greedy, make_sampler
 
 pytestmark = pytest.mark.mlx
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.mlx_rows import loaded_engine, make_row, make_spec, solo
-from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
@@ -28,6 +26,9 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
+
+from support.mlx_rows import loaded_engine, make_row, make_spec, solo
+from support.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

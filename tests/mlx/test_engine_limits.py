@@ -8,12 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.mlx_rows import make_spec
-from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
 
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.mlx_rows import make_spec
+from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -14,8 +14,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -31,6 +29,9 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import iterate_arrays
 from mlxsup.worker.engines.mlx.logits import FloatLogits
+
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

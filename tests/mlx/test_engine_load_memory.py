@@ -6,8 +6,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import make_tiny_model
 
 from mlxsup.worker.engine import GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx import load as mlx_load
@@ -15,6 +13,9 @@ from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.load import materialise, raise_if_memory
 from mlxsup.worker.engines.mlx.passes import TogetherPasses
+
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

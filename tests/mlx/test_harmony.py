@@ -8,9 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.loop_driver import Answer, LoopDriver, check_resumes
-from support.mlx_rows import make_spec
-from support.tiny_model import add_tokens, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import Channel, FinishReason
@@ -19,6 +16,10 @@ from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.sampling import Processor, make_processors
 from mlxsup.worker.rows import NO_FORM
+
+from support.loop_driver import Answer, LoopDriver, check_resumes
+from support.mlx_rows import make_spec
+from support.tiny_model import add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -9,17 +9,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
+
+from mlxsup.worker.engine import BadModelError
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.load import load_lazily
+
 from support.mlx_numbers import number_of
 from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo, token_ids
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES
 from support.model_types.llama_configs import WINDOW
 from support.tiny_model import make_tiny_model
-
-from mlxsup.worker.engine import BadModelError
-from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.folder import check_folder
-from mlxsup.worker.engines.mlx.load import load_lazily
 
 pytestmark = pytest.mark.mlx
 

@@ -9,10 +9,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from support.mlx_rows import loaded_engine, make_row, run_rows
-from support.tiny_model import make_tiny_model
 
 from mlxsup.worker.engines.mlx.logits import FloatLogits
+
+from support.mlx_rows import loaded_engine, make_row, run_rows
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

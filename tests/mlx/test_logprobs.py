@@ -11,11 +11,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from support.mlx_rows import loaded_engine, make_row, run_rows
-from support.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
 
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
+
+from support.mlx_rows import loaded_engine, make_row, run_rows
+from support.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -13,10 +13,11 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler, make_sampler
 from mlx_lm.utils import load_model
-from support.mlx_rows import random_state
-from support.tiny_model import make_tiny_model
 
 from mlxsup.worker.engines.mlx.decode import LoneRow, drawn_tokens
+
+from support.mlx_rows import random_state
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

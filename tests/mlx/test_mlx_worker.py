@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_model import make_tiny_model
-from support.worker_harness import WorkerHarness
 
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.protocol.worker_messages import Dying, LoadProgress, Step
+
+from support.tiny_model import make_tiny_model
+from support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.mlx
 

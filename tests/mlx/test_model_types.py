@@ -12,6 +12,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import RowLogprobs, RowToken
+from mlxsup.worker.engines.mlx.batching import Finding, WayFinder
+
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, model_types
 from support.model_types.run import try_folder, try_model_type
@@ -19,11 +25,6 @@ from support.model_types.scenarios import TOKENS, prompt
 from support.model_types.scenarios import Trial as ModelTrial
 from support.model_types.table import UNEQUAL_ALONE, UNLOADABLE
 from support.model_types.verdict import Kind, compare
-
-from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Batching
-from mlxsup.worker.engine import RowLogprobs, RowToken
-from mlxsup.worker.engines.mlx.batching import Finding, WayFinder
 
 pytestmark = [pytest.mark.mlx, pytest.mark.bits]
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from support.model_types.build import make_model
-from support.model_types.listed import MODEL_TYPES, model_types
-from support.model_types.verdict import BOUND
 
 from mlxsup.worker.engines.mlx.known_faults import KNOWN_FAULTS
 from mlxsup.worker.engines.mlx.load import widen_windows
+
+from support.model_types.build import make_model
+from support.model_types.listed import MODEL_TYPES, model_types
+from support.model_types.verdict import BOUND
 
 pytestmark = pytest.mark.mlx
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx_lm
 import pytest
 from mlx_lm.utils import MODEL_REMAPPING
+
 from support.model_types.faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from support.model_types.listed import MODEL_TYPES, NO_MODEL, NOT_TRIED, model_file
 from support.model_types.table import DOCUMENT, UNEQUAL_ALONE, UNLOADABLE, replace_part

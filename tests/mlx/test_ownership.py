@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.loop_driver import LoopDriver
-from support.mlx_calls import KINDS, Calls
-from support.mlx_rows import make_spec
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import Resume
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.thread_guard import OwnedEngine
+
+from support.loop_driver import LoopDriver
+from support.mlx_calls import KINDS, Calls
+from support.mlx_rows import make_spec
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

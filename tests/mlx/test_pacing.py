@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from mlx_lm.models import llama
-from support.demo_model import demo_model_folder
-from support.mlx_rows import loaded_engine, make_row, run_rows
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S, STEP_TIMEOUT_SHARE
+
+from support.demo_model import demo_model_folder
+from support.mlx_rows import loaded_engine, make_row, run_rows
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -10,12 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
-from support.loop_driver import LoopDriver
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
-from support.tiny_model import BYTES_PER_TOKEN, VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.loop_driver import LoopDriver
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
+from support.tiny_model import BYTES_PER_TOKEN, VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -16,9 +16,6 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
-from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
-from support.tiny_model import BYTES_PER_TOKEN, CONTEXT_LENGTH, make_tiny_model
 
 from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
 from mlxsup.worker.engines.mlx.caches import row_bytes, tokens_that_can_be_cut
@@ -29,6 +26,10 @@ from mlxsup.worker.engines.mlx.prefix_size import (
     row_after_one_token,
     tokens_that_fit,
 )
+
+from support.cache_models import CONFIGURATIONS, WINDOW, make_cache_model
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows
+from support.tiny_model import BYTES_PER_TOKEN, CONTEXT_LENGTH, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

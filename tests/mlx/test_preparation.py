@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.loop_driver import LoopDriver
-from support.mlx_rows import make_spec
-from support.tiny_model import make_tiny_model
 
 from mlxsup.worker.engine import StepResult
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
+
+from support.loop_driver import LoopDriver
+from support.mlx_rows import make_spec
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -11,12 +11,13 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.loop_driver import Answer, LoopDriver
-from support.mlx_rows import check_no_row_is_left, make_spec
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.loop_driver import Answer, LoopDriver
+from support.mlx_rows import check_no_row_is_left, make_spec
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from mlx_lm.generate import BatchGenerator
-from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo, token_ids
-from support.model_types.scenarios import chunks_of
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.mlx_rows import known_as, loaded_engine, make_row, run_rows, solo, token_ids
+from support.model_types.scenarios import chunks_of
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from support.demo_model import demo_model_folder
 from support.loop_driver import LoopDriver, check_every_resume
 from support.mlx_rows import make_spec

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.mlx_rows import loaded_engine, make_row
-from support.tiny_model import make_tiny_model
 
 from mlxsup.worker.engine import GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses
+
+from support.mlx_rows import loaded_engine, make_row
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx

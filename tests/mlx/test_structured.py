@@ -9,16 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.demo_model import demo_model_folder
-from support.forms import SCHEMAS, check, of_schema
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import known_as, make_spec
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.demo_model import demo_model_folder
+from support.forms import SCHEMAS, check, of_schema
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import known_as, make_spec
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 pytest.importorskip("llguidance")

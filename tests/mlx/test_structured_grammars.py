@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forms import of_schema
-from support.loop_driver import LoopDriver, check_every_resume
-from support.mlx_rows import make_spec
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -21,6 +17,11 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
+
+from support.forms import of_schema
+from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_rows import make_spec
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 pytest.importorskip("llguidance")

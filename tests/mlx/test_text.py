@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.demo_model import demo_model_folder
-from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -21,6 +19,9 @@ from mlxsup.worker.engine import Detokenizer
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.text.detokenizer import WindowDetokenizer
+
+from support.demo_model import demo_model_folder
+from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

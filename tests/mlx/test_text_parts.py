@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_model import VOCABULARY_SIZE, write_tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from mlxsup.protocol.body import RequestBody
@@ -20,6 +19,8 @@ from mlxsup.worker.engines.mlx.text import (
     sentencepiece_strips,
     sentencepiece_tokens,
 )
+
+from support.tiny_model import VOCABULARY_SIZE, write_tokenizer
 
 pytestmark = pytest.mark.mlx
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.engines.mlx.tokenizer import tokenizer_error
+
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -23,6 +22,8 @@ from mlxsup.protocol.states import Channel
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.text.channels import ChannelParser
 from mlxsup.worker.text.tool_calls import ToolCallReader
+
+from support.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

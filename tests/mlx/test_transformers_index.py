@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import transformers
-from support.quick_imports import transformers_index
 from transformers.utils import import_utils
+
+from support.quick_imports import transformers_index
 
 pytestmark = pytest.mark.mlx
 

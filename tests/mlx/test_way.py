@@ -10,9 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.utils import load_model
-from support.mlx_numbers import number_of
-from support.mlx_rows import random_state
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import GpuFaultElsewhereError
@@ -26,6 +23,10 @@ from mlxsup.worker.engines.mlx.probe import (
     largest_distance,
     make_sequence,
 )
+
+from support.mlx_numbers import number_of
+from support.mlx_rows import random_state
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

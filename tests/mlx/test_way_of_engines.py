@@ -7,14 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
-from support.tiny_model import make_tiny_model
 
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.batching import ONLY_ROW, TOO_SHORT
 from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.engines.mlx.logits import FloatLogits
+
+from support.mlx_rows import loaded_engine, make_row, make_spec, run_rows, solo
+from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
 

@@ -8,8 +8,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.verdict import EXIT_CODES, NotShown, Verdict
-
 from .campaign import Kept, run_part
 from .document import Score, document_of
 from .equivalent import Equivalent, read_equivalents, stale_ones
@@ -19,6 +17,7 @@ from .pytest_run import KERNELS, copy_missing
 from .reach import Reach, measure
 from .tree import commit_of, copy_of, digest_of
 from .trial import LIMIT_S, Limits
+from support.verdict import EXIT_CODES, NotShown, Verdict
 
 ROOT = Path(__file__).parents[2]
 WANTED = 50

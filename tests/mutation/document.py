@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from support.verdict import Verdict
-
 from .campaign import Mutant
 from .equivalent import MOST_SHARE, Equivalent
 from .trial import KILLED, Outcome
+from support.verdict import Verdict
 
 TARGET = 0.90
 ORDER = (

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from support.verdict import NotShown
-
 from .parts import Project
 from .tree import environment_of
+from support.verdict import NotShown
 
 REAP_S = 60.0
 """A killed group is gone long before."""

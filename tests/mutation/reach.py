@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.verdict import NotShown
-
 from .interpreter import Interpreter
 from .parts import MOST_TEST_S, SIMULATION, Part, Project
 from .plugin import CONTEXT
 from .pytest_run import Run, run_pytest
 from .tree import digests_of
+from support.verdict import NotShown
 
 if TYPE_CHECKING:
     from coverage import CoverageData

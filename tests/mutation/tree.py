@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from support.verdict import NotShown
-
 from .parts import Project
+from support.verdict import NotShown
 
 TESTS = Path(__file__).parents[1]
 NOT_DOCS = ":(exclude)docs"

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from support.tiny_model import make_tiny_model
-from support.verdict import EXIT_CODES, Verdict
-
 from .campaigns import CAMPAIGNS, run_campaign
 from .document import write_figures
 from .measure import SMALL, Measure, Outcome, Place, Sizes
 from .measures import MEASURES
 from .report import beside_lines, figure_lines, gather, problem_lines, report, verdicts_of
 from .results import Results, UncleanTreeError, clean_commit
+from support.tiny_model import make_tiny_model
+from support.verdict import EXIT_CODES, Verdict
 
 USAGE = 64
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from functools import partial
 
 import psutil
-from support.daemon import row, wait_for_state
 
 from mlxsup.client import Client, RequestError
 
@@ -22,6 +21,7 @@ from .entries import real_entry
 from .measure import CPU, Figure, Measure, Place, Values
 from .peer import TOO_LARGE, Peer, PeerStream
 from .watching import TimedReader, peak_rss
+from support.daemon import row, wait_for_state
 
 TOKENS = 600
 

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import psutil
-from support.daemon import fake, row
-from support.eventually import eventually
 
 from mlxsup.client import Client
 
@@ -19,6 +17,8 @@ from .crowd_process import Crowd
 from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader, peak_rss
+from support.daemon import fake, row
+from support.eventually import eventually
 
 
 @contextmanager

@@ -7,15 +7,15 @@ import signal
 import time
 
 import psutil
-from support.daemon import fake, row, wait_for_state
-from support.eventually import eventually
-from support.faults import undisturbed
 
 from .bounds import at_most, equals
 from .daemons import Daemon, ready
 from .entries import SOON
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
+from support.daemon import fake, row, wait_for_state
+from support.eventually import eventually
+from support.faults import undisturbed
 
 WARM_UP_CYCLES = 20
 STREAMS = 4

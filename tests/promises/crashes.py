@@ -9,9 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from support.daemon import fake, row, wait_for_state
-from support.eventually import eventually
-
 from mlxsup.client import Client, RequestError
 
 from .bounds import at_most, at_most_beside, equals, quantile_at_most
@@ -21,6 +18,8 @@ from .entries import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .replacing import replaced_after
 from .watching import Changes, ExitWatch, TimedReader
+from support.daemon import fake, row, wait_for_state
+from support.eventually import eventually
 
 ROWS = 64
 MAX_CRASHES = 3

@@ -19,12 +19,13 @@ from typing import Any
 
 import msgpack
 import zmq
-from fuzz.frames import hostile_frames
 
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import ModelName, RequestId
+
+from fuzz.frames import hostile_frames
 
 STREAMS = 8
 HOLDERS = 100

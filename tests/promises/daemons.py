@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlxsup.client import Client
+
 from support import daemon
 from support.daemon import wait_for_state
 from support.verdict import NotShown
-
-from mlxsup.client import Client
 
 
 class Daemon(daemon.Daemon):

@@ -6,9 +6,6 @@ import resource
 from contextlib import ExitStack
 
 import psutil
-from support.daemon import fake, row
-from support.eventually import eventually
-from support.files import LimitedDaemon, most_files
 
 from mlxsup.client import Client
 
@@ -17,6 +14,9 @@ from .crowd_process import Crowd
 from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values, require
 from .watching import TimedReader, peak_rss
+from support.daemon import fake, row
+from support.eventually import eventually
+from support.files import LimitedDaemon, most_files
 
 TOKENS = 400
 OWN_TOKENS = 1200

@@ -6,15 +6,14 @@ import signal
 import subprocess
 import time
 
-from support.daemon import fake, is_alive, row
-from support.eventually import eventually
-
 from mlxsup.client import Client, ConnectionLost, RequestError
 
 from .bounds import at_most, equals
 from .daemons import Daemon
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
+from support.daemon import fake, is_alive, row
+from support.eventually import eventually
 
 STREAMS = 8
 SLOW = {"step_s": 0.02}

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from support.daemon import fake, is_alive, row
-from support.tiny_model import make_tiny_model
 
 from mlxsup.client import Client
 
@@ -22,6 +20,8 @@ from .bounds import equals
 from .daemons import Daemon, ready
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import TimedReader
+from support.daemon import fake, is_alive, row
+from support.tiny_model import make_tiny_model
 
 BURN = "while True: pass"
 SLOW_STEP_S = 2.5

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from support.daemon import fake, row
-from support.eventually import eventually
-
 from mlxsup.client import Client
 
 from .bounds import equals, quantile_at_most
@@ -15,6 +12,8 @@ from .crowd_process import Crowd
 from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values, require
 from .watching import TimedReader
+from support.daemon import fake, row
+from support.eventually import eventually
 
 PROBES = 5
 ROWS = 8

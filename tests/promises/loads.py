@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from support.daemon import fake, row
-
 from mlxsup.client import RequestError
 
 from .bounds import equals
 from .daemons import Daemon
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import Changes, ExitWatch, TimedReader
+from support.daemon import fake, row
 
 
 def answer_after_exit(entry: dict[str, Any], named: str) -> tuple[int, float]:

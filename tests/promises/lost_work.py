@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 
-from support.daemon import fake, wait_for_state
-from support.faults import undisturbed
-from support.lossy import LossyDaemon
-
 from .bounds import at_most
 from .daemons import Daemon
 from .entries import SOON
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import Changes, TimedReader
+from support.daemon import fake, wait_for_state
+from support.faults import undisturbed
+from support.lossy import LossyDaemon
 
 LIMIT_S = 2.0
 TOKENS = 30

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.verdict import NotShown, Verdict
-
 from mlxsup.client import RequestError
 
 from .bounds import Bound, quantile
+from support.verdict import NotShown, Verdict
 
 FAKE = "fake engine"
 CPU = "MLX, CPU"

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
-from support.daemon import fake, row
-
 from mlxsup.client import Client
 
 from .bounds import equals, median_at_most
@@ -17,6 +15,7 @@ from .daemons import Daemon, ready
 from .entries import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values, require
 from .watching import Changes, TimedReader
+from support.daemon import fake, row
 
 STEP_S = 0.025
 

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import psutil
-from support.daemon import fake, row, wait_for_state
-from support.eventually import eventually
 
 from mlxsup.client import Client
 
@@ -16,6 +14,8 @@ from .bounds import at_most
 from .daemons import Daemon
 from .measure import FAKE, Figure, Measure, Place, Values
 from .watching import ExitWatch, TimedReader
+from support.daemon import fake, row, wait_for_state
+from support.eventually import eventually
 
 STEP_S = 0.05
 WINDOWS = {

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from support.daemon import fake, row
-from support.eventually import eventually
-
 from mlxsup.client import Client
 
 from .bounds import at_most, at_most_share
@@ -19,6 +16,8 @@ from .daemons import Daemon, ready
 from .entries import SOON
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .watching import Changes, TimedReader
+from support.daemon import fake, row
+from support.eventually import eventually
 
 MOST = 1.3
 """Times the undisturbed answers, without the loads."""

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import psutil
-from support.daemon import row
 
 from .daemons import Daemon, ready
 from .measure import Values
 from .watching import Changes, TimedReader
+from support.daemon import row
 
 
 def replaced_after(entry: dict[str, Any], number: signal.Signals, *, tokens: int) -> Values:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from support.verdict import Verdict
-
 from .campaigns import CAMPAIGNS, Run
 from .measure import Measure, Outcome, Sizes, spread
 from .results import Note, Results
+from support.verdict import Verdict
 
 NOT_RUN = "it was not run at this commit"
 

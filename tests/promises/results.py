@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.verdict import Verdict
 
 from mlxsup.protocol.version import VERSION
 
 from .campaigns import ROOT, Campaign, Run
 from .measure import Measure, Outcome
+from support.verdict import Verdict
 
 NOT_DOCS = ":(exclude)docs"
 FOLDER = ROOT / "build" / "promises"

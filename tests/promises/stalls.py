@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 from functools import partial
 
-from support.daemon import fake, wait_for_state
-
 from .bounds import at_most, at_most_beside
 from .daemons import Daemon
 from .entries import SOON, Entry, real_entry
 from .measure import CPU, FAKE, Figure, Measure, Place, Values
 from .replacing import replaced_after
 from .watching import Changes, TimedReader
+from support.daemon import fake, wait_for_state
 
 LIMIT_S = 2.0
 STALLS = ("sleep", "busy", "gil")

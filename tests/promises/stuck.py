@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
+
+from .bounds import at_most
+from .measure import FAKE, Figure, Measure, Place, Values
 from support import freezer
 from support.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.eventually import eventually
 from support.unkillable import Unkillable
-
-from .bounds import at_most
-from .measure import FAKE, Figure, Measure, Place, Values
 
 IS_REAL = freezer.is_there()
 WHERE = f"{FAKE}, {'frozen in the kernel' if IS_REAL else 'a kill that does nothing'}"

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 import psutil
-from support.daemon import Daemon, is_alive, row
 
 from .bounds import at_most, equals
 from .measure import CPU, Figure, Measure, Place, Values, require
+from support.daemon import Daemon, is_alive, row
 
 WARM_UP = 3
 LOOK_S = 3.0

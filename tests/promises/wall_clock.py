@@ -18,10 +18,6 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from support.daemon import fake, row
-from support.eventually import eventually
-from support.faults import undisturbed
-
 from mlxsup.client import Client
 
 from .bounds import at_most, equals
@@ -30,6 +26,9 @@ from .entries import SOON
 from .false_kills import ended, kills, workers_of
 from .measure import FAKE, Figure, Measure, Place, Values, require
 from .watching import Changes, TimedReader
+from support.daemon import fake, row
+from support.eventually import eventually
+from support.faults import undisturbed
 
 HOUR_S = 3600
 LIMIT_S = 1.0

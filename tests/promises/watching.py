@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
-from support.streams import Reader
 
 from mlxsup.client import Client, ConnectionLost, RequestError
+
+from support.streams import Reader
 
 Change = dict[str, Any]
 

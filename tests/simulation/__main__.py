@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from support.verdict import EXIT_CODES, Verdict
-
 from .plan import EVENTS, LOADING, MEMORY, STRAY, STUCK, WITHOUT_EVIDENCE
 from .violation import Violation
 from .world import World
+from support.verdict import EXIT_CODES, Verdict
 
 CHUNK = 10
 """Seeds that one process takes at a time."""

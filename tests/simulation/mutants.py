@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 
-from support.verdict import EXIT_CODES, Verdict
-
 from .planted import MUTANTS, Mutant
+from support.verdict import EXIT_CODES, Verdict
 
 CORE = "mlxsup.supervisor.core."
 MOST_SEEDS = 400

@@ -10,9 +10,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from support.verdict import EXIT_CODES, NotShown, Verdict
-
 from .run import soak
+from support.verdict import EXIT_CODES, NotShown, Verdict
 
 
 def main() -> int:

@@ -10,17 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.daemon import Daemon, row, wait_for_state
-from support.outside import FROM_OUTSIDE, must_have_whole_logs, why_it_ended
-from support.scripted_daemon import ScriptedDaemon
-from support.tiny_model import make_tiny_model
-from support.verdict import NotShown
-
 from mlxsup.client import Client
 
 from .curves import table, write_pictures
 from .samples import MAX_GROWTH_MB, Curve, Sample, curves_of, values_now
 from .use import CRASHES_EVERY, UNLOADS_EVERY, Use, entries
+from support.daemon import Daemon, row, wait_for_state
+from support.outside import FROM_OUTSIDE, must_have_whole_logs, why_it_ended
+from support.scripted_daemon import ScriptedDaemon
+from support.tiny_model import make_tiny_model
+from support.verdict import NotShown
 
 PATIENCE_S = 60.0
 MAX_PROBLEMS = 20

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.daemon import Daemon
-from support.eventually import eventually
 
 from mlxsup.client import Client
 from mlxsup.supervisor.log_files import LOG_FILES, MAX_LOG_BYTES
+
+from support.daemon import Daemon
+from support.eventually import eventually
 
 MAX_GROWTH_MB = {"supervisor": 5.0, "fake": 5.0, "real": 5.0}
 """Of the RSS, by the fitted line, from the end of the warm-up to the end of the run."""

@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from mlxsup.client import Client
+
 from support.daemon import fake, row, wait_for_state
 from support.faults import undisturbed
 from support.reference import greedy_answers
 from support.streams import Reader
-
-from mlxsup.client import Client
 
 BURST = 24
 CANCELLED = 0.2

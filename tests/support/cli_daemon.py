@@ -8,16 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support import warm
-from support.scripted_supervisor import (
-    Peer,
-    ScriptedSupervisor,
-    answer,
-    fail,
-    finish,
-    send_pieces,
-)
-
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -28,6 +18,16 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
+
+from support import warm
+from support.scripted_supervisor import (
+    Peer,
+    ScriptedSupervisor,
+    answer,
+    fail,
+    finish,
+    send_pieces,
+)
 
 TIME_LIMIT_S = 120
 

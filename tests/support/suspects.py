@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from support.core_driver import LAUNCH, Driver, entry
-
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+
+from support.core_driver import LAUNCH, Driver, entry
 
 SETTINGS = CoreSettings(max_queue=64, max_queue_per_client=64, drain_timeout_s=5.0)
 HOUR_S = 3600.0

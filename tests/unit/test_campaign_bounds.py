@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+
 from fuzz.figures import MAX_PEAK_BYTES, MAX_PING_S, SocketFigures
 from fuzz.frames import KINDS, MAKERS, hostile
 from soak.samples import Sample, curves_of

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.driven_connection import Connection
 
 from mlxsup.client import async_client as async_module
 from mlxsup.client.async_client import AsyncClient
+
+from support.driven_connection import Connection
 
 
 class Handle:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import zmq
-from support.driven_connection import Connection
 
 from mlxsup.client import io_thread as thread_module
 from mlxsup.client.io_thread import IoThread
+
+from support.driven_connection import Connection
 
 
 class Enough(Exception):

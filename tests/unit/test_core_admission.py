@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Failed
 from mlxsup.protocol.codec import encode
@@ -18,6 +15,10 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import LAUNCH, RESTART, Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 LIMITS = CoreSettings(max_queue=8, max_queue_per_client=4)
 

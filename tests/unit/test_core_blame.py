@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core_driver import Driver, entry
-from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish
 
 from mlxsup.protocol.client_messages import Event, Failed, Notice, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.errors import ErrorCode
@@ -27,6 +25,9 @@ from mlxsup.supervisor.core.health.blame import (
     digest_of,
 )
 from mlxsup.supervisor.core.settings import RestartSettings
+
+from support.core_driver import Driver, entry
+from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish
 
 ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish
-
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.suspects import HOUR_S, SETTINGS, crash, engine_of, finish
 
 
 def test_out_of_memory_halves_the_rows_and_accuses_nobody() -> None:

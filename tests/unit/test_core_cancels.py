@@ -6,9 +6,6 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.core_driver import Driver
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Done
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -16,6 +13,10 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Rejected
 from mlxsup.supervisor.core.events import ConnectionId
+
+from support.core_driver import Driver
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 ROWS = 2
 """Of the model in READY."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.core_driver import Driver
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Event, Ping, Reply, StatusQuery, Subscribe
 from mlxsup.protocol.ids import RequestId, RequestKey
@@ -15,6 +13,9 @@ from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
+
+from support.core_driver import Driver
+from support.core_states import in_state
 
 
 def changes(driver: Driver) -> list[dict[str, Any]]:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE, BOB
 
 from mlxsup.protocol.client_messages import Done, Failed, Reload, Reply
 from mlxsup.protocol.ids import RequestId
@@ -33,6 +31,9 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Caller, Reloaded
 from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
 
 LIMITS = CoreSettings(max_queue=99, max_queue_per_client=99, drain_timeout_s=600.0)
 OTHER = replace(LAUNCH, path="/other", max_concurrency=1, step_timeout_s=0.5)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Event, Failed, Reload, Reply, Stop, Subscribe
 from mlxsup.protocol.errors import ErrorCode
@@ -25,6 +22,10 @@ from mlxsup.supervisor.core.events import (
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.worker_events import last_words
+
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- starting and waking
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.events import Exited
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
+
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 
 @pytest.mark.parametrize(

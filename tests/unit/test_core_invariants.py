@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import State, Wanted
@@ -17,6 +14,10 @@ from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 SOMEONE = Held(digest=Digest(b"someone"))
 CALLER = Caller(connection=ALICE, id=RequestId("c"))

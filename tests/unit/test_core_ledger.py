@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from support.core_looks import ALICE, BOB
-
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.worker_messages import Acceptance
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
+
+from support.core_looks import ALICE, BOB
 
 ACCEPTANCE = Acceptance(
     prompt_tokens=pack_tokens([1, 2, 3]), opening="", parameters={"a": 1}, seed=5, fingerprint="f"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.beats import LIMIT_S, beats, seen_running, serving
-from support.core_driver import Driver, entry
-from support.core_states import WITH_PROCESS, in_state
 
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, Step
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
 from mlxsup.supervisor.core.health.watchdog import SILENCE_S, SLACK_S, UNLINKED_S, Alarm, Watch
+
+from support.beats import LIMIT_S, beats, seen_running, serving
+from support.core_driver import Driver, entry
+from support.core_states import WITH_PROCESS, in_state
 
 # ---------------------------------------------------------------- its connection
 

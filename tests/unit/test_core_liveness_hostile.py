@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.beats import serving
-from support.core_states import WITH_PROCESS, in_state
 
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, LoadPhase, State, WorkerPhase
@@ -27,6 +25,9 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import WorkerSignal
+
+from support.beats import serving
+from support.core_states import WITH_PROCESS, in_state
 
 
 @pytest.mark.parametrize("state", WITH_PROCESS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core_driver import LAUNCH, RESTART, Driver, entry
 
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Batching, State
@@ -13,6 +12,8 @@ from mlxsup.protocol.worker_messages import Dying, Ready
 from mlxsup.supervisor.core.actions import Announce, Spawn
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import LAUNCH, RESTART, Driver, entry
 
 RAISED = "RuntimeError: [GatherMM] only float32 is supported"
 READY = Ready(

@@ -15,8 +15,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE, BOB
 
 from mlxsup.protocol.client_messages import (
     ClientMessage,
@@ -48,6 +46,9 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Caller, ConnectionId, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.lifecycle.states import Draining
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE, BOB
 
 MODELS = tuple(map(ModelName, ("a", "b", "c")))
 CLIENTS = (ALICE, BOB)

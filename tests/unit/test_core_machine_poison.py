@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.core_driver import LAUNCH, Driver, entry
 
 from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.health.blame import PROBATION_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+
+from support.core_driver import LAUNCH, Driver, entry
 
 CRASHES_OF_A_POISON = 3
 

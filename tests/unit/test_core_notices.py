@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE
-
 from mlxsup.protocol.client_messages import Notice
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE
 
 WAITING = 1024
 MOST_PER_DEPARTURE = 15

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.core_driver import RESTART, Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.states import State
@@ -19,6 +17,9 @@ from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle.on_exit import weigh
 from mlxsup.supervisor.core.lifecycle.triggers import Died, GivenUp
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+
+from support.core_driver import RESTART, Driver, entry
+from support.core_states import in_state
 
 EXITS: dict[tuple[State, int | None, str], tuple[State, str, str]] = {
     (State.LOADING, 64, ""): (State.FAILED, "load_error", "none"),

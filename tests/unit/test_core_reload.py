@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core_driver import LAUNCH, RESTART, Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
@@ -14,6 +12,9 @@ from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import Finish, LookAtWorker, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, RESTART, Driver, entry
+from support.core_states import in_state
 
 LONG_DRAIN = CoreSettings(drain_timeout_s=600.0)
 

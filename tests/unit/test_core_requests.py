@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Deltas, Done, Event, Failed, Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -14,6 +11,10 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, PrefillProgress, Rejected, Step
 from mlxsup.supervisor.core.events import ClientTooSlow
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 
 def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Driver:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.core_driver import RESTART, Driver
 
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
+
+from support.core_driver import RESTART, Driver
 
 PATIENT = replace(RESTART, max_restarts=20, window_s=10_000.0)
 

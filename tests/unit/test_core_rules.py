@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from support.core_driver import Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
-
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
 from mlxsup.supervisor.core.actions import WorkerSignal
+
+from support.core_driver import Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- load
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.core_driver import RESTART, Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Reply
 from mlxsup.protocol.errors import ErrorCode
@@ -13,6 +11,9 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import Exit, RowDelta, Step
 from mlxsup.supervisor.core.actions import Finish, WorkerSignal
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
+
+from support.core_driver import RESTART, Driver, entry
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- after the exit
 

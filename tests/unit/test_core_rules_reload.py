@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_states import in_state
-
 from mlxsup.protocol.client_messages import Failed, Reload, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
@@ -14,6 +11,9 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import ReadConfiguration
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_states import in_state
 
 # ---------------------------------------------------------------- reload
 

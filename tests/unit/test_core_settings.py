@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from support.core_states import in_state
-
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
@@ -15,6 +13,8 @@ from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle import life
 from mlxsup.supervisor.core.requests import ledger
 from mlxsup.supervisor.core.settings import ModelSettings, RestartSettings
+
+from support.core_states import in_state
 
 
 def test_an_entry_that_names_only_a_path_has_these_settings() -> None:

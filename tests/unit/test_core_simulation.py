@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from simulation.planted import CROSSINGS, GROSS, MUTANTS
 from simulation.suspicion import Says, Suspicion
 from simulation.violation import Violation

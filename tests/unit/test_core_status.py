@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.states import Batching, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core.events import Sampled
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
 
 NEVER_STARTED: dict[str, Any] = {
     "name": "m",

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_looks import ALICE, BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import (
     ClientDelta,
@@ -37,6 +34,10 @@ from mlxsup.supervisor.core.actions import SendToClient
 from mlxsup.supervisor.core.admission import refuse_for_state
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import Driver, entry
+from support.core_looks import ALICE, BOB
+from support.core_states import in_state
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
 ACCEPTANCE = Acceptance(

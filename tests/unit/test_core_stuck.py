@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
@@ -16,6 +14,9 @@ from mlxsup.supervisor.core.actions import Abandon, Finish, Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings
+
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 SETTINGS = CoreSettings(max_queue=8, max_queue_per_client=4, drain_timeout_s=5.0)
 GB = 1_000_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.suspects import HOUR_S, crash, engine_of, finish, gain, prove
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
@@ -18,6 +17,8 @@ from mlxsup.supervisor.core.health.blame import (
     Evidence,
     Held,
 )
+
+from support.suspects import HOUR_S, crash, engine_of, finish, gain, prove
 
 
 def test_the_suspects_of_both_crashes_take_turns_and_then_run_together_P25() -> None:

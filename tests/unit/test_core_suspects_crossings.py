@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.core_driver import Driver
-from support.suspects import SETTINGS, crash, engine_of, finish, gain, prove
 
 from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.ids import RequestKey
@@ -12,6 +10,9 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import PROBATION_TOKENS
+
+from support.core_driver import Driver
+from support.suspects import SETTINGS, crash, engine_of, finish, gain, prove
 
 
 def yielding() -> Driver:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from support.core_driver import Driver
-from support.suspects import crash, engine_of, finish, prove
-
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.worker_messages import CancelRow
 from mlxsup.supervisor.core.health.blame import APPROACH_TOKENS
+
+from support.core_driver import Driver
+from support.suspects import crash, engine_of, finish, prove
 
 
 def test_a_suspect_that_waits_for_the_others_and_may_not_be_resumed_ends_with_its_worker() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from support.core_driver import Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, State
@@ -17,6 +15,9 @@ from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle.states import AFTER_EXIT, LEAVES_TO, Phase
 from mlxsup.supervisor.core.lifecycle.table import TABLE, ImpossibleTransitionError
+
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 
 def test_the_edges_are_those_of_the_design() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from support.beats import LIMIT_S, beats, serving
-from support.core_driver import Driver, entry
-from support.core_states import in_state
 
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
+
+from support.beats import LIMIT_S, beats, serving
+from support.core_driver import Driver, entry
+from support.core_states import in_state
 
 
 @pytest.mark.parametrize("phase", [WorkerPhase.PREFILL, WorkerPhase.DECODE])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mlxsup.protocol.states import State
+
 from support.core_driver import RESTART, Driver
 from support.suspects import HOUR_S, crash, engine_of
-
-from mlxsup.protocol.states import State
 
 
 def test_a_model_that_dies_just_after_each_stable_time_ends_as_failed_P9() -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import BOB
-from support.core_states import in_state
 
 from mlxsup.protocol.client_messages import Failed, Reply
 from mlxsup.protocol.errors import ErrorCode
@@ -18,6 +15,10 @@ from mlxsup.supervisor.core.actions import Announce, ForgetModel, LogFault, Spaw
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle.triggers import BecameReady
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import BOB
+from support.core_states import in_state
 
 OTHER = replace(LAUNCH, path="/other")
 

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from support.documents import rows_of, section
 
 ROOT = Path(__file__).parents[2]

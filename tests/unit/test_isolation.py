@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.isolation import Files
 
 TESTS = Path(__file__).parents[1]

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from mutation.campaign import Kept, Mutant, draw
 from mutation.document import Score
 from mutation.equivalent import Equivalent, read_equivalents, stale_ones

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documents import rows_of, section
 
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
@@ -28,6 +27,8 @@ from mlxsup.supervisor.sockets import clients, doors
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
 from mlxsup.worker.parent_watch import ORPHANED_EXIT
 from mlxsup.worker.process import TERMINATED_EXIT
+
+from support.documents import rows_of, section
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text()

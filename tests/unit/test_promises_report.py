@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from promises import document, results
 from promises.__main__ import exit_code, measure_all
 from promises.bounds import (

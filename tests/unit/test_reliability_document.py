@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from promises.campaigns import CAMPAIGNS
 from promises.document import figures_of
 from promises.measures import MEASURES

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import zmq
-from support.eventually_async import eventually_async
-from support.played_app import Case
-from support.played_daemon import short_folder
 
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
@@ -33,6 +30,10 @@ from mlxsup.supervisor.sockets import worker_link as link_module
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.sockets.transport import LoopSocket
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
+
+from support.eventually_async import eventually_async
+from support.played_app import Case
+from support.played_daemon import short_folder
 
 BUG = ("error", "internal error: the daemon ends")
 MEASURED = ([7], "written")

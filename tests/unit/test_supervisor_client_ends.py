@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.played_clients import ME, OTHER, Stage, reply
 
 from mlxsup.protocol.client_messages import (
     Alive,
@@ -18,6 +17,8 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import RequestId
 from mlxsup.supervisor.core.events import ClientGone, ConnectionId
+
+from support.played_clients import ME, OTHER, Stage, reply
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.played_clients import ME, OTHER, THIRD, Stage, reply
 
 from mlxsup.protocol.client_messages import (
     Done,
@@ -22,6 +21,8 @@ from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets.outbox import MESSAGE_OVERHEAD_BYTES
 from mlxsup.supervisor.sockets.transport import NO_SOURCE
+
+from support.played_clients import ME, OTHER, THIRD, Stage, reply
 
 GIVEN_UP = "the client did not read its answers; they were dropped"
 

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.eventually_async import eventually_async
 
 from mlxsup.supervisor.sockets.peers import process_of
 from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers.exit_watch import watch_exit, watch_with_thread
+
+from support.eventually_async import eventually_async
 
 
 class Child:

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.eventually import eventually
 
 from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import LogFile, LogWriter, RotatingFile
 from mlxsup.supervisor.logs import DaemonLog, ModelLog
+
+from support.eventually import eventually
 
 PIECE = 4096
 TAIL = 50 * PIECE

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.eventually import eventually
 
 from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import MAX_WAITING_BYTES, STUCK_S, LogWriter, RotatingFile
@@ -23,6 +22,8 @@ from mlxsup.supervisor.logs import (
     DaemonLog,
     ModelLog,
 )
+
+from support.eventually import eventually
 
 
 def no_report(text: str) -> None:

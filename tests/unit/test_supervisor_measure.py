@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import psutil
 import pytest
-from support.eventually import eventually
 
 from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
@@ -20,6 +19,8 @@ from mlxsup.supervisor.workers.measure import (
     machine_bytes,
     measure_footprints,
 )
+
+from support.eventually import eventually
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.core_driver import Driver, entry
-
 from mlxsup.supervisor.core.actions import Announce
+
+from support.core_driver import Driver, entry
 
 ROOT = Path(__file__).parents[2]
 WALL_CLOCKS = {

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.loop_driver import LoopDriver, check_every_resume
 
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engines.fake.engine import FakeEngine
+
+from support.loop_driver import LoopDriver, check_every_resume
 
 CALL = '{"name": "weather", "arguments": {"city": "Köln 🦊"}}'
 SAID = f"<think>hm, \U0001f98a</think>Sure: <tool_call>{CALL}</tool_call> wait"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.planned_rows import FACTS, KEY, TOOLS, Codec
 
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Logprobs, TokenLogprob
@@ -22,6 +21,8 @@ from mlxsup.worker.rows import (
 )
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text.tool_calls import ToolCallReader
+
+from support.planned_rows import FACTS, KEY, TOOLS, Codec
 
 
 class Form(Grammar):

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.launch_specs import SPEC
 
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker import bootstrap
 from mlxsup.worker.bootstrap import LaunchError, prepare_process
 from mlxsup.worker.parent_watch import OrphanedError, check_parent, die_with_parent, watch_pipe
+
+from support.launch_specs import SPEC
 
 # ---------------------------------------------------------------- the process
 

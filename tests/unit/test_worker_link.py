@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.eventually import eventually
 
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.folders import BEAT_SUFFIX
@@ -20,6 +19,8 @@ from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, CancelRow, Hea
 from mlxsup.worker.engine import EngineBytes
 from mlxsup.worker.heartbeat import BEAT_HIGH_WATER_MARK, Board, HeartbeatThread
 from mlxsup.worker.link import HIGH_WATER_MARK, Link, LinkBrokenError
+
+from support.eventually import eventually
 
 
 class Far:

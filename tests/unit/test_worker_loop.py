@@ -1,7 +1,6 @@
 """The step loop as an object: rounds, slots, idling and its end; no process, socket or sleep."""
 
 import pytest
-from support.loop_bench import BUDGETS, STOPS, Bench
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
@@ -15,6 +14,8 @@ from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S
 from mlxsup.worker.text_threads import Refused
+
+from support.loop_bench import BUDGETS, STOPS, Bench
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.loop_bench import BUDGETS, Bench
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
+
+from support.loop_bench import BUDGETS, Bench
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from support.loop_bench import Bench
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import RequestKey, pack_tokens
@@ -16,6 +15,8 @@ from mlxsup.worker.engine import Prompt, StepResult, WorkerFaultError
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Tokenised
+
+from support.loop_bench import Bench
 
 
 @pytest.fixture

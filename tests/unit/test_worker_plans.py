@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from support.planned_rows import FACTS, KEY, RULES, TOOLS, Codec
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -25,6 +24,8 @@ from mlxsup.worker.rows import (
     tools_warnings,
 )
 from mlxsup.worker.text.channels import ChannelRules, Header
+
+from support.planned_rows import FACTS, KEY, RULES, TOOLS, Codec
 
 
 def plan(tokens: int = 4, delivered: Sequence[int] = (), sampling: Any = None, **body: Any) -> Row:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
-from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
 
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
@@ -25,6 +24,8 @@ from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import Engine, EngineBytes
 from mlxsup.worker.process import LINGER_S, Life
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
+
+from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
 
 
 @pytest.fixture

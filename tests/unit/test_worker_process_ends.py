@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode
@@ -24,6 +23,8 @@ from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.link import Link
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import Life, TerminatedError, TerminationHandler, judge
+
+from support.worker_life import IdleLoop, Supervisor, listening, make_spec, run_loop
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.eventually import eventually
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode, encode_body
@@ -22,6 +21,8 @@ from mlxsup.worker.text_threads import (
     TextThreads,
     Tokenised,
 )
+
+from support.eventually import eventually
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 

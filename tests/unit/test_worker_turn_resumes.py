@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.turn_bench import A, Bench
 
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.states import FinishReason
@@ -16,6 +15,8 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.worker.engines.fake.text import encode_text
+
+from support.turn_bench import A, Bench
 
 
 @pytest.fixture

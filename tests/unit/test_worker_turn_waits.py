@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench
 
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.worker_messages import (
@@ -14,6 +13,8 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.loop import GIVE_BACK_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
+
+from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench
 
 TEXT_LIMIT_S = TEXT_LIMIT_STEPS * STEP_TIMEOUT_S
 

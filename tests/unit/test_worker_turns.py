@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from support.turn_bench import A, B, Bench, C
 
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, WorkerPhase
@@ -27,6 +26,8 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.text.grammar import Grammar
+
+from support.turn_bench import A, B, Bench, C
 
 X = encode_text("x")[0]
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.launch_specs import SPEC
 
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.text import log_line
@@ -19,6 +18,8 @@ from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
 from mlxsup.worker.engine import EngineBytes
 from mlxsup.worker.heartbeat import Board, Books
 from mlxsup.worker.logs import LEVELS, LineFormatter, configure
+
+from support.launch_specs import SPEC
 
 # ---------------------------------------------------------------- the log
 
