@@ -32,7 +32,7 @@ def import_everything() -> None:
     import mlxsup.cli
     import mlxsup.supervisor.daemon
 
-    for module in pkgutil.iter_modules(mlxsup.cli.__path__, "mlxsup.cli."):
+    for module in pkgutil.walk_packages(mlxsup.cli.__path__, "mlxsup.cli."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 

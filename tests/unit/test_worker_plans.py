@@ -204,6 +204,6 @@ def test_warnings_are_sentences_of_their_own() -> None:
         "no format of tool calls is known for this model: a call that it makes is left in the text"
     )
     assert NO_ROOM_FOR_CALLS == (
-        "the answer keeps to its response_format, so it can hold no tool call"
+        "the answer follows its response_format, so it cannot contain a tool call"
     )
     assert NO_FORM == "the answer ended before the part that response_format applies to"
