@@ -42,7 +42,7 @@ class Tokenised:
     """A request that is ready to be inserted.
 
     Attributes:
-        key: whose.
+        key: the request this belongs to.
         body: the request; if it is resumed, what its first life made of it.
         prompt: the ids.
         tokenize_s: counted from its submission.

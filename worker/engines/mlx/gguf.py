@@ -4,7 +4,7 @@
 
 For llama models with a byte-level BPE vocabulary, quantised so that MLX reads them as they are
 (F16, Q4_0, Q4_1, Q8_0). Everything else is refused by name. The folder appears complete or not at
-all: it is written beside its place and renamed.
+all: it is written next to its place and renamed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def convert(source: Path, target: Path, say: Say) -> None:
 
 
 def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
-    """Writes the weights of a folder that is made beside its place.
+    """Writes the weights of a folder that is made next to its place.
 
     Raises:
         OSError: they cannot be written there.

@@ -46,7 +46,7 @@ class MlxText:
     Args:
         tokenizer: becomes this one's own.
         vocabulary_size: valid ids are below it.
-        decoder: the `decoder` entry of tokenizer.json; empty where there is none.
+        decoder: the `decoder` entry of tokenizer.json; empty if there is none.
     """
 
     def __init__(
