@@ -14,8 +14,7 @@ def duration(text: str) -> float:
         click.BadParameter: the text is not a duration.
     """
     try:
-        is_plain = text.strip().replace(".", "", 1).isdecimal()
-        return parse_duration(f"{text}s" if is_plain else text)
+        return parse_duration(text, default_unit="s")
     except ValueError:
         message = f"{text!r} is not a duration; use 90s, 10m, 2h or a number of seconds"
         raise click.BadParameter(message) from None

@@ -10,22 +10,26 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 """From the least to the most important."""
 
 DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
-MAX_DURATION_S = 1e9
 
-_DURATION = re.compile(DURATION_PATTERN)
+_DURATION = re.compile(DURATION_PATTERN + "?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_duration(text: str) -> float:
-    """Converts a number with a unit to seconds: `90s`, `1.5h`.
+def parse_duration(text: str, *, default_unit: str | None = None) -> float:
+    """Seconds, from a number and a unit: `90s`, `1.5h`.
+
+    Args:
+        text: what somebody wrote.
+        default_unit: the unit of a number without one; None: it must have one.
 
     Raises:
         ValueError: the text is something else.
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no duration")
-    return min(float(match.group(1)) * _SECONDS[match.group(2)], MAX_DURATION_S)
+    unit = (match.group(2) or default_unit) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is not a duration")
+    return float(match.group(1)) * _SECONDS[unit]
 
 
 def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mlxsup.protocol.text import MAX_DURATION_S, parse_duration
+from mlxsup.protocol.text import parse_duration
 
 DURATION_EXPECTED = 'seconds as a number, or text such as "90s", "5m" or "1h"'
+
+MAX_DURATION_S = 1e9
 
 SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
 
@@ -28,7 +30,7 @@ def check_duration(value: Any) -> float:
     """
     if isinstance(value, str):
         try:
-            return parse_duration(value)
+            return min(parse_duration(value), MAX_DURATION_S)
         except ValueError:
             raise ValueError(DURATION_EXPECTED) from None
     if type(value) in (int, float) and 0 <= value <= MAX_DURATION_S:  # never true of NaN

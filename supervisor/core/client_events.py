@@ -29,7 +29,6 @@ from .fleet import Fleet
 from .lifecycle.triggers import WantDown, WantRestart, WantUp
 from .model import Model
 from .outbox import Outbox
-from .requests.ledger import Request
 from .serving import Serving
 from .status import Daemon, status_map
 
@@ -65,14 +64,14 @@ class ClientEvents:
     def gone(self, event: ClientGone) -> None:
         """A connection is closed: its requests are cancelled, its commands forgotten."""
         for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.drop(self._touched(request), request)
+            self._endings.drop(self._fleet.touched_by(request), request)
         self._forget_callers(event.connection)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: whatever it has open fails."""
         error = slow_consumer()
         for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.fail(self._touched(request), request, error)
+            self._endings.fail(self._fleet.touched_by(request), request, error)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
@@ -132,7 +131,7 @@ class ClientEvents:
             del self._outbox.subscriptions[caller.connection]
         request = self._serving.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._endings.cancel(self._touched(request), request, now)
+            self._endings.cancel(self._fleet.touched_by(request), request, now)
 
     # ------------------------------------------------------------ commands
 
@@ -185,7 +184,7 @@ class ClientEvents:
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = status_map(self._fleet, self._serving.ledger, self._daemon, now)
         if message.debug:
-            value["stories"] = {model.name: tuple(model.life.story) for model in self._fleet}
+            value["stories"] = self._fleet.stories()
         self._outbox.reply(caller, value)
 
     def _on_subscribe(self, caller: Caller) -> None:
@@ -207,12 +206,6 @@ class ClientEvents:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         return self._fleet.find(name)
-
-    def _touched(self, request: Request) -> Model:
-        """The model of an open request; touches it."""
-        model = self._fleet.by_name[request.model]
-        self._fleet.touch(model)
-        return model
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
         """Ends the subscription and the waiting commands of a connection; returns those."""

@@ -110,7 +110,7 @@ class Core:
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
-        return {model.name: tuple(model.life.story) for model in self.fleet}
+        return self.fleet.stories()
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the state contradicts itself; for tests, after each event."""
@@ -164,9 +164,7 @@ class Core:
     def _request_due(self, key: RequestKey, now: float) -> None:
         request = self.ledger.get(key)
         if request is not None:
-            model = self.fleet.by_name[request.model]
-            self.fleet.touch(model)
-            self._endings.due(model, request, now)
+            self._endings.due(self.fleet.touched_by(request), request, now)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes

@@ -59,6 +59,7 @@ from .lifecycle.triggers import (
 from .loading import next_loads
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .requests.ledger import Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .status import change_map, model_row
@@ -130,6 +131,16 @@ class Fleet:
     def touch(self, model: Model) -> None:
         """Something about this model changed: `settle` looks at it."""
         self._touched[model.name] = None
+
+    def touched_by(self, request: Request) -> Model:
+        """The model of a request that something is done about; `settle` looks at it."""
+        model = self.by_name[request.model]
+        self.touch(model)
+        return model
+
+    def stories(self) -> dict[str, tuple[str, ...]]:
+        """The latest events of each model's life and what they led to."""
+        return {model.name: tuple(model.life.story) for model in self}
 
     def has_processes(self) -> bool:
         """Whether any process whose end must be waited for is alive."""

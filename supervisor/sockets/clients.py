@@ -22,7 +22,6 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId
 
 from ..core.errors import duplicate_id, slow_consumer
 from ..core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
@@ -180,10 +179,9 @@ class Clients:
         except DecodeError as error:
             self._refuse(connection, id, error.id, RemoteError(error.code, error.message))
             return
-        request_id = message.id
-        refusal = self._refusal(connection, id, request_id, message)
+        refusal = self._refusal(connection, id, message)
         if refusal is not None:
-            self._refuse(connection, id, request_id, refusal)
+            self._refuse(connection, id, message.id, refusal)
             return
         if connection is None:
             connection = Connection(id, self._socket.source, self._tally)
@@ -198,7 +196,6 @@ class Clients:
         self,
         connection: Connection | None,
         id: ConnectionId,
-        request_id: str,
         message: ClientMessage,
     ) -> RemoteError | None:
         """Why a message is refused; None if it is not."""
@@ -216,8 +213,8 @@ class Clients:
             return RemoteError(ErrorCode.OVERLOADED, refusal) if refusal else None
         if isinstance(message, Cancel):
             return None
-        if connection.has_open(request_id):
-            return duplicate_id(RequestId(request_id))
+        if connection.has_open(message.id):
+            return duplicate_id(message.id)
         if len(connection.open) >= MAX_OPEN_PER_CONNECTION:
             return RemoteError(
                 ErrorCode.OVERLOADED,

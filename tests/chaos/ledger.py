@@ -36,7 +36,7 @@ class Violation:
 
 
 CUT_SHARE = 0.5
-"""Of the requests that were cancelled with much to come, at least so many must have ended so."""
+"""The share of requests, cancelled with much to come, that must have ended as cancelled."""
 
 FEW_STRUCK = 10
 """Fewer requests that ran when their process was killed say nothing about a share."""

@@ -166,7 +166,7 @@ class Campaign:
         self.figures.arrived = self._counters[Slot.ARRIVED]
 
     def run_at_workers(self, daemon: Daemon, client: Client, count: int) -> None:
-        """So many at each worker's sockets, and some before a worker has said HELLO."""
+        """This many at each worker's sockets, and some before a worker has said HELLO."""
         figures, counters, seed = self.figures, self._counters, self._seed
         figures.strangers = fuzz_workers(daemon, counters, count, seed)
         figures.beats = fuzz_beats(daemon, counters, count, seed)

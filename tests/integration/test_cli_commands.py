@@ -7,11 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from mlxsup.protocol.client_messages import (
     Cancel,
@@ -35,23 +31,6 @@ from support.scripted_supervisor import (
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def daemon(folder: Path) -> Daemon:
-    return Daemon(folder)
-
-
-@pytest.fixture
-def supervisor(folder: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
-    with scripted_supervisor(folder / "client.sock", daemon) as running:
-        yield running
 
 
 def test_status_shows_every_model(supervisor: ScriptedSupervisor, folder: Path) -> None:

@@ -7,34 +7,14 @@ import os
 import pty
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
+from support.cli_daemon import TIME_LIMIT_S, at, command, environment, mlxsup
 from support.scripted_supervisor import (
     ScriptedSupervisor,
-    scripted_supervisor,
 )
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def daemon(folder: Path) -> Daemon:
-    return Daemon(folder)
-
-
-@pytest.fixture
-def supervisor(folder: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
-    with scripted_supervisor(folder / "client.sock", daemon) as running:
-        yield running
 
 
 def test_logs_of_one_and_of_all(supervisor: ScriptedSupervisor, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loads, unloads and waiting, window by window; what is told meanwhile, and what is not held up."""
+"""Loads, unloads and waiting, window by window: what is reported, and what is not held up."""
 
 from __future__ import annotations
 

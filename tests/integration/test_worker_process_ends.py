@@ -99,7 +99,7 @@ def test_sigterm_after_exit_was_asked_is_0() -> None:
             beat = worker.beat()
             return beat.phase is WorkerPhase.DECODE and beat.phase_s < 1.5
 
-        # The message travels while the step under way goes on; only then does anybody look.
+        # The message travels while the step under way continues; only then does anybody look.
         eventually(is_early_in_a_step, timeout_s=60)
         worker.send(Exit())
         os.kill(worker.process.pid, signal.SIGTERM)

@@ -147,7 +147,7 @@ GROSS = (
     _m("the second signal is ignored", "fleet",
        "if is_immediate and (was_stopping or", "if False and (was_stopping or"),
     _m("slow clients are kept", "client_events",
-       "self._endings.fail(self._touched(request), request, error)", "pass"),
+       "self._endings.fail(self._fleet.touched_by(request), request, error)", "pass"),
     _m("a load is answered at once", "lifecycle.on_command",
        "def up_joins(life: Life, phase: Phase, trigger: WantUp, now: float) -> None:\n",
        "def up_joins(life: Life, phase: Phase, trigger: WantUp, now: float) -> None:\n"
@@ -203,7 +203,7 @@ MODULES = (
        '"cause": text, "tokens_sent": tokens_sent + 1}'),
     _m("ledger: only the last tokens are kept", "requests.ledger", "request.sent_tokens += tokens",
        "request.sent_tokens = bytearray(tokens)"),
-    _m("on_process: nobody is told harder", "lifecycle.on_process", "life.tell_to_end(stage)",
+    _m("on_process: signals stay soft", "lifecycle.on_process", "life.tell_to_end(stage)",
        "pass"),
     _m("on_command: who waits is not answered", "lifecycle.on_command",
        "life.do(QueueEnds(error=cut_off(life.name, trigger.why)))\n    life.drain(",

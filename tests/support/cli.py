@@ -25,7 +25,7 @@ from .eventually import eventually
 TIME_LIMIT_S = 120.0
 COLUMNS = 80
 Raised = type[BaseException]
-"""A name of its own, because `Terminal` has a method `type`."""
+"""A separate name, because `Terminal` has a method `type`."""
 
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 

@@ -133,7 +133,7 @@ class Bench:
         return peer
 
     async def said(self, count: int) -> list[ClientSaid]:
-        """Waits for so many messages of clients."""
+        """Waits for that many messages of clients."""
 
         def found() -> list[ClientSaid]:
             return [e for e in self.events if isinstance(e, ClientSaid)]
@@ -142,7 +142,7 @@ class Bench:
         return found()
 
     async def gone(self, count: int) -> None:
-        """Waits until so many clients are known to be gone.
+        """Waits until that many clients are known to be gone.
 
         The look that follows an announced end may come too early: then the pulse finds it.
         """

@@ -52,7 +52,7 @@ class Supervisor:
 
 @contextmanager
 def listening() -> Iterator[Supervisor]:
-    """A supervisor's end in a folder of its own; what SIGTERM does is as before afterwards."""
+    """A supervisor's end in its own folder; SIGTERM does afterwards what it did before."""
     folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
     before = signal.getsignal(signal.SIGTERM)
     supervisor = Supervisor(folder)

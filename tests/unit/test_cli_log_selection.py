@@ -62,7 +62,8 @@ def test_all_lines_come_oldest_first_out_of_the_rotated_files(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5", 1.5), ("250ms", 0.25)]
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5", 1.5), ("250ms", 0.25), ("2000000000", 2e9)],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds

@@ -81,7 +81,7 @@ def dense(model_type: str, name: str = "", **changes: Any) -> ModelType:
 
 
 def only(model_type: str, name: str = "", **config: Any) -> ModelType:
-    """An entry with names of its own."""
+    """An entry with its own names."""
     return ModelType(name=name or model_type, config={"model_type": model_type} | config)
 
 
