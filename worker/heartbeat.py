@@ -22,7 +22,7 @@ from mlxsup.protocol.worker_messages import Heartbeat
 
 from .engine import EngineBytes
 
-BEAT_INTERVAL_S = 1.0
+BEAT_INTERVAL_S = 0.5
 BEAT_HIGH_WATER_MARK = 4
 
 
@@ -120,7 +120,7 @@ class Board:
 
 
 class HeartbeatThread:
-    """Sends the board's beat each second, from its own thread and its own ZeroMQ context.
+    """Sends the board's beat twice a second, from its own thread and its own ZeroMQ context.
 
     A beat that the supervisor has no room for is dropped: the next one says more.
 

@@ -93,7 +93,9 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
             ask = record.asks[connection, id]
             check("notice to nobody", ask.is_open, id)
             if kind is NoticeKind.QUEUED:
-                place = 1 + record.books[ask.model].in_order.index(ask)
+                in_order = record.books[ask.model].in_order
+                check("queued without waiting", ask in in_order, ask)
+                place = 1 + in_order.index(ask)
                 check("place in line", detail["position"] == place, f"{ask}: {detail}")
         case Event(id=id):
             check("event to nobody", connection not in record.gone, id)

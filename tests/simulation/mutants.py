@@ -23,7 +23,7 @@ from .planted import MUTANTS, Mutant
 from support.verdict import EXIT_CODES, Verdict
 
 CORE = "mlxsup.supervisor.core."
-MOST_SEEDS = 400
+MOST_SEEDS = 1000
 LIMIT_S = 400
 """Of processor time for one bug; one that hangs is neither seen nor missed."""
 

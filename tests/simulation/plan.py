@@ -202,7 +202,7 @@ def _model(dice: random.Random, name: str, kind: Kind) -> ModelSettings:
         idle_unload_s=dice.choice((0.0, 0.0, 2.5)),
         load_stall_timeout_s=6.0,
         restart=RestartSettings(
-            max_restarts=dice.choice((1, 3)) if kind in (Kind.LOADS, Kind.STORM) else 1000,
+            max_restarts=dice.choice((1, 3, 6)) if kind in (Kind.LOADS, Kind.STORM) else 1000,
             window_s=dice.choice((5.0, 300.0)),
             stable_s=dice.choice((1.0, 4.0)),
             backoff_initial_s=0.2,

@@ -35,7 +35,7 @@ FOUND_WITHIN_S = {
 """Beside a limit for a step, for what is judged by one: from the fault to the first signal."""
 
 BY_STEP = ("stall", "blocked", "gil")
-SILENCE_S = 4.0
+SILENCE_S = 3.5
 LOAD_STALL_S = 6.0
 
 

@@ -30,7 +30,7 @@ from .violation import check
 if TYPE_CHECKING:
     from .world import World
 
-BEAT_S = 1.0
+BEAT_S = 0.5
 TEARDOWN_S = (0.0, 0.0, 0.01, 0.3, 3.0)
 """How long the kernel may take from an exit to its being seen."""
 

@@ -53,7 +53,7 @@ def test_the_limits_that_no_entry_sets() -> None:
     )  # fmt: skip
     assert ledger.MAX_DEATHS_WITHOUT_PROGRESS == 3
     assert worker_events.MAX_LAST_WORDS == 200
-    assert watchdog.SILENCE_S == 3.0
+    assert watchdog.SILENCE_S == 2.5
 
 
 def test_the_signals_and_the_causes_have_the_names_that_people_know() -> None:

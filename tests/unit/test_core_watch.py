@@ -15,6 +15,7 @@ from mlxsup.supervisor.core.health.watchdog import (
     Alarm,
     Watch,
 )
+from mlxsup.worker.heartbeat import BEAT_INTERVAL_S
 
 LIMIT_S = 10.0
 WORKS = (WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING)
@@ -41,28 +42,33 @@ def beat(
 
 
 def test_the_limits_are_those_that_are_promised() -> None:
-    assert (SILENCE_S, RECHECK_S, SLACK_S, PREDICTIONS, UNLINKED_S) == (3.0, 1.0, 1.0, 4.0, 2.0)
+    assert (SILENCE_S, RECHECK_S, SLACK_S, PREDICTIONS, UNLINKED_S) == (2.5, 1.0, 0.75, 4.0, 2.0)
+
+
+def test_a_late_beat_comes_within_the_slack_and_the_slack_within_the_second_of_P6() -> None:
+    assert BEAT_INTERVAL_S < SLACK_S < 1.0
+    assert SILENCE_S == 5 * BEAT_INTERVAL_S
 
 
 def test_a_process_that_has_just_started_is_left_alone_until_it_is_silent() -> None:
     watch = Watch.over(100.0)
-    assert watch.deadline(LIMIT_S) == watch.deadline(None) == 103.0
+    assert watch.deadline(LIMIT_S) == watch.deadline(None) == 102.5
     for limit_s in (LIMIT_S, None):
-        assert watch.judge(102.9, limit_s, 0) is Alarm.NONE
-    assert watch.judge(103.0, None, 0) is Alarm.LOOK
-    assert Watch.over(100.0).judge(103.0, LIMIT_S, 0) is Alarm.LOOK
+        assert watch.judge(102.4, limit_s, 0) is Alarm.NONE
+    assert watch.judge(102.5, None, 0) is Alarm.LOOK
+    assert Watch.over(100.0).judge(102.5, LIMIT_S, 0) is Alarm.LOOK
 
 
 def test_it_is_looked_at_once_and_again_after_a_second() -> None:
     watch = Watch.over(0.0)
-    assert watch.judge(3.0, None, 0) is Alarm.LOOK
-    assert watch.deadline(None) == 4.0
-    assert watch.judge(3.9, None, 0) is Alarm.NONE
-    assert watch.judge(4.0, None, 0) is Alarm.LOOK
-    assert watch.deadline(None) == 5.0
-    watch.said(4.5)
-    assert (watch.deadline(None), watch.judge(7.4, None, 0)) == (7.5, Alarm.NONE)
-    assert watch.judge(7.5, None, 0) is Alarm.LOOK
+    assert watch.judge(2.5, None, 0) is Alarm.LOOK
+    assert watch.deadline(None) == 3.5
+    assert watch.judge(3.4, None, 0) is Alarm.NONE
+    assert watch.judge(3.5, None, 0) is Alarm.LOOK
+    assert watch.deadline(None) == 4.5
+    watch.said(4.0)
+    assert (watch.deadline(None), watch.judge(6.4, None, 0)) == (6.5, Alarm.NONE)
+    assert watch.judge(6.5, None, 0) is Alarm.LOOK
 
 
 def test_it_is_stopped_if_it_was_seen_so_twice_with_nothing_between() -> None:
@@ -152,25 +158,25 @@ def test_the_same_work_has_begun_when_it_was_first_said_to_whatever_the_beats_sa
 def test_silence_beyond_the_limit_of_a_step_is_stuck_if_the_process_was_seen_to_run() -> None:
     watch = Watch.over(0.0)
     watch.beat(beat(WorkerPhase.IDLE, predicted_s=2.0), 0, 1.0)
-    assert watch.silent_at(LIMIT_S) == 1.0 + LIMIT_S + 8.0 + 1.0
-    watch.looked(is_stopped=False, now=19.5)
-    assert watch.judge(19.9, LIMIT_S, 0) is Alarm.LOOK
-    assert watch.judge(20.0, LIMIT_S, 0) is Alarm.STUCK
-    assert watch.judge(20.4, LIMIT_S, 0) is Alarm.STUCK
-    assert watch.judge(20.5, LIMIT_S, 0) is Alarm.NONE, "seen a second ago; asked 0.6 s ago"
-    assert watch.judge(20.9, LIMIT_S, 0) is Alarm.LOOK
+    assert watch.silent_at(LIMIT_S) == 1.0 + LIMIT_S + 8.0 + 0.75
+    watch.looked(is_stopped=False, now=19.25)
+    assert watch.judge(19.65, LIMIT_S, 0) is Alarm.LOOK
+    assert watch.judge(19.75, LIMIT_S, 0) is Alarm.STUCK
+    assert watch.judge(20.15, LIMIT_S, 0) is Alarm.STUCK
+    assert watch.judge(20.25, LIMIT_S, 0) is Alarm.NONE, "seen a second ago; asked 0.6 s ago"
+    assert watch.judge(20.65, LIMIT_S, 0) is Alarm.LOOK
     short = Watch.over(0.0)
-    assert short.silent_at(2.0) == 3.0
-    assert short.silent_at(2.5) == 3.5
+    assert short.silent_at(1.75) == 2.5
+    assert short.silent_at(2.0) == 2.75
 
 
 def test_it_is_asked_again_when_the_first_of_both_limits_comes() -> None:
     watch = Watch.over(0.0)
     watch.beat(beat(WorkerPhase.DECODE), 1, 1.0)
-    assert watch.deadline(LIMIT_S) == 4.0
+    assert watch.deadline(LIMIT_S) == 3.5
     assert watch.deadline(0.5) == 1.5
     assert watch.judge(2.0, 0.5, 1) is Alarm.LOOK
-    assert watch.deadline(0.5) == 4.0, "it was due before, and the process is being looked at"
+    assert watch.deadline(0.5) == 3.5, "it was due before, and the process is being looked at"
     assert watch.judge(4.0, LIMIT_S, 1) is Alarm.LOOK
     assert watch.deadline(LIMIT_S) == 5.0
     assert watch.deadline(3.5) == 5.0
@@ -259,8 +265,8 @@ def test_who_works_does_not_wait() -> None:
 def test_what_the_matter_is_is_said_in_one_phrase() -> None:
     watch = Watch.over(0.0)
     watch.beat(beat(WorkerPhase.DECODE, step=41), 1, 1.0)
-    assert watch.describe(3.9) == "step 42 (decode) did not end in 2.9 s"
-    assert watch.describe(4.0) == "no sign of life for 3.0 s, though the process runs"
+    assert watch.describe(3.4) == "step 42 (decode) did not end in 2.4 s"
+    assert watch.describe(3.5) == "no sign of life for 2.5 s, though the process runs"
     watch.beat(beat(WorkerPhase.PREFILL, step=41), 1, 1.0)
     assert watch.describe(2.5) == "step 42 (prefill) did not end in 1.5 s"
     watch.beat(beat(WorkerPhase.ROWS, step=41), 1, 1.0)

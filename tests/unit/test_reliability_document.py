@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from promises.campaigns import CAMPAIGNS
-from promises.document import figures_of
+from promises.document import PROSE, figures_of
 from promises.measures import MEASURES
 from support.documents import rows_of, section
 from support.verdict import Verdict
@@ -69,7 +69,7 @@ def git(*arguments: str, root: Path = ROOT) -> str:
 
 
 def differs_from_its_commit(commit: str, root: Path = ROOT) -> list[str]:
-    """What differs, docs/ aside, between a commit and the one that added its figures.
+    """What differs, prose aside, between a commit and the one that added its figures.
 
     Raises:
         Skipped: there is no git, or the history does not reach so far.
@@ -84,11 +84,13 @@ def differs_from_its_commit(commit: str, root: Path = ROOT) -> list[str]:
         pytest.skip("the history does not reach so far back")
     added = git("log", "-1", "--format=%H", f"-S{commit}", "--", "docs/reliability.md", root=root)
     # Figures that are not committed yet are compared with the tree itself.
-    return git("diff", "--name-only", commit, *added.split(), "--", ".", ":(exclude)docs",
+    return git("diff", "--name-only", commit, *added.split(), "--", ".", *PROSE,
                root=root).splitlines()  # fmt: skip
 
 
-def test_only_docs_differ_between_the_measured_commit_and_the_one_that_added_the_figures() -> None:
+def test_only_prose_differs_between_the_measured_commit_and_the_one_that_added_the_figures() -> (
+    None
+):
     assert differs_from_its_commit(commit_of(FIGURES)) == []
 
 
@@ -111,7 +113,9 @@ def repository_with_figures(root: Path, *, also: str) -> str:
     return commit
 
 
-@pytest.mark.parametrize(("also", "found"), [("docs/more.md", []), ("code.py", ["code.py"])])
+@pytest.mark.parametrize(
+    ("also", "found"), [("docs/more.md", []), ("README.md", []), ("code.py", ["code.py"])]
+)
 def test_figures_of_another_tree_are_seen(also: str, found: list[str], tmp_path: Path) -> None:
     commit = repository_with_figures(tmp_path, also=also)
     assert differs_from_its_commit(commit, tmp_path) == found

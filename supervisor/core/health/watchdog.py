@@ -30,14 +30,15 @@ from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
-SILENCE_S = 3.0
-"""Without a beat for this long, the process is inspected; beats come every second."""
+SILENCE_S = 2.5
+"""Without a sign of life for this long, the process is inspected; beats come twice a second."""
 
 RECHECK_S = 1.0
 """A stopped process is inspected once more before it counts as stopped."""
 
-SLACK_S = 1.0
-"""A silent worker may have begun its step as late as when its next beat was due."""
+SLACK_S = 0.75
+"""A silent worker may have begun its step as late as when its next beat was due, and that beat may
+have been late."""
 
 PREDICTIONS = 4.0
 """A step may take this many times its prediction, if that is longer than `step_timeout_s`."""
