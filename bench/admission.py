@@ -46,7 +46,7 @@ class Batch:
         self.waiting: queue.SimpleQueue[Waiting] = queue.SimpleQueue()
 
     def serve(self, requests: int) -> None:
-        """Serves so many requests: drain the queue, insert, one step."""
+        """Serves that many requests: drain the queue, insert, one step."""
         left = requests
         while left:
             if not self._running:
@@ -75,7 +75,7 @@ class Batch:
 
 
 def measure(batch: Batch, prompts: list[list[int]], clients: int) -> list[float]:
-    """Times to first token, with so many clients that share the prompts."""
+    """Times to first token, with that many clients that share the prompts."""
     asked: list[Waiting] = []
 
     def client(own: list[list[int]]) -> None:

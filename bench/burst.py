@@ -92,7 +92,7 @@ def asking(server: Server) -> Measure:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed."""
+    """The smallest value that this percentage of them does not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 

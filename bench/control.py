@@ -142,7 +142,7 @@ async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
             for repeat in range(repeats + 1):
                 samples: Samples = defaultdict(list)
                 for name, (state, model) in STATES.items():
-                    # The work and the questions come on connections of their own, as from two
+                    # The work and the questions come on separate connections, as from two
                     # programs.
                     async with state(other) as is_over:
                         await watch(client, name, model, is_over, samples)

@@ -62,7 +62,7 @@ class Rates:
         return answers
 
     def _resumed(self, whole: Stream, number: int) -> list[int]:
-        """The tokens of an answer that was interrupted once and went on, alone."""
+        """The tokens of an answer that was interrupted once and resumed, alone."""
         delivered = whole.tokens[: 1 + number % max(1, len(whole.tokens) - 1)]
         assert whole.acceptance is not None
         resume = Resume(acceptance=whole.acceptance, delivered=pack_tokens(delivered))
@@ -72,7 +72,7 @@ class Rates:
 
 
 def question(number: int) -> dict[str, Any]:
-    """A request of its own for each number; the same each time."""
+    """A different request for each number; the same each time."""
     ask = QUESTIONS[number % len(QUESTIONS)].format(subject=SUBJECTS[number % len(SUBJECTS)])
     return {
         "messages": [{"role": "user", "content": f"{ask} ({number})"}],

@@ -42,7 +42,7 @@ HEAD = ("what", "measured", "mark", "")
 
 
 def prompt_tokens(length: int, seed: int) -> list[int]:
-    """A prompt of so many ids, different for each seed."""
+    """A prompt of that many ids, different for each seed."""
     return [300 + (seed * 7919 + n * 104729) % 1700 for n in range(length)]
 
 
@@ -147,7 +147,7 @@ def verdict(is_kept: bool) -> Verdict:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many percent do not exceed."""
+    """The value that this percentage of them does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 

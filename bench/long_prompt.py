@@ -6,8 +6,8 @@ there is, 2,048, and stays there. So a fixed chunk is measured through the same 
 settings alone; the table says which chunks `status` told.
 
 A third entry of the model refuses the prompt for its length, after it has been tokenised: that
-shows what tokenising alone costs the others, on a thread of the worker, and beside it in a process
-of its own.
+shows what tokenising alone costs the others, on a thread of the worker, and next to it in a
+separate process.
 """
 
 from __future__ import annotations

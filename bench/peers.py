@@ -63,7 +63,7 @@ class Server(Protocol):
     async def ask(
         self, model: str, prompt: str, max_tokens: int, on_token: OnToken | None = None
     ) -> Answer:
-        """Streams one greedy answer; `on_token` is told the time of each piece of text.
+        """Streams one greedy answer; `on_token` gets the time of each piece of text.
 
         Raises:
             AssertionError: it did not end with exactly `max_tokens` tokens.

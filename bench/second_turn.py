@@ -1,7 +1,7 @@
 """A chat's second turn, and a second chat with the same system prompt: what is known.
 
 Two worker processes serve the same model, one with its prefix cache and one with
-`prefix_cache = 0`. Both are asked the same, in turn; each repeat has words of its own, so that
+`prefix_cache = 0`. Both are asked the same, in turn; each repeat has its own words, so that
 nothing is known of it. Then tiny models with other caches: sliding windows, and a hybrid of
 attention and convolution.
 """

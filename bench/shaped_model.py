@@ -86,7 +86,7 @@ def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: 
         *(shape.layers, shape.hidden, shape.intermediate),
         *(head * shape.heads, head * shape.key_value_heads, VOCABULARY_SIZE, seed),
     )
-    # In a process of its own: the benchmark itself never touches MLX.
+    # In a separate process: the benchmark itself never touches MLX.
     command = [sys.executable, "-c", WRITE, str(folder), shape.dtype, *map(str, numbers)]
     subprocess.run(command, check=True)
     return folder

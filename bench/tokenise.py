@@ -1,4 +1,4 @@
-"""Tokenises in a process of its own, for comparison: jobs on standard input, a line each.
+"""Tokenises in a separate process, for comparison: jobs on standard input, a line each.
 
 `{"prompt": "…", "times": n}` → `{"tokens": n, "seconds": s}`, the seconds for all times together.
 """

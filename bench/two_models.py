@@ -47,7 +47,7 @@ Disturbance = Callable[[], Awaitable[object]]
 
 
 def words(count: int, seed: int) -> str:
-    """A prompt of so many words; another seed gives another one from the first word on."""
+    """A prompt of that many words; another seed gives another one from the first word on."""
     chooser = random.Random(seed)
     return " ".join([str(seed), *(chooser.choice(WORDS) for _ in range(count - 1))])
 

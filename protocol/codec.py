@@ -58,7 +58,7 @@ class Decoder(Generic[M]):
 
     Args:
         classes: the messages that may arrive.
-        is_strict: whether the peer is not one of our own processes: then headers are limited to
+        is_strict: whether the peer is not one of our processes: then headers are limited to
             64 KiB and to small containers.
     """
 

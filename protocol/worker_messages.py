@@ -219,7 +219,7 @@ class Step(Message):
 
 @record
 class Heartbeat(Message):
-    """Worker → supervisor: twice a second, from a separate thread; numbers that the owner published.
+    """Worker → supervisor: twice a second, from its own thread; numbers that the owner published.
 
     Attributes:
         step: how many engine steps have ended.

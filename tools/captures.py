@@ -1,6 +1,6 @@
 """Pictures of the command line for the README: `make captures`.
 
-Runs a daemon of its own with the demo model in a temporary home, plays commands on a terminal,
+Runs its own daemon with the demo model in a temporary home, plays commands on a terminal,
 and writes what the terminal showed to docs/images/ as SVG. The temporary home is shown as
 /home/you; nothing else is retouched.
 """

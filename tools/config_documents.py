@@ -53,7 +53,7 @@ SIZE_WORDS = ("auto", "off")
 
 
 def keys(table: type[Table]) -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a table that hold values; its inner tables are sections of their own."""
+    """The keys of a table that hold values; each inner table is its own section."""
     for name, field in table.model_fields.items():
         if not _is_table(field):
             yield name, field

@@ -35,7 +35,7 @@ class Answers(ABC):
 
 
 class FakeAnswers(Answers):
-    """Each request has a prompt and an answer of its own, so any mix-up shows.
+    """Each request has its own prompt and its own answer, so any mix-up shows.
 
     Args:
         short: tokens of most answers, at least and at most.

@@ -54,7 +54,7 @@ class Ask:
         seed: of a sampled answer; None for a greedy one.
         resume: whether it outlives its worker.
         timeout_s: its deadline; None for none.
-        cancel_after: it is cancelled when so many tokens have come; None for never.
+        cancel_after: it is cancelled when that many tokens have come; None for never.
         client: on whose behalf.
         kind: what it does.
         answer: the right one.
@@ -136,7 +136,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a request ended, as its client was told.
+    """How a request ended, as its client saw it.
 
     Attributes:
         code: `stop`, `length` and `cancelled` of one that ended well, else the error's.

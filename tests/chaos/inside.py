@@ -20,7 +20,7 @@ DEATHS_OF_POISON = 3
 
 
 class Inside:
-    """Asks through a connection of its own.
+    """Asks through its own connection.
 
     Args:
         endpoint: of the daemon.

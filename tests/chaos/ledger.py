@@ -15,7 +15,7 @@ SILENT_DEATHS_TO_GIVE_UP = 3
 CLIENT_LAG_S = 1.0
 """By how much a client may see a token later than the supervisor sent it."""
 RESUMED_SHARE = 0.5
-"""Of the requests that ran and had more to come when their process was killed, at least so many
+"""At least this share of the requests that ran and had more to come when their process was killed
 must have been resumed; the others had their ends on the way."""
 
 
@@ -48,7 +48,7 @@ class Ledger:
     """Judges ends by what was asked, what came, and what was provoked meanwhile.
 
     Args:
-        left_tokens: with more than so many to come, as far as its client knows, a request that
+        left_tokens: with more than that many to come, as far as its client knows, a request that
             runs when its process is killed, or when it is cancelled, cannot have ended before.
 
     Attributes:
@@ -62,7 +62,7 @@ class Ledger:
             so.
         by_door: how many ended well, through each kind of client.
         violations: what is wrong.
-        condemned: set when that is so much that the run need not go on.
+        condemned: set when that is so much that the run need not continue.
     """
 
     def __init__(self, left_tokens: int) -> None:

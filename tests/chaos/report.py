@@ -13,7 +13,7 @@ from support.verdict import Verdict
 
 SHOWN_VIOLATIONS = 20
 RAW_SHARE = 0.3
-"""Of all ends that are good, at least so many must have come to raw clients."""
+"""At least this share of the good ends must have come to raw clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

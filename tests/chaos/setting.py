@@ -33,7 +33,7 @@ class Setting:
         askers: how many ask at the same time, each one model, one request after the other.
         pause_s: from one fault to the next, on average.
         kinds: the faults; each comes once before any comes again.
-        requests_per_fault: so many requests call for one fault of each kind.
+        requests_per_fault: that many requests call for one fault of each kind.
         left_tokens: of an answer, which no client lags behind.
         end_limit_s: a request that has no end after this is lost.
         run_limit_s: a run that takes longer asks no more.
@@ -56,7 +56,7 @@ class Setting:
         return bool({*SIGNALS, "restart --now"} & {*self.kinds})
 
     def least_of_each(self, requests: int) -> int:
-        """The minimum count of every kind of fault in a run of so many requests."""
+        """The minimum count of every kind of fault in a run of that many requests."""
         return max(1, requests // self.requests_per_fault)
 
 

@@ -1,4 +1,4 @@
-"""An answer goes on in another life of the worker as if nothing had happened."""
+"""An answer resumes in another life of the worker as if nothing had happened."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def reader_process(daemon: Daemon, prompt: str) -> subprocess.Popen[str]:
-    """A client in a process of its own that has begun to read four streams."""
+    """A client in a separate process that has begun to read four streams."""
     process = subprocess.Popen(
         [sys.executable, "-c", READ_ALL, daemon.endpoint, prompt],
         stdout=subprocess.PIPE,

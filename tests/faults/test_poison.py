@@ -1,4 +1,4 @@
-"""Requests that kill their engine, beside others that shall not pay for it (P10, F10)."""
+"""Requests that kill their engine, next to others that must not pay for it (P10, F10)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ from mlxsup.worker import __main__ as worker
 from mlxsup.worker.engines.mlx import engine as mlx_engine
 
 class AbortingEngine(mlx_engine.MlxEngine):
-    '''Crashes natively when a row whose prompt begins with MARKER has decoded so many tokens as
+    '''Crashes natively when a row whose prompt begins with MARKER has decoded as many tokens as
     the second id of its prompt says: in the step, before anything of it is sent.'''
 
     def insert(self, row):

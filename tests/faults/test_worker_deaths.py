@@ -66,7 +66,7 @@ def test_a_death_at_10_50_and_90_percent_of_a_load_keeps_the_queue_P8(
         other = Reader(client, "other", f"while {name}", max_tokens=200).started()
         waiting = [Reader(client, model, f"waits {n}", max_tokens=4) for n in range(3)]
         for generation, percent in enumerate((10, 50, 90), start=1):
-            # Each change is told, so that none is missed, however late it is heard.
+            # Each change is sent, so that none is missed, however late it is heard.
             at = next(
                 change
                 for change in changes

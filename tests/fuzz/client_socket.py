@@ -55,7 +55,7 @@ def fuzz_socket(
     sabotage: str = "",
     workers: int = 500,
 ) -> SocketFigures:
-    """Hostile messages until so many have arrived at the supervisor (fake engine).
+    """Hostile messages until that many have arrived at the supervisor (fake engine).
 
     Args:
         wanted: messages that must arrive through the client socket.
@@ -151,7 +151,7 @@ class Campaign:
         self.figures = SocketFigures()
 
     def run(self, wanted: int) -> None:
-        """Until so many have arrived; each way of connecting comes at least once."""
+        """Until that many have arrived; each way of connecting comes at least once."""
         for _ in range(OVERSIZED_FRAMES):
             self._send_oversized()
         self._speak_under_own_id()

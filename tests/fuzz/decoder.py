@@ -23,7 +23,7 @@ MAX_MESSAGE_S = 0.1
 """CPU time of the longest message."""
 
 TRACED = 5_000
-"""So many messages are decoded with every allocation traced, which takes several times as long."""
+"""That many messages are decoded with every allocation traced, which takes several times longer."""
 
 ESCAPES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
            ValueError, msgpack.UnpackException)  # fmt: skip

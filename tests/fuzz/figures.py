@@ -1,4 +1,4 @@
-"""What a run through the sockets found, its bounds, and how it is told."""
+"""What a run through the sockets found, its bounds, and how it is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SocketFigures:
         dropped: by reason.
         strangers, beats, early: what arrived at the workers' sockets: at that of a serving worker,
             at that of its heartbeats, and before a worker's HELLO.
-        tokens: of the streams that went on meanwhile, each compared.
+        tokens: of the streams that continued meanwhile, each compared.
         peak_bytes, grown_bytes: growth of the supervisor's RSS: at most, and at the end.
         longest_call_s: CPU time of the longest callback of the supervisor's loop.
         longest_ping_s, calm_ping_s: round trips of another client, during it and before it.

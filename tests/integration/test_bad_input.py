@@ -76,7 +76,7 @@ def live(daemon: Daemon) -> Iterator[Reader]:
         reader = Reader(client, MODEL, LIVE_PROMPT).started()
         yield reader
         seen = len(reader.tokens)
-        eventually(lambda: len(reader.tokens) > seen or reader.error, what="the stream goes on")
+        eventually(lambda: len(reader.tokens) > seen or reader.error, what="the stream continues")
         assert reader.error is None
         reader.stream.cancel()
         result = reader.finished()
@@ -137,7 +137,7 @@ def test_the_python_client_raises_the_same_C7(daemon: Daemon, live: Reader, case
     with daemon.client() as client:
         with pytest.raises(RequestError) as caught:
             read_all(client)
-        assert client.status()["queue"]["waiting"] == 0, "the client goes on"
+        assert client.status()["queue"]["waiting"] == 0, "the client continues"
     assert caught.value.code == case.code
     assert case.words in caught.value.message
 

@@ -105,7 +105,7 @@ def test_interrupt_cancels_the_answer_and_not_the_chat_D4(daemon: Daemon, tmp_pa
             terminal.type("\x03")
             terminal.expect("cancelled")
             eventually(lambda: not row(client, "slow")["running"])
-        # At the prompt it empties the line, also one that goes on.
+        # At the prompt it empties the line, also one that continues.
         terminal.expect("> ")
         terminal.type("never sent \\\r")
         terminal.expect("| ")

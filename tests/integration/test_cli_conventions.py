@@ -47,7 +47,7 @@ ONCE: list[list[str]] = [
 """Every command that ends by itself, but `stop`, and `demo` (test_cli_demo.py); in this order."""
 
 FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
-"""Every command that goes on until it is interrupted, but `start`."""
+"""Every command that runs until it is interrupted, except `start`."""
 
 LOCAL = {"config", "completion"}
 """These ask no daemon."""
@@ -129,7 +129,7 @@ def test_following_writes_a_line_for_each_change_and_nothing_over_it(
         while not piped.has_output():
             # It subscribed too late for that change, and says nothing before its first.
             client.restart("alpha", now=True)
-        # It follows by now, so it is told of all of these.
+        # It follows by now, so it is notified of all of these.
         client.restart("alpha", now=True)
         lines += [piped.line() for _ in range(3)]
         code, out, err = piped.interrupt()
@@ -146,7 +146,7 @@ def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
         assert started.line().startswith(f"listening at {daemon.endpoint} (pid ")
         while "READY" not in (line := started.line()):
             check_plain(line)
-        # The second one is told who was first, on stderr, with a hint.
+        # The second one learns who was first, on stderr, with a hint.
         second = run_cli("start", "--config", str(daemon.config))
         assert (second.returncode, second.stdout) == (75, "")
         assert f"pid {started.process.pid}" in second.stderr
@@ -207,7 +207,7 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
 ) -> None:
     done = run(daemon, arguments)
     assert (done.returncode, done.stdout) == (1, "")
-    # Where a load took long, its changes were told before.
+    # If a load took long, its changes were printed before.
     told, begin, _ = done.stderr.partition("error: ")
     assert begin
     assert all(re.match(r"\d\d:\d\d:\d\d broken: ", line) for line in told.splitlines())

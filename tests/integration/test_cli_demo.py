@@ -1,4 +1,4 @@
-"""`mlxsup demo`: crashes shown on a daemon of its own, which leaves nothing behind."""
+"""`mlxsup demo`: crashes shown on its own daemon, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK_STEP_S = 0.01
 """Where it does not matter whether they do."""
 
 TOLD = re.compile(r"\d\d:\d\d:\d\d [ab]: ")
-"""What is told of a load that takes long."""
+"""What is printed about a load that takes long."""
 
 
 def write_config(folder: Path, *names: str, step_s: float = STEP_S) -> Path:

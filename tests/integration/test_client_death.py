@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own that is killed or stopped (P2)."""
+"""A supervisor in a separate process that is killed or stopped (P2)."""
 
 from __future__ import annotations
 

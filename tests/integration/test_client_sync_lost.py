@@ -1,4 +1,4 @@
-"""The synchronous client when nobody answers, or nobody does any more."""
+"""The synchronous client when nobody answers, or nobody does any longer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What one model does costs another nothing, and the control plane neither: by order and counts.
 
-Whatever goes on is held open while the others are looked at, so that no time decides.
+Whatever is in progress is held open while the others are looked at, so that no time decides.
 """
 
 from __future__ import annotations

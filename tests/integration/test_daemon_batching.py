@@ -92,7 +92,7 @@ def test_a_40k_token_prompt_on_real_mlx_is_no_stall_C9_F5_P7(tmp_path: Path) -> 
         result = client.complete("m", prompt_tokens=prompt, max_tokens=3)
         assert (result.finish_reason, result.resumed) == ("length", 0)
         assert result.usage.prompt_tokens == LONG_PROMPT_TOKENS
-        assert beside.is_alive(), "it went on all the while"
+        assert beside.is_alive(), "it continued all the while"
         beside.stream.cancel()
         assert beside.finished().finish_reason == "cancelled"
         after = row(client, "m")

@@ -1,4 +1,4 @@
-"""Workers that live and do not go on: found, dumped, replaced; honest work is left alone."""
+"""Workers that live and make no progress: found, dumped, replaced; honest work is left alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_stuck_step_is_found_whoever_holds_the_interpreter_F5_F6_P6(
         assert error.detail["tokens_sent"] == 2
         after = wait_for_state(client, "m", "READY")
         assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
-        assert after["suspects"] == 1, "a stall of our own finding accuses"
+        assert after["suspects"] == 1, "a stall that the supervisor found accuses"
         assert client.complete("m", prompt="again", max_tokens=3).finish_reason == "length"
         assert other.finished().usage.completion_tokens == 400
     assert "most recent call first" in daemon.log_text(), "the stacks are in the worker's log"
@@ -113,7 +113,7 @@ with Client(sys.argv[1]) as client:
 
 @pytest.mark.slow
 def test_a_pause_of_the_whole_tree_kills_nobody_P7(daemon: Daemon) -> None:
-    """As when a machine sleeps: its clients stand still, too. One that did not would be told that
+    """As when a machine sleeps: its clients stand still, too. One that did not would hear that
     the supervisor has fallen silent (P2)."""
     with daemon.client() as client:
         for name in ("m", "other"):

@@ -62,7 +62,7 @@ def test_cancel_in_every_window_D1_D2_D3_G5(daemon: Daemon) -> None:
         assert at_once.result.finish_reason == "cancelled"
 
         eventually(lambda: is_quiet(client))  # or an older beat would answer the next question
-        # Long prompts are prepared on a thread of their own: nobody waits for this one.
+        # Long prompts are prepared on a separate thread: nobody waits for this one.
         prompt = "[[tokenize slow=60]]" + "l" * 20_000
         tokenising = client.generate("m", prompt=prompt, max_tokens=5)
         eventually(lambda: row(client, "m")["held_by_worker"] == 1)
@@ -174,7 +174,7 @@ async def live(client: AsyncClient, number: int, dice: random.Random, ends: Coun
 
 
 async def live_many(endpoint: str, count: int, seed: int) -> Counter[str]:
-    """So many lives, 48 at a time, over four connections."""
+    """That many lives, 48 at a time, over four connections."""
     dice = random.Random(seed)
     ends: Counter[str] = Counter()
     gate = asyncio.Semaphore(48)
@@ -298,7 +298,7 @@ def test_health_is_what_the_step_loop_does_not_that_the_process_lives_F11(daemon
         next(iter(stream))
         eventually(lambda: row(client, "m")["phase"] == "decode")
         stuck = row(client, "m")
-        # Beats go on, the counter does not, and the time in the step grows.
+        # Beats continue, the counter does not, and the time in the step grows.
         later = eventually(lambda: (r := row(client, "m"))["phase_s"] > stuck["phase_s"] and r)
         assert later["steps"] == stuck["steps"]
         stream.cancel()

@@ -1,6 +1,6 @@
 """Wheel and sdist: what is in them, and that they work away from the checkout.
 
-Built and installed in folders and environments of their own; the libraries that mlxsup needs are
+Built and installed in separate folders and environments; the libraries that mlxsup needs are
 lent from the environment that runs the tests, so that nothing large is downloaded.
 """
 

@@ -1,4 +1,4 @@
-"""The whole shell in a process of its own: starts, ends, bugs, and workers that are none."""
+"""The whole shell in a separate process: starts, ends, bugs, and workers that are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One incarnation of a worker: what is told of it, and in which order."""
+"""One incarnation of a worker: what is reported of it, and in which order."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ Calls = list[tuple[Any, ...]]
 def live_of(
     argv: tuple[str, ...], *, faults: frozenset[str] = frozenset(), is_killed: bool = False
 ) -> tuple[Calls, list[int]]:
-    """All that is told of one life, in order, and the pids that its unit said it had."""
+    """All that is reported of one life, in order, and the pids that its unit said it had."""
     folder = Path(tempfile.mkdtemp(prefix="mlxsup-t-", dir="/tmp"))
     around = Surroundings(folder)
     calls: Calls = []

@@ -142,7 +142,7 @@ def test_cancel_in_each_window_D3_G5(window: str) -> None:
 
 
 def test_a_preparation_that_never_ends_stops_nobody_G1() -> None:
-    """A loop in Python, which fights for the GIL: the rows go on, and steps count their tokens."""
+    """A loop in Python, which fights for the GIL: rows continue, and steps count their tokens."""
     with WorkerHarness() as worker:
         worker.wait_until_ready()
         running = worker.dispatch("running", max_tokens=500)
@@ -156,7 +156,7 @@ def test_a_preparation_that_never_ends_stops_nobody_G1() -> None:
 
 
 def test_long_prompts_starve_neither_heartbeats_nor_short_ones_G7() -> None:
-    """Long prompts that take for ever to prepare; everything else goes on as without them."""
+    """Long prompts that take for ever to prepare; everything else proceeds as without them."""
     with WorkerHarness() as worker:
         worker.wait_until_ready()
         long = [worker.dispatch("[[tokenize loop]]" + "l" * 100_000) for _ in range(4)]

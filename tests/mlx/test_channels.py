@@ -38,7 +38,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
 
 
 def mark(folder: Path) -> None:
-    """Gives the tokenizer markers of its own, in the place of its last entries."""
+    """Gives the tokenizer its own markers, in the place of its last entries."""
     add_tokens(folder, MARKERS, is_special=False)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))

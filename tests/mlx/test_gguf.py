@@ -201,7 +201,7 @@ def test_what_a_file_does_not_say_is_left_out_or_the_usual(tmp_path: Path) -> No
         "tokenizer__ggml__unknown_token_id": None, "tokenizer__ggml__padding_token_id": None,
         "tokenizer__chat_template": None,
     }  # fmt: skip
-    # All heads have keys of their own then.
+    # Then every head has its own keys.
     keys = {"blk__0__attn_k__weight": LAYER["attn_q"]}
     target = converted(tmp_path, weights(**keys), metadata(**gone))
     config = {name: value for name, value in CONFIG.items() if name != "bos_token_id"}

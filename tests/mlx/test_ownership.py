@@ -112,7 +112,7 @@ def test_the_stream_of_passes_is_created_before_any_work_and_no_other_follows_A2
 
 
 def test_the_first_request_has_nothing_to_make_that_the_second_has_not_B10(tmp_path: Path) -> None:
-    """In a process of its own: whatever is traced, compiled or opened late would be called once."""
+    """In a separate process: whatever is traced, compiled or opened late would be called once."""
     folder = make_tiny_model(tmp_path / "tiny")
     done = subprocess.run(
         [sys.executable, "-m", "support.mlx_calls", str(folder)],

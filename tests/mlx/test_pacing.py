@@ -136,5 +136,5 @@ def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
                 if any(token.key == short for token in result.tokens):
                     break
         assert done < length - 1, "the long one was still being read"
-        assert engine.step().prefill[0].done > done, "it goes on"
+        assert engine.step().prefill[0].done > done, "it continues"
         run_rows(engine)

@@ -142,7 +142,7 @@ OPENS = "{% if add_generation_prompt %}[assistant]{% endif %}"
     [
         ("{{ messages[0].content }}" + OPENS, "[assistant]"),
         ("{{ messages[0].content }}", ""),
-        # What stands before the messages too cannot be told from them.
+        # What also stands before the messages cannot be distinguished from them.
         (OPENS + "{{ messages[0].content }}", ""),
         ("{{ messages[0].content }}" + OPENS.replace("[assistant]", "b" * 600), "b" * 512),
     ],

@@ -91,7 +91,7 @@ class Interpreter:
             self.process.wait(REAP_S)
 
     def run(self, request: dict[str, Any], limit_s: float) -> int | None:
-        """Do what `zygote.serve` describes in a process group of its own, which ends with it.
+        """Do what `zygote.serve` describes in a new process group, which ends with it.
 
         Returns:
             The exit code as `Popen` has it; None if the run reached its limit and was killed.

@@ -1,4 +1,4 @@
-"""One run of pytest on a copy, in a process group of its own that ends with it."""
+"""One run of pytest on a copy, in a new process group that ends with it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ IMPORT_LIMIT_S = 60.0
 LIMIT_S = 60.0
 """Of all tests of one mutant together."""
 MOST_FAILURES = "--maxfail=10"
-"""An assertion ends the run at once; after so many exceptions none is looked for any more."""
+"""An assertion ends the run at once; after that many exceptions it ends without one."""
 WHOLE_RUN = "the limit of all tests of a mutant"
 
 

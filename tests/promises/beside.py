@@ -48,10 +48,10 @@ def raise_in_step(client: Client) -> None:
 
 
 def ours_again_s(daemon: Daemon, strike: Strike) -> float:
-    """How long until a new request is answered; a stream that was cut must go on to its end."""
+    """How long until a new request is answered; a stream that was cut must come to its end."""
     with daemon.client() as client:
         wait_for_state(client, "m", "READY")
-        stream = TimedReader(client, "m", "goes on", max_tokens=TOKENS).started()
+        stream = TimedReader(client, "m", "continues", max_tokens=TOKENS).started()
         strike(client)
         start_s = time.monotonic()
         client.complete("m", prompt="a b c", max_tokens=4)
@@ -61,7 +61,7 @@ def ours_again_s(daemon: Daemon, strike: Strike) -> float:
 
 
 def deaths(place: Place) -> Values:
-    """Each fault at a server of its own: those that do not come back are waited for at once."""
+    """Each fault at its own server: those that do not come back are waited for at once."""
     values: dict[str, float | list[float]] = {}
     faults: dict[str, tuple[Strike, Callable[[Peer], None]]] = {
         "killed": (partial(send, signal.SIGKILL), lambda peer: peer.strike(signal.SIGKILL)),
@@ -75,7 +75,7 @@ def deaths(place: Place) -> Values:
         peers = {name: stack.enter_context(Peer(place.tiny)) for name in faults}
 
         def their_turn(name: str) -> float:
-            stream = peers[name].stream("goes on", TOKENS, place.sizes.patience_s)
+            stream = peers[name].stream("continues", TOKENS, place.sizes.patience_s)
             stream.has_started.wait()
             faults[name][1](peers[name])
             return peers[name].answers_again_s(place.sizes.patience_s)

@@ -1,4 +1,4 @@
-"""The runs that judge themselves: simulation, fuzz, chaos and so on; each a process of its own."""
+"""The runs that judge themselves: simulation, fuzz, chaos and so on; each in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Campaign:
         name: of its results.
         what: for people.
         arguments: after `python -m`.
-        is_pytest: pytest has exit codes of its own.
+        is_pytest: pytest has its own exit codes.
         document: what else it writes, from docs/.
     """
 
@@ -123,7 +123,7 @@ def environment() -> dict[str, str]:
 
 
 def run_campaign(campaign: Campaign) -> Run:
-    """Runs it to its end; what it complains of goes on to standard error as well."""
+    """Runs it to its end; what it complains of is passed on to standard error as well."""
     start_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *campaign.arguments],

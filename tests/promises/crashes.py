@@ -158,7 +158,7 @@ def _ready_again(where: str, entry: Entry) -> Measure:
         figures=(
             Figure(
                 key="ready",
-                what="SIGKILL to READY (without: a cold load); its stream goes on",
+                what="SIGKILL to READY (without: a cold load); its stream resumes",
                 bound=at_most_beside("cold", "cold load", 1.0),
                 without="cold",
             ),

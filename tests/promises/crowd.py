@@ -1,4 +1,4 @@
-"""Clients that behave badly, in a process of their own: `python -m promises.crowd WHAT …`.
+"""Clients that behave badly, in a separate process: `python -m promises.crowd WHAT …`.
 
 Each prints one line when it has begun, and one of JSON when it ends; it ends when what it does is
 done, or when its standard input closes.
@@ -111,7 +111,7 @@ def listen_apart(endpoint: str, model: str, count: int, *, is_reading: bool) -> 
 
 
 async def flood(endpoint: str, model: str, count: int) -> dict[str, Any]:
-    """So many requests at once on one connection; `HOLDERS` of them again and again from then on.
+    """That many requests at once on one connection; `HOLDERS` of them again and again from then on.
 
     There are more of these than the queue takes of one client, so it stays full, and the rest are
     refused as fast as they ask, until the input ends. Refusals of the first burst wait for each
@@ -272,7 +272,7 @@ def http_listen(port: int, *, is_reading: bool) -> dict[str, Any]:
 
 
 async def http_flood(port: int, count: int) -> dict[str, Any]:
-    """So many requests at once, each on a connection of its own, as the peer wants it."""
+    """That many requests at once, each on its own connection, as the peer wants it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count)), hard))
     ends = Counter[str]()

@@ -1,4 +1,4 @@
-"""P2, P12, P19, P20: the supervisor ends, is started twice, or is told to read a bad file."""
+"""P2, P12, P19, P20: the supervisor ends, is started twice, or has to read a bad file."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def asked_to_end(place: Place) -> Values:
 
 
 def start_again(daemon: Daemon, count: int) -> list[subprocess.Popen[bytes]]:
-    """So many more starts on the same runtime folder, at once."""
+    """That many more starts on the same runtime folder, at once."""
     command = daemon.command("start", "--config", str(daemon.config))
     quiet = subprocess.DEVNULL
     return [subprocess.Popen(command, stdout=quiet, stderr=quiet) for _ in range(count)]

@@ -62,7 +62,7 @@ def false_kills_under_load(place: Place) -> Values:
 
 
 def false_kills_after_pause(place: Place) -> Values:
-    """The whole tree is stopped, and goes on."""
+    """The whole tree is stopped, and continues."""
     with (
         Daemon({"m": fake(fake={"step_s": 0.02}, step_timeout_s=1.0)}) as daemon,
         daemon.client() as client,

@@ -1,4 +1,4 @@
-"""P16: one client asks for everything at once, and goes on asking; another asks now and then."""
+"""P16: one client asks for everything at once, and keeps asking; another asks now and then."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def flood(place: Place) -> Values:
             beside = []
             for n in range(PROBES):
                 beside.append(first_token_ms(client, f"beside {n}"))
-                require(is_full(client), "the queue was not full any more")
+                require(is_full(client), "the queue was no longer full")
             said = crowd.result()
         assert row(client, "m")["generation"] == 1
     ends = said["ends"]

@@ -39,7 +39,7 @@ class Sizes:
         long_prompt: P7, in tokens.
         long_answer: P25, in tokens.
         patience_s: how long a peer is waited for.
-        peer_flood: requests; each is a connection of its own.
+        peer_flood: requests; each has its own connection.
     """
 
     repeats: int = 5

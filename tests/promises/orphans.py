@@ -81,7 +81,7 @@ def stands_still(client: Client) -> bool:
 
 
 def orphans(place: Place) -> Values:
-    """Each state in a daemon of its own."""
+    """Each state in its own daemon."""
     return {window: orphans_in(window) for window in WINDOWS}
 
 

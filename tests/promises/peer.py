@@ -60,7 +60,7 @@ class PeerStream(threading.Thread):
 
 
 class Peer:
-    """A server with one model, on a port of its own."""
+    """A server with one model, on its own port."""
 
     def __init__(self, model: Path) -> None:
         with socket.socket() as taken:

@@ -21,7 +21,7 @@ def replaced_after(entry: dict[str, Any], number: signal.Signals, *, tokens: int
     Args:
         entry: of the model.
         number: what strikes its worker.
-        tokens: of the answer, which goes on and is whole.
+        tokens: of the answer, which resumes and is whole.
     """
     with Daemon({"m": entry}) as daemon, daemon.client() as client:
         ready(client, "m")
@@ -30,7 +30,7 @@ def replaced_after(entry: dict[str, Any], number: signal.Signals, *, tokens: int
         client.load("m")
         cold_s = time.monotonic() - start_s
         changes = Changes(client)
-        stream = TimedReader(client, "m", "goes on", max_tokens=tokens).started()
+        stream = TimedReader(client, "m", "continues", max_tokens=tokens).started()
         before = row(client, "m")
         start_s = time.monotonic()
         os.kill(before["pid"], number)

@@ -1,4 +1,4 @@
-"""P5, P6: workers that live and do not go on."""
+"""P5, P6: workers that live and make no progress."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _stopped(name: str, where: str, entry: Entry) -> Measure:
         figures=(
             Figure(
                 key="ready",
-                what="SIGSTOP to READY in a new process (without: a cold load); its stream goes on",
+                what="SIGSTOP to READY in a new process (without: a cold load); its stream resumes",
                 bound=at_most_beside("cold", "cold load", 6.0),
                 without="cold",
             ),

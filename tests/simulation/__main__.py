@@ -24,7 +24,7 @@ CHUNK = 10
 """Seeds that one process takes at a time."""
 
 FULL_RUN = 1000
-"""From so many seeds on, a run has to have met everything."""
+"""With that many seeds or more, a run must have met everything."""
 
 FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "idle_dies")
 COUNTED = (

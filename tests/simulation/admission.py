@@ -47,7 +47,7 @@ def _is_full(record: Record, book: Book, ask: Ask) -> bool:
 
 
 def _held(ask: Ask) -> int:
-    """Bytes: the body, and once it is not needed any more what it takes to resume."""
+    """Bytes: the body, and once it is no longer needed, what it takes to resume."""
     if ask.acceptance is None:
         return len(ask.prompt.body)
     parameters = len(repr(ask.acceptance.parameters))

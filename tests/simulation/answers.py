@@ -20,7 +20,7 @@ TOKENS = 997
 STRIDE = 17
 
 REASONING_TOKENS = 2
-"""So many tokens at the beginning of an answer may be reasoning."""
+"""That many tokens at the beginning of an answer may be reasoning."""
 
 
 def accept(prompt: Prompt, generation: int) -> Acceptance:
@@ -59,7 +59,7 @@ def _base(acceptance: Acceptance) -> int:
 
 
 def logprobs(acceptance: Acceptance, tokens: list[int]) -> list[Logprobs] | None:
-    """How likely these tokens were, where the prompt asked to be told."""
+    """How likely these tokens were, if the prompt asked for that."""
     if number_of(acceptance) % 5:
         return None
     return [Logprobs(chosen=TokenLogprob(token=one, logprob=-one / TOKENS)) for one in tokens]

@@ -41,8 +41,8 @@ class Ask:
         sent: packed tokens that the supervisor has sent to its client.
         first_token_at, cached, warnings: as the worker said with the first token.
         deaths: in a row, without a token and without evidence.
-        resumed: how many times it went on after a death.
-        is_interrupted: its process died, and no other has gone on with it yet.
+        resumed: how many times it resumed after a death.
+        is_interrupted: its process died, and no other has resumed it yet.
         is_yielding: asked to leave the batch for the turn of another.
         passed_over: turns of others that came before it while it was the oldest new one.
         is_again: it had been dispatched before.

@@ -124,8 +124,8 @@ class Life:
         return Says.ACCUSES if is_own else Says.NOTHING
 
     def is_over_memory(self, machine_bytes: int) -> bool:
-        """Whether its last measure or beat was over its limit, or, if it has none of its own, its
-        last measure over a share of the machine."""
+        """Whether its last measure or beat was over its limit, or, if it has no limit, its last
+        measure over a share of the machine."""
         if self.launch.memory_limit_bytes:
             return self.launch.memory_limit_bytes < max(self.footprint, self.reported)
         return 0 < machine_bytes * MACHINE_SHARE < self.footprint

@@ -52,7 +52,7 @@ def seen(record: Record, event: Exited | SpawnFailed) -> None:
 
 
 def given_up(record: Record, book: Book) -> None:
-    """SIGKILL has not ended a process within its limit: nobody waits for it any more (P26)."""
+    """SIGKILL has not ended a process within its limit: nobody waits for it any longer (P26)."""
     life = book.life
     assert life is not None
     says = Says.ASKED

@@ -301,7 +301,7 @@ def _signal(record: Record, model: ModelName, generation: Generation, signal: Wo
         case WorkerSignal.KILL if dump_at is not None:
             check("SIGKILL early", now >= dump_at + DUMP_S or is_hurried, detail)
         case WorkerSignal.KILL if term_at is not None:
-            began_at = term_at  # for a process that had no pid yet, when it should have been told
+            began_at = term_at  # for a process that had no pid yet, when SIGTERM was due
             if life.told[0][0] == WorkerSignal.TERM and life.stopped_serving_at is not None:
                 began_at = life.stopped_serving_at
             check("SIGKILL early", now >= began_at + grace_s or is_hurried, detail)

@@ -1,4 +1,4 @@
-"""Virtual time, and links that carry things in order, each with delays of its own."""
+"""Virtual time, and links that carry things in order, each with its own delays."""
 
 from __future__ import annotations
 

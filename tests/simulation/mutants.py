@@ -1,8 +1,9 @@
 """`python -m simulation.mutants`: plants bugs in the core, one at a time; the seeds see each.
 
 A bug counts as seen only by a check from outside: it starts itself again with -O, which takes the
-core's own assertions away, and the invariants are not called. Each bug is planted in a process of
-its own, whose import of that one module reads changed text; this one imports nothing of the core.
+core's own assertions away, and the invariants are not called. Each bug is planted in a
+separate process, whose import of that one module reads changed text; this one imports nothing of
+the core.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _hangs(number: int, frame: object) -> None:
 
 
 def plant(number: int, most: int) -> Sight:
-    """Runs seeds with one bug in this very process; call it in one of its own."""
+    """Runs seeds with one bug in this very process; call it in a separate one."""
     mutant = MUTANTS[number]
     sys.meta_path.insert(0, _Finder(mutant))
     signal.signal(signal.SIGPROF, _hangs)

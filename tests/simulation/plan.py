@@ -15,7 +15,7 @@ from mlxsup.supervisor.core.settings import (
 )
 
 EVENTS = 200
-"""So many events happen in one run, at least, before its faults end."""
+"""At least that many events happen in one run before its faults end."""
 
 
 class Kind(StrEnum):
@@ -81,7 +81,7 @@ class Prompt:
         number: what tells it from others.
         body: what is sent.
         length: tokens of the whole answer.
-        poison_at: with so many tokens computed the engine dies; None for an innocent.
+        poison_at: with that many tokens computed the engine dies; None for an innocent.
         is_refused: the worker rejects it.
         is_long: its prompt takes long steps to read, as the worker predicts.
     """

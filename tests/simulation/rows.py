@@ -25,7 +25,7 @@ from .plan import Prompt
 from .violation import check
 
 LONG_STEPS = 2
-"""A long prompt is read in so many steps."""
+"""A long prompt is read in that many steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Batch:
         return True
 
     def lose_one(self) -> None:
-        """A bug: a row is gone, and nobody was told."""
+        """A bug: a row is gone, and nobody was notified."""
         del self.rows[self.dice.choice(list(self.rows))]
 
     def prepare(self) -> None:

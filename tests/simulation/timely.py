@@ -134,7 +134,7 @@ def _works(record: Record, book: Book, life: Life) -> None:
 
 
 def _is_found(record: Record, book: Book, life: Life) -> None:
-    """A fault is found within its limit, and who is told to end ends."""
+    """A fault is found within its limit, and a process that must end ends."""
     now, fault = record.now, life.worker.fault
     if life.cause is None:
         _drain_ends(record, book)

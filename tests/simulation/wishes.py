@@ -58,7 +58,7 @@ def _starts_afresh(book: Book, *, is_clean: bool) -> None:
 
 
 def down(record: Record, book: Book, drain_s: float, *, by_user: bool) -> None:
-    """A model is not wanted any more: what waits ends, what runs may finish for a while."""
+    """A model is no longer wanted: what waits ends, what runs may finish for a while."""
     book.wanted, book.is_by_user = Wanted.DOWN, by_user
     book.is_restarting = False
     code = cut_off(record, book)
@@ -132,7 +132,7 @@ def cuts_off(record: Record, book: Book) -> None:
 
 
 def drained(record: Record, book: Book) -> None:
-    """Nothing runs any more: the process is told to exit."""
+    """Nothing is left running: the process must exit."""
     life = book.life
     if life is None or book.drain_until is None or life.cause is not None or life.given:
         return

@@ -75,7 +75,7 @@ class PlayedWorker:
 
     @property
     def is_hung(self) -> bool:
-        """Whether it does nothing any more by itself."""
+        """Whether it no longer does anything by itself."""
         return self.fault is not None and self.fault.name in HANGS
 
     # ------------------------------------------------------------ coming up
@@ -147,7 +147,7 @@ class PlayedWorker:
             )
             self._idle_faults()
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ what it receives
 
     def tell(self, message: Message) -> None:
         """The supervisor sends a message, which may find the process gone."""

@@ -254,7 +254,7 @@ class World:
         self._workers.pop((worker.model, worker.generation), None)
 
     def is_gone(self, worker: PlayedWorker) -> bool:
-        """Whether its end has been seen: nothing that it said is read any more."""
+        """Whether its end has been seen: nothing that it said is still read."""
         return self._workers.get((worker.model, worker.generation)) is not worker
 
     def exited(self, worker: PlayedWorker, exited: Exited) -> None:

@@ -213,7 +213,7 @@ class Driver(Looks):
         return self.worker(hello, model)
 
     def progress(self, fraction: float, model: str = "m") -> list[Action]:
-        """The load goes on."""
+        """The load proceeds."""
         return self.worker(LoadProgress(phase=LoadPhase.WEIGHTS, progress=fraction), model)
 
     def ready(self, model: str = "m") -> list[Action]:

@@ -1,4 +1,4 @@
-"""A real daemon in a process of its own, for tests and benchmarks; leaves nothing behind."""
+"""A real daemon in a separate process, for tests and benchmarks; leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fake(**options: Any) -> dict[str, Any]:
 
 
 class Daemon:
-    """`mlxsup start` with a configuration of its own in a short temporary folder.
+    """`mlxsup start` with its own configuration in a short temporary folder.
 
     Args:
         models: entries by name.

@@ -1,4 +1,4 @@
-"""Waiting for something to become true inside an event loop, which goes on meanwhile."""
+"""Waiting for something to become true inside an event loop, which keeps running meanwhile."""
 
 from __future__ import annotations
 

@@ -15,5 +15,5 @@ PATIENT: dict[str, Any] = {
 
 
 def undisturbed(prompt: str, count: int) -> list[int]:
-    """The fake engine's greedy answer to a prompt: so many tokens, with no process asked."""
+    """The fake engine's greedy answer to a prompt: that many tokens, with no process asked."""
     return answer_tokens(encode_text(prompt), count)

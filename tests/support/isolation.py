@@ -1,4 +1,4 @@
-"""What a module of tests leaves behind: processes, files out of its own folders, and MLX's limits.
+"""What a module of tests leaves behind: processes, files outside its folders, and MLX's limits.
 
 Tests run in several processes at once, so what one of them leaves disturbs tests it never heard of.
 """

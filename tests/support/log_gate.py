@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 UNWANTED = ("rope", "Stream(", "InvalidStateError", "Failed to", "Traceback", "never awaited")
-"""Words that must not appear in any log. `rope` is a word of its own: "property" is none."""
+"""Words that must not appear in any log. `rope` is a whole word: "property" is none."""
 
 TRACEBACK = "Traceback"
 

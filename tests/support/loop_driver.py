@@ -72,12 +72,12 @@ class Answer:
         return self.error is not None or self.finish is not None
 
     def resume_after(self, tokens: int) -> Resume:
-        """What a supervisor sends when the worker died after so many tokens."""
+        """What a supervisor sends when the worker died after that many tokens."""
         assert self.acceptance is not None
         return Resume(acceptance=self.acceptance, delivered=pack_tokens(self.tokens[:tokens]))
 
     def until(self, tokens: int) -> list[RowDelta]:
-        """The deltas that had come with so many tokens."""
+        """The deltas that had come with that many tokens."""
         seen, counted = [], 0
         for delta in self.deltas:
             if delta.tokens:
@@ -154,7 +154,7 @@ class LoopDriver:
         self._text.close()
 
     def dispatch(self, resume: Resume | None = None, **parameters: Any) -> int:
-        """Sends a request, or goes on with one, and returns its key."""
+        """Sends a request, or resumes one, and returns its key."""
         self._last_key += 1
         body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
         self._link.post(Dispatch(key=RequestKey(self._last_key), resume=resume, body=body))

@@ -1,5 +1,5 @@
-"""Every call of MLX in this process, with its thread; `python -m support.mlx_calls` for a process
-of its own, in which nothing has been traced or compiled before.
+"""Every call of MLX in this process, with its thread; `python -m support.mlx_calls` for a new
+process, in which nothing has been traced or compiled before.
 """
 
 from __future__ import annotations

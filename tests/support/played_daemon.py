@@ -2,7 +2,7 @@
 
 Each worker is a shell that writes down its launch spec and then waits: a real process with a pid,
 pipes and signals, which starts in milliseconds. What a worker would say, the test says over a
-socket of its own, with the token of that spec.
+separate socket, with the token of that spec.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class Stage:
         write_config(self.folder, models, supervisor)
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Closes its peers and workers."""
         for part in self._parts:
             part.close()
         self._context.term()

@@ -1,4 +1,4 @@
-"""What plain mlx-lm answers, in a process of its own: the greedy truth that mlxsup is held to."""
+"""What plain mlx-lm answers, in a separate process: the greedy truth that mlxsup is held to."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ Script = Callable[[Peer, ClientMessage], None]
 
 
 class ScriptedSupervisor:
-    """Runs a script on a thread of its own.
+    """Runs a script on its own thread.
 
     Args:
         socket_path: where to listen.
@@ -132,7 +132,7 @@ def send_pieces(peer: Peer, request_id: RequestId, pieces: list[str], first_seq:
 def finish(
     peer: Peer, request_id: RequestId, count: int, reason: FinishReason = FinishReason.STOP
 ) -> None:
-    """Ends a stream after so many pieces."""
+    """Ends a stream after that many pieces."""
     usage = Usage(prompt_tokens=3, completion_tokens=count)
     peer.send(Done(id=request_id, seq=count, finish_reason=reason, usage=usage, seed=7))
 

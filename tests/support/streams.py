@@ -11,7 +11,7 @@ from .eventually import TIMEOUT_S
 
 
 class Reader(threading.Thread):
-    """Reads one stream to its end in a thread of its own.
+    """Reads one stream to its end in its own thread.
 
     Attributes:
         text, tokens: what has come so far.

@@ -132,7 +132,7 @@ def as_4_bit(folder: Path) -> Path:
 
 
 def add_tokens(folder: Path, names: Sequence[str], *, is_special: bool) -> None:
-    """Gives the tokenizer of a tiny model tokens of its own, in the place of its last entries.
+    """Gives the tokenizer of a tiny model its own tokens, in the place of its last entries.
 
     Args:
         folder: of the model.
@@ -252,6 +252,6 @@ def _weights(
 
 
 def _unprintable() -> set[str]:
-    """The single bytes that no answer shall hold: all but space and small letters."""
+    """The single bytes that no answer may hold: all but space and small letters."""
     letters = {ord(" "), *range(ord("a"), ord("z") + 1)}
     return {token for byte, token in enumerate(_byte_alphabet()) if byte not in letters}

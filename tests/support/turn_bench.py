@@ -36,7 +36,7 @@ STEP_TIMEOUT_S = 3.0
 
 
 class Engine:
-    """Gives the results it was told to, in order, and notes what it is asked."""
+    """Gives the results it was given, in order, and notes what it is asked."""
 
     def __init__(self) -> None:
         self.text = FakeTextCodec()

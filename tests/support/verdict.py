@@ -31,6 +31,6 @@ class NotShown(Exception):
 
 
 def verdict_of(exit_code: int) -> Verdict:
-    """The verdict of a campaign that ran in a process of its own."""
+    """The verdict of a campaign that ran in its own process."""
     judged = {code: verdict for verdict, code in reversed(EXIT_CODES.items())}
     return judged.get(exit_code, Verdict.NOT_SHOWN)

@@ -52,7 +52,7 @@ class Server:
         self._woken.setblocking(False)
 
     def serve(self) -> dict[str, Any] | None:
-        """Returns the request in each child, and None here when nobody asks any more."""
+        """Returns the request in each child, and None here when nobody asks any longer."""
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with those who ask
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -118,7 +118,7 @@ class Server:
         try:
             os.write(life, LIFE.pack(number))
         except BrokenPipeError:
-            pass  # whoever asked for the child is not interested any more
+            pass  # whoever asked for the child is no longer interested
 
 
 def run(arguments: list[str]) -> None:

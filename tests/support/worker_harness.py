@@ -226,7 +226,7 @@ class WorkerHarness:
         resume: Resume | None = None,
         **parameters: Any,
     ) -> int:
-        """Dispatches a request, or one that goes on, and returns its key."""
+        """Dispatches a request, or one that resumes, and returns its key."""
         key, self._next_key = self._next_key, self._next_key + 1
         if resume is not None:
             body = b""
@@ -271,7 +271,7 @@ class WorkerHarness:
             case Step(step=step, rows=rows):
                 for row in rows:
                     stream = self.streams[row.key]
-                    assert not stream.is_over, f"request {row.key} went on after its end"
+                    assert not stream.is_over, f"request {row.key} continued after its end"
                     stream.text += row.text
                     stream.tokens += unpack_tokens(row.tokens)
                     stream.finish = row.finish

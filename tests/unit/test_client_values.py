@@ -133,7 +133,7 @@ class Taking(StreamBase):
 
 
 class Stream:
-    """A stream, with what it cancelled and was told."""
+    """A stream, with what it cancelled and what reached it."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []

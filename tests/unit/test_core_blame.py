@@ -40,7 +40,7 @@ def test_poison_costs_three_crashes_and_nobody_else_fails_P10(signal: str) -> No
     driver = engine_of(8)
     assert driver.serve(*"abcdefgh") == [1, 2, 3, 4, 5, 6, 7, 8]
     poison = 5
-    assert crash(driver, signal) == [1, 2, 3, 4, 5, 6, 7, 8], "all go on together"
+    assert crash(driver, signal) == [1, 2, 3, 4, 5, 6, 7, 8], "all resume together"
     assert driver.row()["suspects"] == 8
     running = crash(driver, signal)
     crashes = 2
@@ -256,7 +256,7 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
 
-# ---------------------------------------------------------------- who waits, who is told
+# ---------------------------------------------------------------- who waits, who is notified
 
 
 def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:

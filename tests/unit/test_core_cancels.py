@@ -40,7 +40,7 @@ CROSSINGS: dict[str, Callable[[Driver], object]] = {
 
 
 def ends(driver: Driver, id: str = "r1", connection: ConnectionId = ALICE) -> list[str]:
-    """How a request ended, each time that its client was told of an end."""
+    """How a request ended, each time that its client heard of an end."""
     return [
         str(message.finish_reason) if isinstance(message, Done) else message.error["code"]
         for message in driver.terminals.get((connection, id), [])

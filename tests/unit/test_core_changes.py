@@ -1,4 +1,4 @@
-"""What watchers are told: each change, each story, why requests wait."""
+"""What watchers receive: each change, each story, why requests wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Commands, reloads, stops and crashes that cross each other, in every order, from every state.
 
 A model is brought to a state; then every sequence of a few things happens to it, one right after
-the other. After that its workers do what they are told and nothing more goes wrong: then every
+the other. After that its workers do what they are asked and nothing more goes wrong: then every
 request and every command has exactly one answer, and the shutdown comes to its end.
 """
 

@@ -208,7 +208,7 @@ def test_the_change_to_ready_tells_it_and_no_other_change_does() -> None:
     driver.unload()
     driver.load()
     [drains, *_] = changes = [action.change for action in driver.of(Announce)]
-    assert drains["to"] == "READY", "it was told already"
+    assert drains["to"] == "READY", "it was reported already"
     assert all((one["batching"], one["warnings"]) == (None, []) for one in changes)
 
 

@@ -311,7 +311,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.driver.exit(model, code=code, signal=signal)
 
     def is_gone(self, model: str) -> None:
-        """Its process has ended, though nobody may wait for that any more."""
+        """Its process has ended, though perhaps nobody waits for that any longer."""
         del self.workers[model]
         self.abandoned.discard(model)
 

@@ -34,7 +34,7 @@ def long_queue(waiting: int, rows: int = 1) -> Driver:
 
 
 def places(driver: Driver) -> dict[str, int]:
-    """Of each request that was told its place by the latest event, the place."""
+    """The place of each request that learned its place from the latest event."""
     told = [n for n in driver.sent(Notice) if n.kind is NoticeKind.QUEUED]
     found: dict[str, int] = {notice.id: notice.detail["position"] for notice in told}
     assert len(found) == len(told), "one notice for each"

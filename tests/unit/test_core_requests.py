@@ -212,7 +212,7 @@ def test_deadlines_of_a_running_request_act_as_cancels_D15() -> None:
     driver = ready_driver()
     driver.ask(queue_timeout_s=1.0, first_token_timeout_s=3.0, timeout_s=6.0)
     driver.pass_time(2.0)
-    assert driver.errors() == {}, "it does not wait any more"
+    assert driver.errors() == {}, "it no longer waits"
     driver.accept(1)
     driver.token(1)
     driver.pass_time(2.0)
@@ -328,7 +328,7 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     driver.cancel("silent")
     assert notices(driver, "queued") == [{"position": 1, "reason": "load"}]
     driver.ready()
-    assert driver.sent(Notice) == [], "it does not wait any more"
+    assert driver.sent(Notice) == [], "it no longer waits"
     row = PrefillProgress(key=RequestKey(2), done=16, total=64)
     driver.worker(Step(step=1, prefill=[row]))
     assert notices(driver, "prefilling") == [{"done": 16, "total": 64}]

@@ -59,7 +59,7 @@ def test_a_crash_pauses_a_stream_and_it_goes_on_where_it_was_F10(signal: str) ->
     assert dispatch.resume.delivered == pack_tokens([9, 9])
     driver.token(1)
     [deltas] = driver.sent(Deltas)
-    assert [d.seq for d in deltas.deltas] == [2], "the numbers go on without a gap"
+    assert [d.seq for d in deltas.deltas] == [2], "the numbers continue without a gap"
     driver.token(1, finish=FinishReason.STOP)
     [done] = driver.sent(Done)
     assert (done.resumed, done.seq, done.seed) == (1, 4, 5)
@@ -167,7 +167,7 @@ def test_with_progress_there_is_no_limit_and_deaths_asked_for_do_not_count() -> 
         driver.exit(code=0)
         come_back(driver)
     driver.token(1, finish=FinishReason.STOP)
-    assert driver.sent(Done)[0].resumed == 13, "only where it went on"
+    assert driver.sent(Done)[0].resumed == 13, "only where it resumed"
 
 
 @pytest.mark.parametrize("window", ["queued", "loading", "dispatched", "running"])

@@ -42,7 +42,7 @@ def test_load_takes_a_draining_unload_back_to_ready_and_supersedes_it() -> None:
     assert driver.errors() == {unload: ErrorCode.SUPERSEDED}
     assert driver.replies() == [load]
     driver.token(1)
-    assert driver.state() is State.READY, "what ran goes on running"
+    assert driver.state() is State.READY, "what ran keeps running"
 
 
 def test_load_while_stopping_comes_up_again() -> None:

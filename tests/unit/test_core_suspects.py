@@ -201,7 +201,7 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     gain(driver, 4)
     assert driver.dispatched() == []
     gain(driver, 4)
-    assert driver.dispatched() == [1, 2, 3], "no turn is due any more: the oldest first"
+    assert driver.dispatched() == [1, 2, 3], "no further turn is due: the oldest first"
     assert finish(driver, 4) == [5]
 
 

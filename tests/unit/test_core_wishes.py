@@ -1,4 +1,4 @@
-"""What is wanted of a model meets what it does: who is answered, and what its process is told."""
+"""What is wanted of a model meets what it does: who is answered, and what its process receives."""
 
 from __future__ import annotations
 

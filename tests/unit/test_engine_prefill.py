@@ -291,7 +291,7 @@ def test_what_a_token_cost_is_what_the_rest_of_the_step_leaves(
 
 
 def unit_after(*chunks: tuple[int, float]) -> float:
-    """Seconds for each token, after chunks of so many tokens that took so long."""
+    """Seconds for each token, after chunks of these lengths and durations."""
     pacer = make_pacer()
     for longest, took_s in chunks:
         pacer.saw_chunk(prefill_rows=1, longest=longest, decode_rows=0, took_s=took_s)

@@ -127,7 +127,7 @@ def test_a_bug_is_told_once_with_the_stories_of_all_models(
         ("story of a:\none\ntwo",),
         ("story of b:",),
     ]
-    assert case.core.events == [], "neither what waited nor what came is handled any more"
+    assert case.core.events == [], "what waited and what came are no longer handled"
     assert capsys.readouterr().err == (
         "mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder\n"
     )

@@ -174,7 +174,7 @@ def test_who_is_given_up_is_told_so_and_keeps_nothing_but_its_ends_P15(stage: St
     ]
     stage.sent.clear()
     stage.clients.pulse()
-    assert stage.sent == [], "nothing of it is open any more"
+    assert stage.sent == [], "nothing of it is still open"
 
 
 def test_who_still_does_not_read_counts_as_gone_after_as_long_again(stage: Stage) -> None:

@@ -23,7 +23,7 @@ from support.eventually_async import eventually_async
 
 
 class Child:
-    """A process that ends when it is told to."""
+    """A process that ends on request."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "600"])
@@ -137,7 +137,7 @@ def test_macos_is_asked_once_for_the_exit_of_this_process(monkeypatch: pytest.Mo
     descriptor = module.pollable(77)
     change = (77, {"filter": -5, "flags": 17, "fflags": 2**31})
     assert queue.asked == [change, 0, "closed"]
-    os.close(descriptor)  # a file of its own, still open
+    os.close(descriptor)  # its own file, still open
     assert module.can_be_reaped(77), "no debugger sees an exit first there"
 
 

@@ -1,4 +1,4 @@
-"""Channels through the worker's loop; half a tool call goes on rightly after a crash."""
+"""Channels through the worker's loop; half a tool call resumes correctly after a crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC = LaunchSpec(
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[LoopDriver]:
-    """The fake engine says what it is told to; tests/mlx/test_channels.py has real tokens."""
+    """The fake engine says what the prompt asks for; tests/mlx/test_channels.py has real tokens."""
     engine = FakeEngine(SPEC)
     driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     yield driver

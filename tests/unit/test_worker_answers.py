@@ -26,7 +26,7 @@ from support.planned_rows import FACTS, KEY, TOOLS, Codec
 
 
 class Form(Grammar):
-    """A grammar that notes what it is given and says what it is told to."""
+    """A grammar that notes its tokens and is over after a given number of them."""
 
     def __init__(self, *, is_over_after: int = 99, has_begun: bool = True) -> None:
         super().__init__(None, [], begins_after=() if has_begun else [[0]])

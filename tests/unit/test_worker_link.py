@@ -317,4 +317,4 @@ def test_the_sockets_of_a_link_are_closed_with_it(
     assert link.is_closed
     assert context.closed
     assert [one.fileno() for one in wakes] == [-1, -1]
-    link.wake()  # nobody waits any more
+    link.wake()  # nobody is waiting now

@@ -149,7 +149,7 @@ def test_beats_count_what_is_held_and_what_was_exchanged_P23(bench: Bench) -> No
     assert books() == (2, 0, 2, 2), "both accepted"
     bench.cancel(1)
     bench.loop.turn()
-    assert books() == (2, 0, 3, 3), "the end of a row that was cancelled has yet to be told"
+    assert books() == (2, 0, 3, 3), "the end of a row that was cancelled has yet to be reported"
     bench.loop.turn()
     assert books() == (1, 0, 4, 3)
 

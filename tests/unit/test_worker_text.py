@@ -31,7 +31,7 @@ class ScriptedCodec(FakeTextCodec):
     """Encodes to the prompt's length; can be held, or told to raise.
 
     Attributes:
-        for_long: the twin that was asked for; held by a gate of its own.
+        for_long: the twin that was asked for; held by its own gate.
         form: what every grammar is, and what each was asked for.
     """
 
@@ -79,7 +79,7 @@ class Text:
         self.threads.submit(key, encode_body(RequestBody(prompt=prompt)))
 
     def results(self, count: int) -> list[Tokenised | Refused]:
-        """Waits for so many wakes and takes what is there."""
+        """Waits for that many wakes and takes what is there."""
         for _ in range(count):
             assert self.wakes.acquire(timeout=60)
         return self.threads.take()

@@ -28,7 +28,7 @@ GIVES_NOTHING = {"remove", "give_back", "close"}
 
 
 class Recorder:
-    """An engine that notes what is called, and gives a value of its own for each."""
+    """An engine that notes what is called, and gives a different value for each."""
 
     def __init__(self) -> None:
         self.text: Any = object()

@@ -67,7 +67,7 @@ class Session:
         return self.engine.insert(row)
 
     def run_until(self, key: int, count: int) -> None:
-        """Steps until a row has so many tokens, or nothing is left to do."""
+        """Steps until a row has that many tokens, or nothing is left to do."""
         while self.engine.has_rows() and len(self.got[key]) < count:
             self._step()
 
@@ -114,7 +114,7 @@ class Trial:
 
     @contextmanager
     def session_with_cache(self) -> Iterator[Session]:
-        """An empty one, in an engine of its own that keeps prompts."""
+        """An empty one, in its own engine, which keeps prompts."""
         self.close()
         with loaded_engine(self._folder, prefix_cache_bytes=CACHE_BYTES) as engine:
             yield Session(engine)
@@ -259,7 +259,7 @@ def resume(trial: Trial) -> Verdict:
 
 
 def seeded(trial: Trial) -> Verdict:
-    """Four rows that are drawn with seeds of their own.
+    """Four rows, each drawn with its own seed.
 
     Among few tokens: a draw between two of thousands changes with the last bit of any of them.
     """
@@ -317,4 +317,4 @@ SCENARIOS: dict[str, Callable[[Trial], Verdict]] = {
     "second turn": second_turn,
     "shared prefix": shared_prefix,
 }
-"""By column; those that need an engine of their own come last."""
+"""By column; those that need their own engine come last."""

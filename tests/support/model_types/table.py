@@ -111,7 +111,7 @@ def _cause(fault: BatchFault) -> str:
 
 
 def render_other_names() -> str:
-    """Model types that have no file of their own."""
+    """Model types without their own file."""
     pairs = sorted(MODEL_REMAPPING.items())
     return ", ".join(f"`{name}` as `{file}`" for name, file in pairs) + "."
 

@@ -216,7 +216,7 @@ class WayFinder:
         return EXACT if self._is_exact and self._model.own_dtype == mx.float32 else ROUNDED
 
     def run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
-        """What the rows of a script give in one way, in passes of their own."""
+        """What the rows of a script give in one way, in separate passes."""
         passes = make_passes(
             way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
         )
