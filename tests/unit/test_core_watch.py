@@ -170,6 +170,44 @@ def test_silence_beyond_the_limit_of_a_step_is_stuck_if_the_process_was_seen_to_
     assert short.silent_at(2.0) == 2.75
 
 
+@pytest.mark.parametrize("has_beats", [False, True])
+@pytest.mark.parametrize("predicted_s", [0.0, 0.3])
+@pytest.mark.parametrize("limit_s", [0.1, 1.0, 1.7, 2.0, 2.4, 3.1, 10.0, 30.4])
+def test_whoever_asks_when_it_is_due_finds_what_is_stuck_in_time_P6(
+    limit_s: float, predicted_s: float, has_beats: bool
+) -> None:
+    """Not only after the next look: a step may be due between two of them."""
+    watch = Watch.over(0.0)
+    watch.beat(beat(WorkerPhase.DECODE, predicted_s=predicted_s), 1, 0.0)
+    if not has_beats:
+        watch.stepped(0, 0.0)
+    now, asked = 0.0, 0
+    while (alarm := watch.judge(now, limit_s, 1)) is not Alarm.STUCK:
+        asked += 1
+        assert asked < 100, "it asks in vain"
+        if alarm is Alarm.LOOK:
+            watch.looked(is_stopped=False, now=now)
+            continue
+        now = watch.deadline(limit_s)
+    limit_s += PREDICTIONS * predicted_s
+    assert now == (limit_s if has_beats else max(limit_s + SLACK_S, SILENCE_S))
+
+
+def test_nobody_asks_again_and_again_while_a_look_is_awaited_or_has_seen_it_stopped() -> None:
+    watch = Watch.over(0.0)
+    watch.beat(beat(WorkerPhase.DECODE), 1, 0.0)
+    assert watch.judge(2.5, 2.6, 1) is Alarm.LOOK
+    assert watch.deadline(2.6) == 3.5
+    watch.looked(is_stopped=True, now=2.5)
+    assert watch.deadline(2.6) == 3.5
+    late = Watch.over(0.0)
+    late.looked(is_stopped=False, now=2.5)
+    assert late.judge(12.0, LIMIT_S, 1) is Alarm.LOOK
+    assert late.deadline(LIMIT_S) == 13.0, (
+        "its limit is past, and the look of long ago says nothing"
+    )
+
+
 def test_it_is_asked_again_when_the_first_of_both_limits_comes() -> None:
     watch = Watch.over(0.0)
     watch.beat(beat(WorkerPhase.DECODE), 1, 1.0)

@@ -203,10 +203,14 @@ class Watch:
             looks_at = max(looks_at, self.looked_at + RECHECK_S)
         if step_timeout_s is None:
             return looks_at
-        stuck_at = self.stuck_at(step_timeout_s)
-        if stuck_at is None or (self.looked_at is not None and stuck_at < looks_at):
-            return looks_at
-        return min(looks_at, stuck_at)
+        due_at = self.stuck_at(step_timeout_s)
+        if due_at is None:
+            due_at = self.silent_at(step_timeout_s)
+        if self.looked_at is not None and (
+            self.seen_running_at is None or due_at <= self.looked_at
+        ):
+            return looks_at  # that look decides, or the next one
+        return min(looks_at, due_at)
 
     def judge(self, now: float, step_timeout_s: float | None, given: int) -> Alarm:
         """What to do now.
