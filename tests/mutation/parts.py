@@ -114,6 +114,7 @@ PARTS = (
             "tests/unit/test_parameters*.py",
             "tests/unit/test_worker_launch*.py",
             "tests/unit/test_client_*.py",
+            "tests/unit/test_supervisor_config*.py",
             "tests/unit/test_operations_document.py",
             "tests/integration/test_protocol_document.py",
         ),

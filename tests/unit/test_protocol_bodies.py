@@ -86,7 +86,7 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
     [
         ({"prompt": "a", "messages": [1]}, "prompt takes exactly one of prompt, prompt_tokens and"
          " messages, not prompt and messages"),
-        ({}, "prompt_tokens and messages, not none of them"),
+        ({}, "prompt takes exactly one of prompt, prompt_tokens and messages, not none of them"),
         ({"prompt": b"a"}, "prompt takes a string, not bytes"),
         ({"prompt": ""}, "prompt takes a string that is not empty, not an empty one"),
         ({"prompt": "\ud83e"}, "prompt takes text that can be encoded as UTF-8, not lone surr"),
@@ -101,10 +101,12 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "stop": ["x", ""]}, "stop takes a list of strings that are not empty"),
         ({"prompt": "p", "stop": ["ab"] * 17}, "stop takes at most 16 strings of at most 256"
          " characters, not 17 strings, the longest of 2"),
-        ({"prompt": "p", "stop": ["x" * 257]}, "not 1 strings, the longest of 257"),
+        ({"prompt": "p", "stop": ["x" * 257]}, "stop takes at most 16 strings of at most 256"
+         " characters, not 1 strings, the longest of 257"),
         ({"prompt": "p", "stop": ["\ud83e"]}, "stop takes text that can be encoded as UTF-8"),
         ({"prompt": "p", "logit_bias": {2**32: 1.0}}, "logit_bias takes token ids as keys, not 42"),
-        ({"prompt": "p", "logit_bias": {"00000000001": 1}}, "token ids as keys, not '00000000001'"),
+        ({"prompt": "p", "logit_bias": {"00000000001": 1}}, "logit_bias takes token ids as"
+         " keys, not '00000000001'"),
         ({"prompt": "p", "logit_bias": {"": 1}}, "logit_bias takes token ids as keys, not ''"),
         ({"prompt": "p", "logit_bias": {1: "x"}}, "logit_bias takes a number from -100 to 100 for"
          " each token, not text"),
@@ -122,13 +124,22 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "response_format": {"type": "json_schema", "json_schema": {}}}, "respons"),
         ({"prompt": "p", "response_format": {"type": "json_schema", "x": 1,
           "json_schema": {"schema": {}}}}, "response_format takes"),
+        ({"prompt": "p", "min_tokens": 9, "max_tokens": 8}, "min_tokens takes at most max_tokens,"
+         " not 9"),
+        ({"prompt": "p", "top_logprobs": 2}, "top_logprobs takes 0 unless logprobs is true, not 2"),
+        ({"prompt": "p", "ignore_eos": 1}, "ignore_eos takes true or false, not 1"),
+        ({"prompt": "p", "stop_token_ids": ["x"]}, "stop_token_ids takes a list of at most 64 token"
+         " ids, not this list"),
+        ({"prompt": "p", "stop_token_ids": [2**32]}, "stop_token_ids takes ids from 0 to 42949"),
+        ({"prompt": "p", "logit_bias": []}, "logit_bias takes a map of at most 1024 token ids, not"
+         " this list"),
         ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
         ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 and up to 1, not 0"),
         ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
     ],
 )  # fmt: skip
 def test_what_is_just_wrong_is_refused_by_name_C7(values: dict[str, Any], words: str) -> None:
-    assert words in refusal(**values)
+    assert refusal(**values).startswith(words)
 
 
 OURS = (

@@ -110,37 +110,38 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "takes"),
     [
-        ("model", ""),
-        ("generation", 0),
-        ("generation", True),
-        ("token", ""),
-        ("endpoint", "tcp://x:1"),
-        ("endpoint", "ipc://"),
-        ("supervisor_pid", -1),
-        ("engine", "torch"),
-        ("path", None),
-        ("max_concurrency", 0),
-        ("step_timeout_s", 0),
-        ("step_timeout_s", "30"),
-        ("decode_stall_target_ms", 0),
-        ("context_length", -1),
-        ("log_level", "loud"),
-        ("fake", []),
-        ("deterministic", 1),
-        ("memory_limit_bytes", -1),
-        ("cache_limit_bytes", "1GiB"),
-        ("wired_limit_bytes", 0.5),
-        ("prefix_cache_bytes", -1),
-        ("prefix_cache_bytes", "auto"),
-        ("sampling", {"temperature": 11}),
-        ("sampling", {"seed": 1}),
+        ("model", "", "a name"),
+        ("generation", 0, "an integer from 1"),
+        ("generation", True, "an integer from 1"),
+        ("token", "", "text"),
+        ("endpoint", "tcp://x:1", "an ipc:// endpoint"),
+        ("endpoint", "ipc://", "an ipc:// endpoint"),
+        ("supervisor_pid", -1, "a process id"),
+        ("known_batching", {"reason": 1}, "a map of text or null"),
+        ("engine", "torch", "mlx or fake"),
+        ("path", None, "a folder"),
+        ("max_concurrency", 0, "an integer from 1"),
+        ("step_timeout_s", 0, "a number above 0"),
+        ("step_timeout_s", "30", "a number above 0"),
+        ("decode_stall_target_ms", 0, "a number above 0"),
+        ("context_length", -1, "an integer from 0"),
+        ("log_level", "loud", "debug, info, warning, error"),
+        ("fake", [], "a map"),
+        ("deterministic", 1, "true or false"),
+        ("memory_limit_bytes", -1, "bytes or null"),
+        ("cache_limit_bytes", "1GiB", "bytes or null"),
+        ("wired_limit_bytes", 0.5, "bytes or null"),
+        ("prefix_cache_bytes", -1, "bytes or null"),
+        ("prefix_cache_bytes", "auto", "bytes or null"),
+        ("sampling", {"temperature": 11}, "a map of parameters in their ranges"),
+        ("sampling", {"seed": 1}, "a map of parameters in their ranges"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any, takes: str) -> None:
     wrong = dataclasses.replace(spec(), **{name: value})
-    with pytest.raises(LaunchError, match=f": {name} takes "):
+    with pytest.raises(LaunchError, match=f"^the launch spec is wrong: {name} takes {takes}$"):
         check_spec(wrong)
 
 

@@ -1,0 +1,43 @@
+"""Texts that both sides read and write: durations, times, log lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxsup.protocol.text import log_line, parse_duration, timestamp
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("90s", 90.0), (" 1.5h ", 5400.0), ("5m", 300.0), ("2d", 172_800.0)],
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+    assert parse_duration(text, default_unit="d") == seconds
+
+
+def test_a_number_alone_needs_a_default_unit() -> None:
+    assert parse_duration("90", default_unit="m") == 5400.0
+    with pytest.raises(ValueError, match=r"^'90' is not a duration$"):
+        parse_duration("90")
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1w", "1 s s", "1,5h", "1e3s"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{text!r} is not a duration$"):
+        parse_duration(text, default_unit="s")
+
+
+def test_a_time_is_written_in_utc_to_the_second_or_the_millisecond() -> None:
+    assert timestamp(1_000_000_000.9876) == "2001-09-09T01:46:40Z"
+    assert timestamp(1_000_000_000.9876, has_milliseconds=True) == "2001-09-09T01:46:40.987Z"
+    assert timestamp(0.004, has_milliseconds=True) == "1970-01-01T00:00:00.004Z"
+
+
+def test_a_log_line_quotes_what_has_spaces() -> None:
+    assert log_line("worker exited") == "worker exited"
+    line = log_line("worker exited", model="a", detail="out of memory", code=75, quote='a "b"')
+    assert line == 'worker exited model=a detail="out of memory" code=75 quote="a \\"b\\""'
+    assert (
+        log_line("x", took_s=1.23456, empty="", pair="a=b") == 'x took_s=1.235 empty="" pair="a=b"'
+    )
