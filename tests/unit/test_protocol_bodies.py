@@ -165,6 +165,14 @@ def test_what_mlxsup_says_to_templates_itself_is_not_taken_C7(name: str) -> None
     messages = [{"role": "user", "content": "x"}]
     said = refusal(messages=messages, chat_template_kwargs={name: 1, "other": 2})
     assert said == f"chat_template_kwargs takes names that are not mlxsup's own, not {name}"
+
+
+def test_all_names_that_are_not_taken_are_said_C7() -> None:
+    said = refusal(
+        messages=[{"role": "user", "content": "x"}],
+        chat_template_kwargs={"tools": 1, "other": 2, "messages": 3},
+    )
+    assert said.endswith(", not messages, tools")
     assert len(RESERVED_TEMPLATE_NAMES) == len(OURS)
 
 

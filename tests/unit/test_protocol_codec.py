@@ -107,6 +107,16 @@ def test_the_answer_can_be_addressed_where_the_id_was_readable() -> None:
     assert caught.value.id == "a"
 
 
+def test_nobody_is_addressed_if_there_is_no_id() -> None:
+    with pytest.raises(DecodeError) as caught:
+        CLIENTS.decode([pack({"type": "load"})])
+    assert caught.value.id == ""
+
+
+def test_a_message_names_its_type_and_its_fields() -> None:
+    assert repr(Ping(id=RequestId("a"))).startswith("Ping(id='a'")
+
+
 def test_another_version_is_named_as_such() -> None:
     with pytest.raises(DecodeError) as caught:
         CLIENTS.decode([pack({**PING, "v": 99})])

@@ -41,3 +41,4 @@ def test_a_log_line_quotes_what_has_spaces() -> None:
     assert (
         log_line("x", took_s=1.23456, empty="", pair="a=b") == 'x took_s=1.235 empty="" pair="a=b"'
     )
+    assert log_line("x", name="XeX", where="in Köln") == 'x name=XeX where="in Köln"'

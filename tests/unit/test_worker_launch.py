@@ -145,6 +145,10 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any, takes: str) -> 
         check_spec(wrong)
 
 
+def test_the_least_that_a_spec_may_ask_for_is_taken() -> None:
+    check_spec(spec(generation=1, max_concurrency=1, context_length=0, memory_limit_bytes=0))
+
+
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 def test_every_log_level_of_the_configuration_is_taken(level: str) -> None:
     check_spec(spec(log_level=level))
