@@ -117,18 +117,24 @@ class RequestBody:
             if not isinstance(self.prompt, str):
                 raise invalid("prompt", "a string", self.prompt)
             if not self.prompt:
-                raise invalid("prompt", "a string that is not empty", shown="an empty one")
+                raise invalid("prompt", "at least one character", shown="an empty string")
             _check_encodable("prompt", self.prompt)
         elif self.prompt_tokens is not None:
             tokens = self.prompt_tokens
-            if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
+            if not isinstance(tokens, list):
                 raise invalid("prompt_tokens", "a list of integers", tokens)
+            for token in tokens:
+                if type(token) is not int:
+                    raise invalid("prompt_tokens", "integers", token)
             if not tokens:
                 raise invalid("prompt_tokens", "at least one token id", shown="an empty list")
-            if min(tokens) < 0 or max(tokens) >= 2**32:
-                raise invalid("prompt_tokens", "ids from 0 to 4294967295", shown="one outside")
-        elif not isinstance(self.messages, list) or not self.messages:
-            raise invalid("messages", "a list of at least one message", self.messages)
+            for token in (min(tokens), max(tokens)):
+                if not 0 <= token < 2**32:
+                    raise invalid("prompt_tokens", "ids from 0 to 4294967295", token)
+        elif not isinstance(self.messages, list):
+            raise invalid("messages", "a list of messages", self.messages)
+        elif not self.messages:
+            raise invalid("messages", "at least one message", shown="an empty list")
         else:
             for message in self.messages:
                 if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -158,10 +164,12 @@ class RequestBody:
         stop = self.stop
         if stop is None:
             return
-        if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-            raise invalid(
-                "stop", "a list of strings that are not empty", shown="one that holds others"
-            )
+        if not isinstance(stop, list):
+            raise invalid("stop", "a list of strings", stop)
+        for text in stop:
+            if not isinstance(text, str) or not text:
+                shown = "an empty string" if text == "" else ""
+                raise invalid("stop", "strings of at least one character", text, shown=shown)
         if len(stop) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_LENGTH for s in stop):
             raise invalid(
                 "stop",
@@ -176,8 +184,11 @@ class RequestBody:
         if tokens is None:
             return
         expected = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        if not isinstance(tokens, list):
             raise invalid("stop_token_ids", expected, tokens)
+        for token in tokens:
+            if type(token) is not int:
+                raise invalid("stop_token_ids", "integers", token)
         if len(tokens) > MAX_STOP_TOKEN_IDS:
             raise invalid("stop_token_ids", expected, shown=f"a list of {len(tokens)}")
         for token in tokens:
@@ -188,8 +199,11 @@ class RequestBody:
         bias = self.logit_bias
         if bias is None:
             return
-        if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIASES:
-            raise invalid("logit_bias", f"a map of at most {MAX_LOGIT_BIASES} token ids", bias)
+        expected = f"a map of at most {MAX_LOGIT_BIASES} token ids"
+        if not isinstance(bias, dict):
+            raise invalid("logit_bias", expected, bias)
+        if len(bias) > MAX_LOGIT_BIASES:
+            raise invalid("logit_bias", expected, shown=f"a map of {len(bias)}")
         for key, value in bias.items():
             if not _is_token_id(key):
                 raise invalid("logit_bias", "token ids as keys", shown=repr(key)[:40])
@@ -198,14 +212,19 @@ class RequestBody:
 
     def _check_template(self) -> None:
         tools, extra = self.tools, self.chat_template_kwargs
-        if tools is not None and not (isinstance(tools, list) and all(map(_is_tool, tools))):
-            raise invalid("tools", 'a list of {"type": "function", "function": {"name": …}}', tools)
+        if tools is not None and not isinstance(tools, list):
+            raise invalid("tools", "a list of tools", tools)
+        for tool in tools or ():
+            if not _is_tool(tool):
+                form = '{"type": "function", "function": {"name": …}} for each tool'
+                raise invalid("tools", form, tool, shown="another map" * isinstance(tool, dict))
         if self.tool_choice is not None and self.tool_choice not in TOOL_CHOICES:
             raise invalid(
                 "tool_choice",
                 '"auto" or "none" (for an answer that must be a call, ask with response_format for'
                 " its arguments)",
-                shown="this choice",
+                self.tool_choice,
+                shown=repr(self.tool_choice)[:40] if isinstance(self.tool_choice, str) else "",
             )
         if extra is None:
             return

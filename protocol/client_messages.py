@@ -240,7 +240,7 @@ class Done(Message):
         usage: tokens counted.
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
-        resumed: how many times the stream continued after a crash.
+        resumed: how many times the stream continued after a crash or a restart.
         warnings: sentences for people.
     """
 

@@ -120,5 +120,5 @@ def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "
 def _describe(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
         return repr(value)[:40]
-    kinds = {"str": "text", "list": "this list", "dict": "this map", "bytes": "bytes"}
+    kinds = {"str": "text", "list": "a list", "dict": "a map", "bytes": "bytes"}
     return kinds.get(type(value).__name__, f"a {type(value).__name__}")

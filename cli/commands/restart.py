@@ -13,7 +13,9 @@ from ..terminal.waiting import progress_shown
 
 @click.command(short_help="Give a model a new process.")
 @model_argument
-@click.option("--now", is_flag=True, help="Do not wait for running requests.")
+@click.option(
+    "--now", is_flag=True, help="Interrupt running answers: they continue in the new process."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_options
 def restart(model: str, now: bool, no_wait: bool, target: Target, output: Output) -> None:

@@ -96,12 +96,10 @@ def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> Re
     """The same error for a request whose answer had begun, with how far it had got."""
     if error.code is ErrorCode.LOAD_FAILED:
         return worker_crashed(name, str(error.detail.get("cause", "")), tokens_sent)
-    return RemoteError(
-        error.code,
-        error.message,
-        retryable=error.retryable,
-        detail={**error.detail, "tokens_sent": tokens_sent},
-    )
+    detail = {**error.detail, "tokens_sent": tokens_sent}
+    if error.code is ErrorCode.WORKER_CRASHED:  # said by the worker, which knows no names
+        detail = {"model": name, "cause": error.message} | detail
+    return RemoteError(error.code, error.message, retryable=error.retryable, detail=detail)
 
 
 def overloaded(

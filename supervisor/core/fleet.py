@@ -179,6 +179,8 @@ class Fleet:
                 added = self._add(entry)
                 if entry.preload:
                     self.trigger(added, WantUp(why=Why.RELOAD), now)
+        in_order = {entry.name: self.by_name[entry.name] for entry in models}
+        self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
 
     def differences(self, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
         """The names of the models that a reload adds, changes and removes."""

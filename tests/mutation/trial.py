@@ -182,7 +182,10 @@ def _without_failure(run: Run, tests: int) -> Result:
     if run.exit_code == 0 and ended and run.values("collected") == [len(ended)]:
         return Result(outcome=Outcome.SURVIVED, tests_run=tests)
     reason = f"pytest exits with {run.exit_code}: {run.output[-200:]}"
-    return Result(outcome=Outcome.NOT_SHOWN, detail=reason, tests_run=tests)
+    # All tests have passed, and then something was left unclosed or raised: no test gets the blame.
+    is_outside = run.exit_code == 1 and ended and run.values("collected") == [len(ended)]
+    outcome = Outcome.EXCEPTION if is_outside else Outcome.NOT_SHOWN
+    return Result(outcome=outcome, detail=reason, tests_run=tests)
 
 
 def _needs_control(result: Result) -> bool:

@@ -14,7 +14,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
-from support.core_driver import Driver
+from support.core_driver import Driver, entry
 from support.core_states import in_state
 
 
@@ -178,3 +178,15 @@ def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
     if state is State.READY:
         model.leaving[RequestKey(9)] = next(iter(model.running.values())).held
         assert wait_reason(model) == "rows"
+
+
+def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:
+    driver = Driver([entry(name=name) for name in ("a", "b", "c")])
+
+    def reload(*names: str) -> list[str]:
+        models = tuple(entry(name=name) for name in names)
+        driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
+        return [row["name"] for row in driver.core.status(driver.now)["models"]]
+
+    assert reload("b", "c") == ["b", "c"]
+    assert reload("a", "c", "b") == ["a", "c", "b"]

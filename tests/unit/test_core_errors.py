@@ -181,6 +181,12 @@ def test_an_interrupted_answer_learns_how_far_it_had_come() -> None:
     assert errors.for_interrupted(odd, M, 7).detail == {"tokens_sent": 7}
 
 
+def test_a_worker_that_cannot_continue_an_answer_gives_the_detail_of_every_crash() -> None:
+    said = RemoteError(ErrorCode.WORKER_CRASHED, "the model changed", detail={"tokens_sent": 1})
+    detail = {"model": "m", "cause": "the model changed", "tokens_sent": 7}
+    assert errors.for_interrupted(said, M, 7).detail == detail
+
+
 def test_to_an_interrupted_answer_a_load_that_failed_is_the_death_of_its_worker() -> None:
     failed = errors.load_failed(M, "no disk", is_retryable=False)
     error = errors.for_interrupted(failed, M, 7)

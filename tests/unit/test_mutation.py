@@ -121,6 +121,14 @@ FAILED = {"failed": "t", "phase": "call", "error": "E", "message": "m"}
             run_of({"collected": 1}, {"started": "t"}, {"ended": "t"}, exit_code=0),
             Outcome.SURVIVED,
         ),
+        (
+            run_of({"collected": 1}, {"started": "t"}, {"ended": "t"}, exit_code=1),
+            Outcome.EXCEPTION,
+        ),
+        (
+            run_of({"collected": 2}, {"started": "t"}, {"ended": "t"}, exit_code=1),
+            Outcome.NOT_SHOWN,
+        ),
         (run_of({"collected": 0}, exit_code=5), Outcome.NOT_SHOWN),
         (run_of(exit_code=4), Outcome.NOT_SHOWN),
     ],

@@ -88,17 +88,22 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
          " messages, not prompt and messages"),
         ({}, "prompt takes exactly one of prompt, prompt_tokens and messages, not none of them"),
         ({"prompt": b"a"}, "prompt takes a string, not bytes"),
-        ({"prompt": ""}, "prompt takes a string that is not empty, not an empty one"),
+        ({"prompt": ""}, "prompt takes at least one character, not an empty string"),
         ({"prompt": "\ud83e"}, "prompt takes text that can be encoded as UTF-8, not lone surr"),
         ({"prompt_tokens": (1,)}, "prompt_tokens takes a list of integers, not a tuple"),
-        ({"prompt_tokens": [True]}, "prompt_tokens takes a list of integers, not this list"),
+        ({"prompt_tokens": [1, True]}, "prompt_tokens takes integers, not True"),
         ({"prompt_tokens": []}, "prompt_tokens takes at least one token id, not an empty list"),
-        ({"prompt_tokens": [2**32]}, "prompt_tokens takes ids from 0 to 4294967295, not one outs"),
-        ({"messages": {}}, "messages takes a list of at least one message, not this map"),
+        ({"prompt_tokens": [5, 2**32]}, "prompt_tokens takes ids from 0 to"
+         " 4294967295, not 4294967296"),
+        ({"prompt_tokens": [5, -1]}, "prompt_tokens takes ids from 0 to 4294967295, not -1"),
+        ({"messages": {}}, "messages takes a list of messages, not a map"),
+        ({"messages": []}, "messages takes at least one message, not an empty list"),
         ({"messages": ["x"]}, "messages takes maps with a role (text) and its content, not text"),
         ({"messages": [{"role": 1}]}, "messages takes maps with a role (text) and its content"),
-        ({"prompt": "p", "stop": "x"}, "stop takes a list of strings that are not empty, not one"),
-        ({"prompt": "p", "stop": ["x", ""]}, "stop takes a list of strings that are not empty"),
+        ({"prompt": "p", "stop": "x"}, "stop takes a list of strings, not text"),
+        ({"prompt": "p", "stop": ["x", ""]}, "stop takes strings of at least one character, not an"
+         " empty string"),
+        ({"prompt": "p", "stop": ["x", 1]}, "stop takes strings of at least one character, not 1"),
         ({"prompt": "p", "stop": ["ab"] * 17}, "stop takes at most 16 strings of at most 256"
          " characters, not 17 strings, the longest of 2"),
         ({"prompt": "p", "stop": ["x" * 257]}, "stop takes at most 16 strings of at most 256"
@@ -110,11 +115,14 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "logit_bias": {"": 1}}, "logit_bias takes token ids as keys, not ''"),
         ({"prompt": "p", "logit_bias": {1: "x"}}, "logit_bias takes a number from -100 to 100 for"
          " each token, not text"),
-        ({"prompt": "p", "tools": {}}, 'tools takes a list of {"type": "function"'),
-        ({"prompt": "p", "tools": [{"type": "function", "function": {"name": ""}}]}, "tools takes"),
-        ({"prompt": "p", "tools": [{"type": "tool", "function": {"name": "f"}}]}, "tools takes"),
+        ({"prompt": "p", "tools": {}}, "tools takes a list of tools, not a map"),
+        ({"prompt": "p", "tools": [{"type": "function", "function": {"name": ""}}]},
+         'tools takes {"type": "function", "function": {"name": …}} for each tool, not another m'),
+        ({"prompt": "p", "tools": [{"type": "tool", "function": {"name": "f"}}]}, "tools takes {"),
+        ({"prompt": "p", "tools": [1]}, 'tools takes {"type": "function", "function": {"name": …}}'
+         " for each tool, not 1"),
         ({"prompt": "p", "chat_template_kwargs": []}, "chat_template_kwargs takes a map with names"
-         " as keys, not this list"),
+         " as keys, not a list"),
         ({"prompt": "p", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs takes messages"
          " for the template, not none of them"),
         ({"prompt": "p", "response_format": "json"}, 'response_format takes a map of type "'),
@@ -128,11 +136,14 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
          " not 9"),
         ({"prompt": "p", "top_logprobs": 2}, "top_logprobs takes 0 unless logprobs is true, not 2"),
         ({"prompt": "p", "ignore_eos": 1}, "ignore_eos takes true or false, not 1"),
-        ({"prompt": "p", "stop_token_ids": ["x"]}, "stop_token_ids takes a list of at most 64 token"
-         " ids, not this list"),
+        ({"prompt": "p", "stop_token_ids": ["x"]}, "stop_token_ids takes integers, not text"),
         ({"prompt": "p", "stop_token_ids": [2**32]}, "stop_token_ids takes ids from 0 to 42949"),
         ({"prompt": "p", "logit_bias": []}, "logit_bias takes a map of at most 1024 token ids, not"
-         " this list"),
+         " a list"),
+        ({"prompt": "p", "stop_token_ids": {}}, "stop_token_ids takes a list of at most 64"
+         " token ids, not a map"),
+        ({"prompt": "p", "logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias takes a map of"
+         " at most 1024 token ids, not a map of 1025"),
         ({"prompt": "p", "seed": 2**63}, f"seed takes an integer from 0 to {2**63 - 1}, not"),
         ({"prompt": "p", "top_p": 0}, "top_p takes a number above 0 and up to 1, not 0"),
         ({"prompt": "p", "xtc_threshold": 0.51}, "xtc_threshold takes a number from 0 to 0.5"),
@@ -179,7 +190,7 @@ def test_all_names_that_are_not_taken_are_said_C7() -> None:
 def test_a_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     shown = [1.5, None, True, "secret", ["secret"], {"secret": 1}, b"secret", ("secret",)]
     said = [invalid("x", "y", value).message.removeprefix("x takes y, not ") for value in shown]
-    assert said == ["1.5", "None", "True", "text", "this list", "this map", "bytes", "a tuple"]
+    assert said == ["1.5", "None", "True", "text", "a list", "a map", "bytes", "a tuple"]
     assert invalid("x", "y", 10**60).message == "x takes y, not 1" + 39 * "0"
     assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
 
@@ -189,7 +200,7 @@ def test_what_an_unknown_parameter_is_told() -> None:
         RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
     assert caught.value.detail == {"parameter": "c" * 64}
     assert "known are chat_template_kwargs, frequency_penalty, " in caught.value.message
-    with pytest.raises(RemoteError, match="body takes a map, not this list"):
+    with pytest.raises(RemoteError, match="body takes a map, not a list"):
         RequestBody.from_wire([])
     with pytest.raises(RemoteError) as caught:
         RequestBody.from_wire({"prompt": "p", "n": 2})

@@ -196,7 +196,7 @@ def test_what_cannot_travel_is_the_callers_error() -> None:
     for _ in range(2000):
         deep = [deep]
     for value in (deep, {1, 2}, 2**70):
-        with pytest.raises(RemoteError, match="^the request cannot be encoded: ") as caught:
+        with pytest.raises(RemoteError, match=r"^the request cannot be encoded: ") as caught:
             encode_body(body(prompt=None, messages=[{"role": "user", "content": value}]))
         assert caught.value.code is ErrorCode.INVALID_REQUEST
 
