@@ -35,8 +35,9 @@ HELP = """\
 /clear   forget the conversation
 /exit    end the chat, as Ctrl-D does
 /help    show this help
-Ctrl-C cancels an answer or clears the line. A backslash at the end of a line, or an open ```
-block, continues the turn on the next line."""
+Ctrl-C cancels an answer or clears the line.
+A backslash at the end of a line, or an open ``` block, continues the turn on
+the next line."""
 
 
 @click.command(short_help="Talk with a model.")
