@@ -204,7 +204,7 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
         if isinstance(supervisor, dict) and "log_dir" in supervisor:
             path = resolve(supervisor["log_dir"], target.config)
         names = list(models) if isinstance(models, dict) else []
-    elif target.endpoint is not None or "MLXSUP_ENDPOINT" in os.environ:
+    elif target.endpoint is not None or os.environ.get("MLXSUP_ENDPOINT"):
         # The user meant a daemon other than the default one: nobody knows where its logs are.
         return None
     elif not path.is_dir():

@@ -29,6 +29,8 @@ def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("MLXSUP_ENDPOINT", raising=False)
     monkeypatch.setenv("HOME", "/h")
     assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
+    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
 
 
 def test_a_file_that_names_no_runtime_folder_means_the_default_one(
@@ -41,7 +43,12 @@ def test_a_file_that_names_no_runtime_folder_means_the_default_one(
 
 @pytest.mark.parametrize(
     ("text", "endpoint", "status"),
-    [("[supervisor]\nruntime_dir = 7\n", None, 78), ("", "tcp://host:1", 64), ("", "ipc://", 64)],
+    [
+        ("[supervisor]\nruntime_dir = 7\n", None, 78),
+        ("", "tcp://host:1", 64),
+        ("", "ipc://", 64),
+        ("", "", 64),
+    ],
 )
 def test_what_names_no_endpoint_is_refused(
     config: Path, text: str, endpoint: str | None, status: int
