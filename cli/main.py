@@ -140,10 +140,10 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
         return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
     hint = f"see `{command} -h`"
     option = getattr(error, "option_name", None)
-    if context is not None and isinstance(context.command, click.Group) and option is not None:
-        if str(option) in _options_below(context.command):
-            hint = f"options follow the command: `{command} COMMAND {option}`"
-            return CliError(error.message, code="usage", hint=hint)
+    group = context.command if context is not None else None
+    if isinstance(group, click.Group) and option in _options_below(group):
+        hint = f"options follow the command: `{command} COMMAND {option}`"
+        return CliError(error.message, code="usage", hint=hint)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
