@@ -359,4 +359,4 @@ def test_problems_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     lines = [problem.removeprefix(f"{path}:").split(":")[0] for problem in caught.value.problems]
-    assert lines == ["3", "5"]
+    assert lines == ["1", "3", "5"]
