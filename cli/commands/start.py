@@ -156,9 +156,17 @@ def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], outpu
 
     from ..detach import start_detached
 
-    started = start_detached(
-        endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments
-    )
+    try:
+        endpoint = endpoint_in(configuration.runtime_dir)
+    except ValueError as error:
+        # As the daemon would say, which cannot be asked at such an endpoint.
+        raise CliError(
+            f"the runtime folder's path is too long: {error}",
+            code="runtime_folder",
+            hint="set a shorter runtime_dir",
+            status=ExitStatus.RUNTIME_FOLDER,
+        ) from None
+    started = start_detached(endpoint, configuration.log_dir, arguments)
     if output.is_json:
         output.object(
             {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
@@ -204,8 +212,12 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
     return configuration
 
 
-def read_configuration(path: Path) -> DaemonConfig:
+def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """A checked configuration.
+
+    Args:
+        path: the file.
+        has_sockets: whether sockets must fit into its runtime folder.
 
     Raises:
         CliError: the file is missing or wrong; the message names every problem.
@@ -222,7 +234,7 @@ def read_configuration(path: Path) -> DaemonConfig:
     from mlxsup.supervisor.config.load import ConfigError, load_config
 
     try:
-        return load_config(expanded)
+        return load_config(expanded, has_sockets=has_sockets)
     except ConfigError as error:
         lines = "".join(f"\n  {problem}" for problem in error.problems)
         raise CliError(

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from mlxsup.protocol.folders import check_runtime_dir
+
 from .lines import LineIndex
 from .tables import (
     FileTable,
@@ -118,6 +120,14 @@ class Check:
                 f"models.{name}.restart.backoff_max_s takes at least backoff_initial_s"
                 f" ({restart.backoff_initial_s:g}), not {restart.backoff_max_s:g}",
             )
+
+    def runtime_dir(self, path: Path) -> None:
+        """Checks that the paths of the sockets in this folder are short enough."""
+        try:
+            check_runtime_dir(path)
+        except ValueError as error:
+            where = ("supervisor", "runtime_dir")
+            self._add(where, f"supervisor.runtime_dir takes a shorter folder: {error}")
 
     def _check_names(self, names: list[str]) -> None:
         seen: dict[str, str] = {}

@@ -58,17 +58,26 @@ class DaemonConfig:
     models: tuple[ModelSettings, ...]
 
 
-def load_config(path: Path) -> DaemonConfig:
+def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """Reads a configuration file.
+
+    Args:
+        path: the file.
+        has_sockets: whether sockets must fit into its runtime folder; a daemon that uses the
+            folder finds out by itself (exit 73).
 
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
-    text = _read(path)
-    return parse_config(text, path=path, config_path=path.resolve(), folder=path.resolve().parent)
+    real = path.resolve()
+    return parse_config(
+        _read(path), path=path, config_path=real, folder=real.parent, has_sockets=has_sockets
+    )
 
 
-def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Path) -> DaemonConfig:
+def parse_config(
+    text: str, *, path: Path, config_path: Path | None, folder: Path, has_sockets: bool = False
+) -> DaemonConfig:
     """Checks the text of a configuration and turns it into settings.
 
     Args:
@@ -76,6 +85,7 @@ def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Pat
         path: what errors call the text.
         config_path: the file, if there is one.
         folder: what relative paths are relative to.
+        has_sockets: see `load_config`.
 
     Raises:
         ConfigError: anything in it is wrong.
@@ -88,10 +98,13 @@ def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Pat
     effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
     for name, entry in effective.items():
         check.effective(name, entry)
+    runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
+    if has_sockets:
+        check.runtime_dir(runtime_dir)
     _raise_if_wrong(check)
     return DaemonConfig(
         config_path=config_path,
-        runtime_dir=_absolute(table.supervisor.runtime_dir, folder),
+        runtime_dir=runtime_dir,
         log_dir=_absolute(table.supervisor.log_dir, folder),
         log_level=table.supervisor.log_level,
         core=_core_settings(table.supervisor),

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -226,6 +228,24 @@ def test_start_without_a_file_and_bad_files_exit_78(folder: Path) -> None:
     assert mlxsup("config", "check", str(folder / "missing")).returncode == 78
     done = mlxsup("status", "--config", str(folder / "missing"))
     assert done.returncode == 78
+
+
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_config_check_reports_a_runtime_folder_that_start_refuses(
+    folder: Path, more: list[str]
+) -> None:
+    config = folder / "mlxsup.toml"
+    long = "x" * 120
+    config.write_text(
+        f'[supervisor]\nlog_dir = "logs"\nruntime_dir = "{long}"\n[models.m]\npath = "m"\n'
+    )
+    done = mlxsup("config", "check", str(config))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{config}:3: supervisor.runtime_dir takes a shorter folder: " in done.stderr
+    done = mlxsup("start", "--config", str(config), *more)
+    assert (done.returncode, done.stdout) == (73, "")
+    assert done.stderr.startswith("error: the runtime folder's path is too long: ")
+    assert done.stderr.endswith("\nhint: set a shorter runtime_dir\n")
 
 
 def test_config_check_of_a_good_file(folder: Path) -> None:
