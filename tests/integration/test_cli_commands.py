@@ -82,9 +82,10 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     done = at(supervisor, "load", "qwen")
     assert done.returncode == 1
     said = PROGRESS.sub("", done.stderr)
+    where = f" --endpoint {supervisor.endpoint}"
     assert said == (
-        "error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen`, or `mlxsup "
-        "reload` if the fix is in the configuration; see `mlxsup logs qwen`\n"
+        f"error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen{where}`, or `mlxsup "
+        f"reload{where}` if the fix is in the configuration; see `mlxsup logs qwen{where}`\n"
     )
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1
@@ -171,11 +172,21 @@ def test_no_daemon_exits_69_with_a_hint(folder: Path) -> None:
         assert (done.returncode, done.stdout) == (69, "")
         assert done.stderr.splitlines() == [
             f"error: no daemon answers at {endpoint}",
-            "hint: start one with `mlxsup start`",
+            "hint: --endpoint may be wrong: a daemon prints its endpoint when it starts",
         ]
-    done = mlxsup("status", "--json", "--endpoint", endpoint)
+    done = mlxsup("status", "--json", MLXSUP_ENDPOINT=endpoint)
+    assert done.returncode == 69
+    hint = "MLXSUP_ENDPOINT may be wrong: a daemon prints its endpoint when it starts"
+    assert json.loads(done.stdout)["error"]["hint"] == hint
+    done = mlxsup("status", "--json", HOME=str(folder))
     assert done.returncode == 69
     assert json.loads(done.stdout)["error"]["hint"] == "start one with `mlxsup start`"
+    config = folder / "some file.toml"
+    config.write_text('[supervisor]\nruntime_dir = "."\n')
+    done = mlxsup("status", "--json", "--config", str(config), MLXSUP_ENDPOINT="ipc:///nowhere")
+    assert done.returncode == 69
+    hint = f"start one with `mlxsup start --config '{config}'`"
+    assert json.loads(done.stdout)["error"]["hint"] == hint
 
 
 def test_daemon_is_found_by_file_and_by_environment(

@@ -30,6 +30,9 @@ DAEMON_COMMANDS = [
 ]
 
 
+WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -44,12 +47,12 @@ def test_without_a_daemon_every_command_exits_69(
     if is_json:
         error = json.loads(done.stdout)["error"]
         assert (error["code"], done.stderr) == ("connection_lost", "")
-        assert error["hint"] == "start one with `mlxsup start`"
+        assert error["hint"] == WRONG_ENDPOINT
     else:
         assert done.stdout == ""
         assert done.stderr.splitlines() == [
             f"error: no daemon answers at {endpoint}",
-            "hint: start one with `mlxsup start`",
+            f"hint: {WRONG_ENDPOINT}",
         ]
 
 
