@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
+import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +28,9 @@ LOAD_HINT = (
     "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
 )
+
+_COMMAND = re.compile(r"`mlxsup (?!config |completion )([a-z]+)([^`]*)(?<! -h)`")
+"""A command of a hint that takes the options of `Target`; `start` only takes --config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +62,51 @@ class Target:
                 raise CliError(
                     f"{self.config}: supervisor.runtime_dir takes a string",
                     code="bad_configuration",
-                    hint=f"mlxsup config check {self.config}",
+                    hint=f"check it with `mlxsup config check {shlex.quote(str(self.config))}`",
                     status=ExitStatus.BAD_CONFIGURATION,
                 )
             return find_endpoint(self.endpoint)
         except ValueError as error:
             raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None
+
+    @property
+    def endpoint_source(self) -> str:
+        """What the endpoint was named with; empty if it follows from a file or is the default."""
+        if self.endpoint is not None:
+            return "--endpoint"
+        from mlxsup.client.endpoint import ENDPOINT_VARIABLE
+
+        is_set = self.config is None and os.environ.get(ENDPOINT_VARIABLE)
+        return ENDPOINT_VARIABLE if is_set else ""
+
+    def repeat_in(self, hint: str) -> str:
+        """The hint, in which each command has the options that were given, as a shell takes them.
+
+        Returns:
+            Nothing instead of a hint to start a daemon, if it would listen at another endpoint.
+        """
+        if "`mlxsup start`" in hint and self.endpoint_source:
+            return ""
+        return _COMMAND.sub(self._repeat, hint)
+
+    def explain(self, error: CliError) -> CliError:
+        """The error, with a hint that is about this daemon."""
+        is_lost = error.code == "connection_lost" and "`mlxsup start`" in error.hint
+        if is_lost and (source := self.endpoint_source):
+            error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
+        else:
+            error.hint = self.repeat_in(error.hint)
+        return error
+
+    def _repeat(self, command: re.Match[str]) -> str:
+        word, rest = command.groups()
+        given: dict[str, object] = {"--endpoint": self.endpoint, "--config": self.config}
+        options = "".join(
+            f" {option} {shlex.quote(str(value))}"
+            for option, value in given.items()
+            if value is not None and (word, option) != ("start", "--endpoint")
+        )
+        return f"`mlxsup {word}{rest}{options}`"
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +133,12 @@ def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(function)
     def wrapper(*, endpoint: str | None, config: Path | None, **arguments: Any) -> Any:
-        return function(target=Target(endpoint=endpoint, config=config), **arguments)
+        target = Target(endpoint=endpoint, config=config)
+        try:
+            return function(target=target, **arguments)
+        except CliError as error:
+            target.explain(error)
+            raise
 
     return output_options(cast(Callable[..., Any], wrapper))
 
@@ -190,7 +240,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     raise CliError(
         message,
         code="bad_configuration",
-        hint=f"check it with `mlxsup config check {path}`",
+        hint=f"check it with `mlxsup config check {shlex.quote(str(path))}`",
         status=ExitStatus.BAD_CONFIGURATION,
     )
 

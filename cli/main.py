@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -108,7 +108,7 @@ def _replace_closed_streams() -> None:
 def _run(arguments: list[str], output: Output) -> int:
     try:
         # Not `root.main`: it handles interrupts and broken pipes in its own way.
-        with root.make_context(PROGRAM, arguments) as context:
+        with root.make_context(PROGRAM, list(arguments)) as context:
             result = root.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
@@ -116,7 +116,7 @@ def _run(arguments: list[str], output: Output) -> int:
         output.error(error)
         return error.status
     except click.ClickException as error:
-        output.error(_usage_error(error))
+        output.error(_usage_error(error, arguments))
         return ExitStatus.USAGE
     except (KeyboardInterrupt, click.Abort):
         return ExitStatus.INTERRUPTED
@@ -131,19 +131,52 @@ def _run(arguments: list[str], output: Output) -> int:
     return result if isinstance(result, int) else ExitStatus.OK
 
 
-def _usage_error(error: click.ClickException) -> CliError:
+def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     context: Any = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "mlxsup"
+    # Some errors of click's parser do not say where they happened.
+    command = context.command_path if context is not None else _command_path(arguments)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.message, err=True)
         return CliError("a command is missing", code="usage", hint=f"see `{command} -h`")
     hint = f"see `{command} -h`"
+    option = getattr(error, "option_name", None)
+    group = context.command if context is not None else None
+    if isinstance(group, click.Group) and option in _options_below(group):
+        hint = f"options follow the command: `{command} COMMAND {option}`"
+        return CliError(error.message, code="usage", hint=hint)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
         close = difflib.get_close_matches(str(name), COMMANDS, n=1)
         hint = f"did you mean `{PROGRAM} {close[0]}`?" if close else hint
     return CliError(error.format_message(), code="usage", hint=hint)
+
+
+def _command_path(arguments: list[str]) -> str:
+    """The words, from `mlxsup` on, that name a command at the start of a command line."""
+    words, command = [PROGRAM], cast(click.Command, root)
+    for word in arguments:
+        found = None
+        if isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), word)
+        if found is None:
+            break
+        words.append(word)
+        command = found
+    return " ".join(words)
+
+
+def _options_below(group: click.Group) -> set[str]:
+    """The options of all of a group's commands."""
+    context = click.Context(group)
+    options: set[str] = set()
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            options |= _options_below(command)
+        elif command is not None:
+            options.update(word for parameter in command.params for word in parameter.opts)
+    return options
 
 
 def _internal_error(error: Exception) -> CliError:

@@ -16,7 +16,9 @@ def find_endpoint(explicit: str | None = None) -> str:
     Raises:
         ValueError: it is not an `ipc://` endpoint that a client can connect to.
     """
-    named = explicit or os.environ.get(ENDPOINT_VARIABLE)
+    if explicit is not None:
+        return check_endpoint(explicit)
+    named = os.environ.get(ENDPOINT_VARIABLE)
     return check_endpoint(named) if named else endpoint_in(DEFAULT_RUNTIME_DIR)
 
 

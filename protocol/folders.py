@@ -18,6 +18,9 @@ BEAT_SUFFIX = ".beat"
 DAEMON_LOG_NAME = "mlxsup"
 """Names the daemon's log; a model's log has the model's name, and no model has this one."""
 
+MAX_SPAWNS = 9_999_999
+"""Only used for the length of a worker's socket path."""
+
 MAX_SOCKET_PATH_BYTES = 103
 """The longest path of a Unix socket on macOS, without the closing zero."""
 
@@ -48,3 +51,18 @@ def check_socket_path(path: str) -> None:
             f"the socket path {path} has {length} bytes; "
             f"at most {MAX_SOCKET_PATH_BYTES} work on every system"
         )
+
+
+def worker_socket_name(spawn: int) -> str:
+    """The name of the socket for the worker that is started as number `spawn`."""
+    return f"w{spawn}.sock"
+
+
+def check_runtime_dir(path: Path) -> None:
+    """Refuses a runtime folder whose sockets some supported system cannot bind.
+
+    Raises:
+        ValueError: the path of a socket in it is longer than 103 bytes.
+    """
+    for name in (CLIENT_SOCKET_NAME, worker_socket_name(MAX_SPAWNS) + BEAT_SUFFIX):
+        check_socket_path(str(path / name))

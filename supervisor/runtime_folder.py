@@ -8,7 +8,13 @@ import resource
 import stat
 from pathlib import Path
 
-from mlxsup.protocol.folders import BEAT_SUFFIX, CLIENT_SOCKET_NAME, LOCK_NAME, check_socket_path
+from mlxsup.protocol.folders import (
+    BEAT_SUFFIX,
+    CLIENT_SOCKET_NAME,
+    LOCK_NAME,
+    check_runtime_dir,
+    worker_socket_name,
+)
 
 from .config.load import ConfigError
 from .process_identity import process_identity
@@ -16,9 +22,6 @@ from .sockets.doors import MAX_CONNECTIONS, MIN_CONNECTIONS
 
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
-
-MAX_SPAWNS = 9_999_999
-"""Only used for the length of a worker's socket path."""
 
 RESERVED_FILES = 2100
 """Open files that no client's connection may take. libzmq accepts about a thousand connections
@@ -106,7 +109,7 @@ class RuntimeFolder:
 
     def worker_socket(self, spawn: int) -> Path:
         """Where the worker of this spawn, counted over all models, connects."""
-        return self.path / _worker_socket_name(spawn)
+        return self.path / worker_socket_name(spawn)
 
     def release(self) -> None:
         """Gives the folder to the next supervisor. The lock file stays: unlinking it could take
@@ -175,18 +178,13 @@ def _enough(open_files: int, models: int) -> int:
     return open_files
 
 
-def _worker_socket_name(spawn: int) -> str:
-    return f"w{spawn}.sock"
-
-
 def _check_socket_paths(path: Path) -> None:
-    for name in (CLIENT_SOCKET_NAME, _worker_socket_name(MAX_SPAWNS) + BEAT_SUFFIX):
-        try:
-            check_socket_path(str(path / name))
-        except ValueError as error:
-            raise RuntimeFolderError(
-                f"the runtime folder's path is too long: {error}", hint="set a shorter runtime_dir"
-            ) from None
+    try:
+        check_runtime_dir(path)
+    except ValueError as error:
+        raise RuntimeFolderError(
+            f"the runtime folder's path is too long: {error}", hint="set a shorter runtime_dir"
+        ) from None
 
 
 def _prepare(path: Path) -> None:

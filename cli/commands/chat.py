@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,7 @@ from ..connection import (
     explain_connection_lost,
     explain_request_error,
 )
+from ..exit_status import CliError
 from ..model_names import check_known, model_argument
 from ..terminal.history import History
 from ..terminal.live_line import LiveLine
@@ -35,8 +37,9 @@ HELP = """\
 /clear   forget the conversation
 /exit    end the chat, as Ctrl-D does
 /help    show this help
-Ctrl-C cancels an answer or clears the line. A backslash at the end of a line, or an open ```
-block, continues the turn on the next line."""
+Ctrl-C cancels an answer or clears the line.
+A backslash at the end of a line, or an open ``` block, continues the turn on
+the next line."""
 
 
 @click.command(short_help="Talk with a model.")
@@ -64,7 +67,13 @@ def chat(
     with connect(target) as client:
         check_known(client.status(), model)
         talk = Conversation(
-            client, model, system=system, is_verbose=is_verbose, output=output, **parameters
+            client,
+            model,
+            explain=target.explain,
+            system=system,
+            is_verbose=is_verbose,
+            output=output,
+            **parameters,
         )
         if not sys.stdin.isatty():
             talk.run(PipeReader())
@@ -79,6 +88,7 @@ class Conversation:
     Args:
         client: of the daemon.
         model: the model that answers.
+        explain: makes an error's hint be about this daemon.
         system: the system prompt.
         is_verbose: whether to show how fast each answer was.
         output: how to write output.
@@ -90,12 +100,14 @@ class Conversation:
         client: Client,
         model: str,
         *,
+        explain: Callable[[CliError], CliError],
         system: str | None,
         is_verbose: bool,
         output: Output,
         **parameters: Any,
     ) -> None:
         self._client = client
+        self._explain = explain
         self._model = model
         self._system = [{"role": "system", "content": system}] if system else []
         self._is_verbose = is_verbose
@@ -147,9 +159,9 @@ class Conversation:
         try:
             self._answer(turn, is_interactive=True)
         except RequestError as error:
-            self._output.error(explain_request_error(error))
+            self._output.error(self._explain(explain_request_error(error)))
         except ConnectionLost as error:
-            self._output.error(explain_connection_lost(error))
+            self._output.error(self._explain(explain_connection_lost(error)))
 
     def _answer(self, turn: str, *, is_interactive: bool) -> None:
         asked = [*self._messages, {"role": "user", "content": turn}]

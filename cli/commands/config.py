@@ -28,7 +28,7 @@ def check(file: Path, output: Output) -> None:
 
     Lists everything that is wrong with FILE, or says that it is valid.
     """
-    read_configuration(file)
+    read_configuration(file, has_sockets=True)
     if output.is_json:
         output.object({"path": str(file), "valid": True})
     else:

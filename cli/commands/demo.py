@@ -8,6 +8,7 @@ again; and shows that neither answer changed.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"remove {folder} to download it again"
     else:
         configuration = read_configuration(config_path)
-        hint = f"`mlxsup start --config {config_path}` shows more"
+        hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
         shown = _show(partial(serve_two, configuration, Path(place)), hint, output)

@@ -8,7 +8,8 @@ from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus
 from ..state_changes import state_changes
 from ..terminal.change_printer import change_line
-from ..terminal.output import Output, discard_stdout
+from ..terminal.output import Output
+from ..terminal.reader_watch import reader_watched
 
 
 @click.command(short_help="Follow the models' changes of state.")
@@ -19,7 +20,7 @@ def events(target: Target, output: Output) -> int:
     Prints a line each time a model's state changes, until interrupted.
     """
     try:
-        with connect(target) as client:
+        with connect(target) as client, reader_watched(client.close):
             changes = state_changes(client)
             output.note(f"following {client.endpoint}; Ctrl-C ends")
             for change in changes:
@@ -30,6 +31,4 @@ def events(target: Target, output: Output) -> int:
     except KeyboardInterrupt:
         # This is how users end it, so it is no failure.
         output.end_line()
-    except BrokenPipeError:
-        discard_stdout()
     return ExitStatus.OK

@@ -29,6 +29,7 @@ from ..log_files import FollowedFile, all_lines, tail, written_at
 from ..log_selection import previous_generation, since
 from ..model_names import complete_model
 from ..terminal.output import Output
+from ..terminal.reader_watch import check_reader
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -176,6 +177,7 @@ def _follow(folder: Path, names: list[str], selection: Selection, show: Show) ->
         while True:
             for name, file in files.items():
                 show(name, file.read_lines())
+            check_reader()
             time.sleep(FOLLOW_INTERVAL_S)
 
 
@@ -204,7 +206,7 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
         if isinstance(supervisor, dict) and "log_dir" in supervisor:
             path = resolve(supervisor["log_dir"], target.config)
         names = list(models) if isinstance(models, dict) else []
-    elif target.endpoint is not None or "MLXSUP_ENDPOINT" in os.environ:
+    elif target.endpoint is not None or os.environ.get("MLXSUP_ENDPOINT"):
         # The user meant a daemon other than the default one: nobody knows where its logs are.
         return None
     elif not path.is_dir():

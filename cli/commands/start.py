@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.ids import ModelName
 
-from ..connection import output_options
+from ..connection import Target, output_options
 from ..exit_status import CliError, ExitStatus
 from ..model_names import CONFIG_VARIABLE
 from ..terminal.output import Output, settle_streams
@@ -21,6 +22,8 @@ from ..terminal.output import Output, settle_streams
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
+
+RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
@@ -61,10 +64,17 @@ def start(
         path = _find_configuration(config_path)
         configuration = read_configuration(path)
         arguments = ["--config", str(path.expanduser().resolve())]
-    if is_detached:
-        _start_detached(configuration, arguments, output)
-        return ExitStatus.OK
-    return _run(configuration, output)
+    target = Target(config=config_path)
+    try:
+        if is_detached:
+            _start_detached(configuration, arguments, target, output)
+            return ExitStatus.OK
+        return _run(configuration, output)
+    except CliError as error:
+        if error.status is ExitStatus.ALREADY_RUNNING:
+            # Not as a detached one put it, whose options are not the user's.
+            error.hint = target.repeat_in(RUNNING_HINT)
+        raise
 
 
 def _run(configuration: DaemonConfig, output: Output) -> int:
@@ -108,7 +118,7 @@ def serve(
         raise CliError(
             str(error),
             code="already_running",
-            hint="see it with `mlxsup status`, end it with `mlxsup stop`",
+            hint=RUNNING_HINT,
             status=ExitStatus.ALREADY_RUNNING,
         ) from None
     except RuntimeFolderError as error:
@@ -151,21 +161,32 @@ def serve_two(
     return serve(shown, on_change=lambda _: None, on_listening=on_listening)
 
 
-def _start_detached(configuration: DaemonConfig, arguments: Sequence[str], output: Output) -> None:
+def _start_detached(
+    configuration: DaemonConfig, arguments: Sequence[str], target: Target, output: Output
+) -> None:
     from mlxsup.client.endpoint import endpoint_in
 
     from ..detach import start_detached
 
-    started = start_detached(
-        endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments
-    )
+    try:
+        endpoint = endpoint_in(configuration.runtime_dir)
+    except ValueError as error:
+        # As the daemon would say, which cannot be asked at such an endpoint.
+        raise CliError(
+            f"the runtime folder's path is too long: {error}",
+            code="runtime_folder",
+            hint="set a shorter runtime_dir",
+            status=ExitStatus.RUNTIME_FOLDER,
+        ) from None
+    started = start_detached(endpoint, configuration.log_dir, arguments)
     if output.is_json:
         output.object(
             {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
         )
     else:
         output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        output.note(f"output goes to {started.output}; end it with `mlxsup stop`")
+        hint = target.repeat_in("end it with `mlxsup stop`")
+        output.note(f"output goes to {started.output}; {hint}")
 
 
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
@@ -204,8 +225,12 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
     return configuration
 
 
-def read_configuration(path: Path) -> DaemonConfig:
+def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """A checked configuration.
+
+    Args:
+        path: the file.
+        has_sockets: whether sockets must fit into its runtime folder.
 
     Raises:
         CliError: the file is missing or wrong; the message names every problem.
@@ -222,13 +247,13 @@ def read_configuration(path: Path) -> DaemonConfig:
     from mlxsup.supervisor.config.load import ConfigError, load_config
 
     try:
-        return load_config(expanded)
+        return load_config(expanded, has_sockets=has_sockets)
     except ConfigError as error:
         lines = "".join(f"\n  {problem}" for problem in error.problems)
         raise CliError(
             f"{path} is not a valid configuration:{lines}",
             code="bad_configuration",
-            hint=f"fix it, then `mlxsup config check {path}`",
+            hint=f"fix it, then `mlxsup config check {shlex.quote(str(path))}`",
             status=ExitStatus.BAD_CONFIGURATION,
         ) from None
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..state_changes import state_changes
-from .output import Output, discard_stdout
+from .output import Output
+from .reader_watch import reader_watched
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -28,12 +29,11 @@ def watch(client: Client, draw: Draw, output: Output) -> None:
         if output.can_redraw(sys.stdout) and not output.is_json:
             _redraw(draw, output)
         else:
-            _follow(client, draw, output)
+            with reader_watched(client.close):
+                _follow(client, draw, output)
     except KeyboardInterrupt:
         # This is how users end it, so it is no failure.
         output.end_line()
-    except BrokenPipeError:
-        discard_stdout()
 
 
 def _follow(client: Client, draw: Draw, output: Output) -> None:

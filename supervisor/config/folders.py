@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .load import MODEL_NAME, DaemonConfig, parse_config
+from .check import MODEL_NAME
+from .load import DaemonConfig, parse_config
 
 WHERE = Path("--model")
 """What errors name instead of a file."""

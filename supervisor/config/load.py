@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 
 from ..core.settings import CoreSettings, ModelSettings, RestartSettings
+from .check import Check
 from .lines import LineIndex
-from .tables import (
-    FileTable,
-    ModelTable,
-    RestartTable,
-    SamplingTable,
-    SupervisorTable,
-    Table,
-)
+from .tables import FileTable, ModelTable, SupervisorTable
 from .values import size_or_auto
 
 EXIT_CODE = 78
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
-RESERVED_NAME = "mlxsup"
-"""The daemon's own log file has this name."""
-
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-
-
-AnyTable = TypeVar("AnyTable", bound=Table)
 
 
 class ConfigError(Exception):
@@ -78,17 +58,26 @@ class DaemonConfig:
     models: tuple[ModelSettings, ...]
 
 
-def load_config(path: Path) -> DaemonConfig:
+def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """Reads a configuration file.
+
+    Args:
+        path: the file.
+        has_sockets: whether sockets must fit into its runtime folder; a daemon that uses the
+            folder finds out by itself (exit 73).
 
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
-    text = _read(path)
-    return parse_config(text, path=path, config_path=path.resolve(), folder=path.resolve().parent)
+    real = path.resolve()
+    return parse_config(
+        _read(path), path=path, config_path=real, folder=real.parent, has_sockets=has_sockets
+    )
 
 
-def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Path) -> DaemonConfig:
+def parse_config(
+    text: str, *, path: Path, config_path: Path | None, folder: Path, has_sockets: bool = False
+) -> DaemonConfig:
     """Checks the text of a configuration and turns it into settings.
 
     Args:
@@ -96,27 +85,36 @@ def parse_config(text: str, *, path: Path, config_path: Path | None, folder: Pat
         path: what errors call the text.
         config_path: the file, if there is one.
         folder: what relative paths are relative to.
+        has_sockets: see `load_config`.
 
     Raises:
         ConfigError: anything in it is wrong.
     """
     values = _parse_toml(text, path)
-    check = _Check(path=path, lines=LineIndex(text), values=values)
+    check = Check(path=path, lines=LineIndex(text), values=values)
     check.integers()
-    check.raise_if_wrong()
+    _raise_if_wrong(check)
     table = check.tables()
     effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
     for name, entry in effective.items():
         check.effective(name, entry)
-    check.raise_if_wrong()
+    runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
+    if has_sockets:
+        check.runtime_dir(runtime_dir)
+    _raise_if_wrong(check)
     return DaemonConfig(
         config_path=config_path,
-        runtime_dir=_absolute(table.supervisor.runtime_dir, folder),
+        runtime_dir=runtime_dir,
         log_dir=_absolute(table.supervisor.log_dir, folder),
         log_level=table.supervisor.log_level,
         core=_core_settings(table.supervisor),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
     )
+
+
+def _raise_if_wrong(check: Check) -> None:
+    if check.problems:
+        raise ConfigError(check.problems)
 
 
 def _read(path: Path) -> str:
@@ -142,187 +140,6 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}:{line}: is not TOML: {what}{column}"]) from None
     except ValueError:  # Python reads no integers of more than 4300 digits
         raise ConfigError([f"{path}: contains an integer of more than 64 bits"]) from None
-
-
-class _Check:
-    """Collects everything that is wrong with one file.
-
-    Args:
-        path: the file, for the messages.
-        lines: where its tables and keys are.
-        values: what `tomllib` made of it.
-    """
-
-    def __init__(self, *, path: Path, lines: LineIndex, values: dict[str, Any]) -> None:
-        self._path = path
-        self._lines = lines
-        self._values = values
-        self._problems: list[tuple[int, str]] = []
-
-    def integers(self) -> None:
-        """Checks that all integers fit into the 64 bits that TOML promises."""
-        for where in _long_integers(self._values):
-            self._add(where, f"{'.'.join(where)} cannot take an integer of more than 64 bits")
-
-    def tables(self) -> FileTable:
-        """The checked tables, without what is wrong; `raise_if_wrong` must follow."""
-        for key in self._values.keys() - FileTable.model_fields.keys():
-            self._add((key,), f"unknown key {key}{_suggestion((key,))}")
-        supervisor = self._table(SupervisorTable, ("supervisor",))
-        defaults = self._table(ModelTable, ("defaults",))
-        entries = self._values.get("models", {})
-        if not isinstance(entries, dict):
-            self._add(("models",), f"models takes a table for each model, not {_shown(entries)}")
-        elif not entries:
-            self._add(("models",), "names no model: add a table [models.NAME] with a path")
-        else:
-            self._check_names(list(entries))
-        models: dict[str, ModelTable] = {}
-        for name in entries if isinstance(entries, dict) else ():
-            entry = self._table(ModelTable, ("models", name))
-            if entry is not None and defaults is not None:
-                models[name] = entry
-        return FileTable(
-            supervisor=supervisor or SupervisorTable(),
-            defaults=defaults or ModelTable(),
-            models=models,
-        )
-
-    def _table(self, table: type[AnyTable], where: tuple[str, ...]) -> AnyTable | None:
-        """The table at a place in the file; an empty one if it is absent, None if it is wrong."""
-        value: Any = self._values
-        for part in where:
-            value = value.get(part, {})
-        try:
-            return table.model_validate(value)
-        except ValidationError as error:
-            for details in error.errors():
-                self._add_details(where, details)
-            return None
-
-    def effective(self, name: str, entry: ModelTable) -> None:
-        """Checks an entry, after the defaults are applied, for keys that contradict each other."""
-        where = ("models", name)
-        if entry.engine == "mlx" and entry.path is None:
-            self._add(where, f"models.{name}.path is missing; it takes a folder")
-        if entry.engine == "mlx" and entry.fake:
-            self._add((*where, "fake"), f'models.{name}.fake needs engine = "fake"')
-        if not _is_plain(entry.fake):
-            self._add((*where, "fake"), f"models.{name}.fake takes texts, numbers and tables")
-        restart = entry.restart
-        if restart.backoff_max_s < restart.backoff_initial_s:
-            self._add(
-                (*where, "restart", "backoff_max_s"),
-                f"models.{name}.restart.backoff_max_s takes at least backoff_initial_s"
-                f" ({restart.backoff_initial_s:g}), not {restart.backoff_max_s:g}",
-            )
-
-    def raise_if_wrong(self) -> None:
-        """Reports all problems at once.
-
-        Raises:
-            ConfigError: there is at least one.
-        """
-        if self._problems:
-            self._problems.sort(key=lambda problem: problem[0])
-            raise ConfigError([text for _, text in self._problems])
-
-    def _check_names(self, names: list[str]) -> None:
-        seen: dict[str, str] = {}
-        for name in names:
-            where = ("models", name)
-            if not MODEL_NAME.fullmatch(name):
-                self._add(where, f"models.{name!r}: a model's name takes {MODEL_NAME_EXPECTED}")
-            elif name.lower() == RESERVED_NAME:
-                self._add(where, f"models.{name}: the name {RESERVED_NAME} is the daemon's own")
-            elif name.lower() in seen:  # names become log files, and some file systems ignore case
-                other = seen[name.lower()]
-                self._add(where, f"models.{name}: differs from models.{other} only in case")
-            seen.setdefault(name.lower(), name)
-
-    def _add(self, where: tuple[str, ...], text: str) -> None:
-        line = self._lines.find(where)
-        self._problems.append((line, f"{self._path}:{line}: {text}"))
-
-    def _add_details(self, table: tuple[str, ...], details: ErrorDetails) -> None:
-        where = table + tuple(str(part) for part in details["loc"] if part != "[key]")
-        key = ".".join(where)
-        if details["type"] == "extra_forbidden":
-            self._add(where, f"unknown key {key}{_suggestion(where)}")
-            return
-        expected = _expected(where)
-        self._add(where, f"{key} takes {expected}, not {_shown(details['input'])}")
-
-
-def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
-    """The table that holds the key at this place."""
-    match where:
-        case ("supervisor", _):
-            return SupervisorTable
-        case ("defaults", _) | ("models", _, _):
-            return ModelTable
-        case ("defaults", "restart", _) | ("models", _, "restart", _):
-            return RestartTable
-        case ("defaults", "sampling", _) | ("models", _, "sampling", _):
-            return SamplingTable
-    return FileTable
-
-
-def _expected(where: tuple[str, ...]) -> str:
-    if len(where) == 2 and where[0] == "models":
-        return "a table"
-    description = _table_at(where).model_fields[where[-1]].description
-    assert description is not None
-    return description
-
-
-def _suggestion(where: tuple[str, ...]) -> str:
-    known = list(_table_at(where).model_fields)
-    for table, title in (
-        (SupervisorTable, "[supervisor]"),
-        (ModelTable, "[models.NAME] or [defaults]"),
-        (RestartTable, "[models.NAME.restart]"),
-        (SamplingTable, "[models.NAME.sampling]"),
-    ):
-        if where[-1] in table.model_fields:
-            return f"; it belongs to {title}"
-    close = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; known are {', '.join(known)}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value[:60], ensure_ascii=False)  # TOML has the same escapes
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "an array"
-    return str(value)[:60]
-
-
-def _long_integers(value: object, where: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The places of integers that 64 bits do not hold."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _long_integers(inner, (*where, key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _long_integers(inner, where)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        yield where
-
-
-def _is_plain(value: object) -> bool:
-    """Whether the value fits into JSON, which the launch contract uses: TOML also has dates."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | int | float | bool)
 
 
 def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:

@@ -8,7 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from mlxsup.protocol.text import DURATION_PATTERN
 
-from .load import MODEL_NAME
+from .check import MODEL_NAME
 from .tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
 

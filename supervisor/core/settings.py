@@ -1,6 +1,6 @@
 """What the core knows about the configuration: plain frozen values, already checked.
 
-`supervisor/config/load.py` reads and checks the file and makes these.
+`supervisor/config/load.py` reads the file, has it checked, and makes these.
 """
 
 from __future__ import annotations

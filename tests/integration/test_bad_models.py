@@ -97,10 +97,11 @@ def test_it_fails_once_in_one_sentence_that_names_what_to_correct_P11(
 def check_command_line(daemon: Daemon, name: str) -> None:
     """It hints at what to do next, whatever is wrong with the model."""
     shown = daemon.run("load", name)
+    where = f"--endpoint {daemon.endpoint}"
     assert shown.returncode == 1
     assert [line for line in shown.stderr.splitlines() if line.startswith("hint: ")] == [
-        f"hint: fix that, then `mlxsup restart {name}`, or `mlxsup reload` if the fix is in the "
-        f"configuration; see `mlxsup logs {name}`"
+        f"hint: fix that, then `mlxsup restart {name} {where}`, or `mlxsup reload {where}` if the "
+        f"fix is in the configuration; see `mlxsup logs {name} {where}`"
     ]
 
 

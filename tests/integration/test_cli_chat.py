@@ -12,7 +12,7 @@ import pytest
 from mlxsup.protocol.client_messages import Generate, StatusQuery
 from mlxsup.protocol.message import Message
 
-from support.cli import ESCAPE, Terminal, run_cli
+from support.cli import COLUMNS, ESCAPE, Terminal, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.scripted_supervisor import Peer, answer, fail, finish, scripted_supervisor, send_pieces
@@ -147,8 +147,10 @@ def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
         terminal.expect("together")
         terminal.expect("> ")
         terminal.type("/help\r")
-        terminal.expect("Ctrl-C cancels an answer")
-        terminal.expect("> ")
+        shown = terminal.expect("> ")
+        assert "Ctrl-C cancels an answer" in shown
+        # The terminal would break a longer line in the middle of a word.
+        assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
         terminal.type("/clear\r/nonsense\r")
         terminal.expect("conversation cleared")
         terminal.expect("unknown command /nonsense")

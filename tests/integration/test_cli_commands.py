@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -80,9 +82,10 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     done = at(supervisor, "load", "qwen")
     assert done.returncode == 1
     said = PROGRESS.sub("", done.stderr)
+    where = f" --endpoint {supervisor.endpoint}"
     assert said == (
-        "error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen`, or `mlxsup "
-        "reload` if the fix is in the configuration; see `mlxsup logs qwen`\n"
+        f"error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen{where}`, or `mlxsup "
+        f"reload{where}` if the fix is in the configuration; see `mlxsup logs qwen{where}`\n"
     )
     done = at(supervisor, "load", "qwen", "--json")
     assert done.returncode == 1
@@ -169,11 +172,21 @@ def test_no_daemon_exits_69_with_a_hint(folder: Path) -> None:
         assert (done.returncode, done.stdout) == (69, "")
         assert done.stderr.splitlines() == [
             f"error: no daemon answers at {endpoint}",
-            "hint: start one with `mlxsup start`",
+            "hint: --endpoint may be wrong: a daemon prints its endpoint when it starts",
         ]
-    done = mlxsup("status", "--json", "--endpoint", endpoint)
+    done = mlxsup("status", "--json", MLXSUP_ENDPOINT=endpoint)
+    assert done.returncode == 69
+    hint = "MLXSUP_ENDPOINT may be wrong: a daemon prints its endpoint when it starts"
+    assert json.loads(done.stdout)["error"]["hint"] == hint
+    done = mlxsup("status", "--json", HOME=str(folder))
     assert done.returncode == 69
     assert json.loads(done.stdout)["error"]["hint"] == "start one with `mlxsup start`"
+    config = folder / "some file.toml"
+    config.write_text('[supervisor]\nruntime_dir = "."\n')
+    done = mlxsup("status", "--json", "--config", str(config), MLXSUP_ENDPOINT="ipc:///nowhere")
+    assert done.returncode == 69
+    hint = f"start one with `mlxsup start --config '{config}'`"
+    assert json.loads(done.stdout)["error"]["hint"] == hint
 
 
 def test_daemon_is_found_by_file_and_by_environment(
@@ -226,6 +239,24 @@ def test_start_without_a_file_and_bad_files_exit_78(folder: Path) -> None:
     assert mlxsup("config", "check", str(folder / "missing")).returncode == 78
     done = mlxsup("status", "--config", str(folder / "missing"))
     assert done.returncode == 78
+
+
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_config_check_reports_a_runtime_folder_that_start_refuses(
+    folder: Path, more: list[str]
+) -> None:
+    config = folder / "mlxsup.toml"
+    long = "x" * 120
+    config.write_text(
+        f'[supervisor]\nlog_dir = "logs"\nruntime_dir = "{long}"\n[models.m]\npath = "m"\n'
+    )
+    done = mlxsup("config", "check", str(config))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{config}:3: supervisor.runtime_dir takes a shorter folder: " in done.stderr
+    done = mlxsup("start", "--config", str(config), *more)
+    assert (done.returncode, done.stdout) == (73, "")
+    assert done.stderr.startswith("error: the runtime folder's path is too long: ")
+    assert done.stderr.endswith("\nhint: set a shorter runtime_dir\n")
 
 
 def test_config_check_of_a_good_file(folder: Path) -> None:

@@ -30,6 +30,9 @@ DAEMON_COMMANDS = [
 ]
 
 
+WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -44,12 +47,12 @@ def test_without_a_daemon_every_command_exits_69(
     if is_json:
         error = json.loads(done.stdout)["error"]
         assert (error["code"], done.stderr) == ("connection_lost", "")
-        assert error["hint"] == "start one with `mlxsup start`"
+        assert error["hint"] == WRONG_ENDPOINT
     else:
         assert done.stdout == ""
         assert done.stderr.splitlines() == [
             f"error: no daemon answers at {endpoint}",
-            "hint: start one with `mlxsup start`",
+            f"hint: {WRONG_ENDPOINT}",
         ]
 
 
@@ -85,6 +88,34 @@ def test_usage_errors_exit_64_with_a_hint(arguments: list[str]) -> None:
     done = run_cli(*arguments, "--json")
     assert (done.returncode, done.stderr) == (64, "")
     assert json.loads(done.stdout)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["generate", "m", "--max-tokens"], "see `mlxsup generate -h`"),
+        (["generate", "m", "--json=1", "x"], "see `mlxsup generate -h`"),
+        (["config", "check", "--json=1", "x"], "see `mlxsup config check -h`"),
+        (["--help=1", "status"], "see `mlxsup -h`"),
+    ],
+)
+def test_hints_of_usage_errors_name_the_command(arguments: list[str], hint: str) -> None:
+    done = run_cli(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.splitlines()[1:] == [f"hint: {hint}"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--endpoint", "-f"])
+def test_an_option_before_the_command_is_told_to_follow_it(option: str) -> None:
+    done = run_cli(option, "status", "--no-color")
+    assert (done.returncode, done.stdout[:1]) == (64, "{" if option == "--json" else "")
+    text = done.stdout + done.stderr
+    assert "did you mean" not in text.lower()
+    assert f"options follow the command: `mlxsup COMMAND {option}`" in text
+
+
+def test_a_mistyped_option_of_mlxsup_itself_has_a_suggestion() -> None:
+    assert "Did you mean '--version'?" in run_cli("--versoin").stderr
 
 
 INTERRUPTED_IMPORT = """

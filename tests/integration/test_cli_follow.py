@@ -34,13 +34,38 @@ def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
         assert events.interrupt() == (0, "", "")
 
 
-def test_events_end_quietly_when_nobody_reads(daemon: Daemon) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["events"],
+        ["events", "--json"],
+        ["status", "--watch"],
+        ["status", "--watch", "--json"],
+        ["logs", "-f"],
+    ],
+    ids=" ".join,
+)
+def test_what_follows_ends_quietly_when_nobody_reads_although_nothing_happens(
+    daemon: Daemon, arguments: list[str]
+) -> None:
+    with Piped(*arguments, "--endpoint", daemon.endpoint) as follower:
+        if arguments == ["events"]:
+            follower.note()
+        elif arguments[0] != "events":
+            follower.line()
+        assert follower.process.stdout is not None
+        follower.process.stdout.close()
+        assert follower.process.wait(60) == 141
+        assert follower.note() == ""
+
+
+def test_events_end_quietly_when_nobody_reads_the_next_change(daemon: Daemon) -> None:
     with Piped("events", "--endpoint", daemon.endpoint) as events, daemon.client() as client:
         events.note()
         assert events.process.stdout is not None
         events.process.stdout.close()
         client.restart("alpha", now=True)
-        assert events.process.wait(60) == 0
+        assert events.process.wait(60) == 141
         assert events.note() == ""
 
 

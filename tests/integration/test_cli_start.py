@@ -44,7 +44,8 @@ def test_detached_daemon_answers_when_start_returns_and_outlives_it() -> None:
         assert (second.returncode, second.stdout) == (75, "")
         assert second.stderr.splitlines() == [
             f"error: a daemon with pid {process.pid} is already running in {daemon.folder}/run",
-            "hint: see it with `mlxsup status`, end it with `mlxsup stop`",
+            f"hint: see it with `mlxsup status --config {daemon.config}`,"
+            f" end it with `mlxsup stop --config {daemon.config}`",
         ]
         assert is_alive(process)
     finally:
@@ -52,6 +53,30 @@ def test_detached_daemon_answers_when_start_returns_and_outlives_it() -> None:
         assert not is_alive(process)
         with daemon:
             pass  # checks the logs and removes the folder
+
+
+def test_what_ends_a_daemon_is_told_with_the_file_that_was_named(home: Path) -> None:
+    (home / "c d").mkdir()
+    config = home / "c d" / "f.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n[models]\n')
+    config.write_text(config.read_text() + '[models.m]\nengine = "fake"\n')
+    again = f"--config '{config}'"
+    try:
+        first = run_cli("start", "--config", str(config), "--detach")
+        assert first.returncode == 0
+        assert first.stderr.endswith(f"; end it with `mlxsup stop {again}`\n")
+        hint = f"hint: see it with `mlxsup status {again}`, end it with `mlxsup stop {again}`"
+        for more in ([], ["--detach"]):
+            second = run_cli("start", "--config", str(config), *more)
+            assert (second.returncode, second.stderr.splitlines()[-1]) == (75, hint)
+            # What was not typed is not repeated.
+            third = run_cli("start", *more, MLXSUP_CONFIG=str(config))
+            assert third.returncode == 75
+            assert third.stderr.endswith(
+                "\nhint: see it with `mlxsup status`, end it with `mlxsup stop`\n"
+            )
+    finally:
+        assert run_cli("stop", "--config", str(config)).returncode == 0
 
 
 def test_detached_daemon_that_does_not_come_up_is_told_of(home: Path) -> None:

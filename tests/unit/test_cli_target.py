@@ -29,6 +29,8 @@ def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("MLXSUP_ENDPOINT", raising=False)
     monkeypatch.setenv("HOME", "/h")
     assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
+    assert Target().find_endpoint() == "ipc:///h/.mlxsup/run/client.sock"
 
 
 def test_a_file_that_names_no_runtime_folder_means_the_default_one(
@@ -40,8 +42,43 @@ def test_a_file_that_names_no_runtime_folder_means_the_default_one(
 
 
 @pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("see `mlxsup status`", "see `mlxsup status OPTIONS`"),
+        ("`mlxsup logs m`, `mlxsup stop`", "`mlxsup logs m OPTIONS`, `mlxsup stop OPTIONS`"),
+        ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
+        ("`mlxsup config check f`", "`mlxsup config check f`"),
+        ("`kill -KILL 7`", "`kill -KILL 7`"),
+    ],
+)
+def test_hints_repeat_the_options(hint: str, expected: str, tmp_path: Path) -> None:
+    target = Target(endpoint="ipc:///a b", config=tmp_path)
+    options = f"--endpoint 'ipc:///a b' --config {tmp_path}"
+    assert target.repeat_in(hint) == expected.replace("OPTIONS", options)
+    assert Target().repeat_in(hint) == hint
+
+
+def test_a_daemon_is_not_to_be_started_where_it_would_not_be_found(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    hint = "start a daemon with `mlxsup start`"
+    assert Target(endpoint="ipc:///x").repeat_in(hint) == ""
+    assert Target().repeat_in(hint) == ""
+    assert Target(config=config).repeat_in(hint) == (
+        f"start a daemon with `mlxsup start --config {config}`"
+    )
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "")
+    assert Target().repeat_in(hint) == hint
+
+
+@pytest.mark.parametrize(
     ("text", "endpoint", "status"),
-    [("[supervisor]\nruntime_dir = 7\n", None, 78), ("", "tcp://host:1", 64), ("", "ipc://", 64)],
+    [
+        ("[supervisor]\nruntime_dir = 7\n", None, 78),
+        ("", "tcp://host:1", 64),
+        ("", "ipc://", 64),
+        ("", "", 64),
+    ],
 )
 def test_what_names_no_endpoint_is_refused(
     config: Path, text: str, endpoint: str | None, status: int

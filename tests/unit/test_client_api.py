@@ -83,6 +83,8 @@ def test_endpoint_is_the_named_one_then_that_of_the_environment_then_the_default
     monkeypatch.setenv("HOME", "/home/someone")
     assert find_endpoint("ipc:///named") == "ipc:///named"
     assert find_endpoint() == "ipc:///from/environment"
+    with pytest.raises(ValueError, match="not ''"):
+        find_endpoint("")
     monkeypatch.delenv("MLXSUP_ENDPOINT")
     assert find_endpoint() == "ipc:///home/someone/.mlxsup/run/client.sock"
     assert endpoint_in(Path("/run/x")) == "ipc:///run/x/client.sock"

@@ -187,7 +187,41 @@ path = "m"
 restart = { max_restart = 2, window_s = -1 }
 """
     lines = [int(p.split(":")[1]) for p in problems_of(tmp_path, text)]
-    assert lines == [2, 4, 6, 7, 13, 13]
+    assert lines == [2, 4, 5, 6, 7, 13, 13]
+
+
+@pytest.mark.parametrize(
+    ("table", "keys"),
+    [
+        ("max_concurrency = 0\n", ["max_concurrency takes", "path is missing"]),
+        ("restart = { window_s = 0 }\n", ["path is missing", "restart.window_s takes"]),
+        (
+            "max_concurrency = 0\nrestart = { backoff_max_s = 0.5 }\n",
+            ["max_concurrency takes", "path is missing", "restart.backoff_max_s takes at least"],
+        ),
+        # What depends on a wrong value is not judged.
+        ("path = 3\n", ["path takes a folder"]),
+        ('engine = "vllm"\nfake = { a = 1 }\n', ["engine takes"]),
+        (
+            'path = "m"\nrestart = { backoff_initial_s = 100, backoff_max_s = "x" }\n',
+            ["restart.backoff_max_s takes seconds"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_default", [False, True])
+def test_a_wrong_key_hides_no_other_mistake_and_makes_none(
+    tmp_path: Path, table: str, keys: list[str], is_default: bool
+) -> None:
+    text = f"[defaults]\n{table}[models.m]\n" if is_default else f"[models.m]\n{table}"
+    told = [problem.split(": ", 1)[1] for problem in problems_of(tmp_path, text)]
+    assert len(told) == len(keys)
+    for key in keys:
+        assert any(f".{key}" in problem for problem in told), told
+
+
+def test_defaults_that_are_no_table_hide_no_mistake_of_a_model(tmp_path: Path) -> None:
+    told = problems_of(tmp_path, 'defaults = 3\n[models.m]\npath = "m"\npreload = 3\n')
+    assert [int(problem.split(":")[1]) for problem in told] == [1, 4]
 
 
 def test_a_missing_model_folder_is_no_mistake_of_the_file(tmp_path: Path) -> None:

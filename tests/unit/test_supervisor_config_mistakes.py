@@ -353,10 +353,33 @@ def test_a_file_that_cannot_be_read_names_itself_and_the_reason(tmp_path: Path) 
     ]
 
 
+def test_a_runtime_folder_too_long_for_sockets_is_a_mistake_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mlxsup.toml"
+    longest = "/" + "x" * (103 - len("//w9999999.sock.beat"))
+    path.write_text(f'[supervisor]\nruntime_dir = "{longest}"\n{M}')
+    assert load_config(path, has_sockets=True).runtime_dir == Path(longest)
+    path.write_text(f'[supervisor]\nmax_queue = 0\nruntime_dir = "{longest}x"\n{M}')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, has_sockets=True)
+    socket = f"{longest}x/w9999999.sock.beat"
+    assert caught.value.problems[1:] == [
+        f"{path}:3: supervisor.runtime_dir takes a shorter folder: the socket path {socket}"
+        " has 104 bytes; at most 103 work on every system"
+    ]
+    monkeypatch.setenv("HOME", f"{longest}/home")
+    path.write_text(M)
+    with pytest.raises(ConfigError, match=r":1: supervisor\.runtime_dir takes a shorter folder"):
+        load_config(path, has_sockets=True)
+    # Whoever does not need the folder's sockets can read the file.
+    assert load_config(path).runtime_dir == Path(f"{longest}/home/.mlxsup/run")
+
+
 def test_problems_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mlxsup.toml"
     path.write_text("[models.m]\n[defaults]\npreload = 1\n[supervisor]\nmax_queue = 0\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     lines = [problem.removeprefix(f"{path}:").split(":")[0] for problem in caught.value.problems]
-    assert lines == ["3", "5"]
+    assert lines == ["1", "3", "5"]
