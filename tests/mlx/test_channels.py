@@ -88,8 +88,8 @@ def test_content_that_is_no_text_is_the_requests_own_error_G6(text: MlxText, con
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"tools": [{"name": "x"}]}, "tools takes a list of"),
-        ({"tools": {}}, "tools takes a list of"),
+        ({"tools": [{"name": "x"}]}, "for each tool, not another map"),
+        ({"tools": {}}, "tools takes a list of tools, not a map"),
         ({"chat_template_kwargs": [1]}, "a map with names"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "names that are not mlxsup's own"),
     ],
