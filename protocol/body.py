@@ -217,7 +217,8 @@ class RequestBody:
         for tool in tools or ():
             if not _is_tool(tool):
                 form = '{"type": "function", "function": {"name": …}} for each tool'
-                raise invalid("tools", form, tool, shown="another map" * isinstance(tool, dict))
+                shown = "another map" if isinstance(tool, dict) else ""
+                raise invalid("tools", form, tool, shown=shown)
         if self.tool_choice is not None and self.tool_choice not in TOOL_CHOICES:
             raise invalid(
                 "tool_choice",

@@ -1,4 +1,4 @@
-"""A scripted supervisor in a folder of a short name, for the tests of commands."""
+"""A scripted supervisor in a folder of a short name, for the tests of commands and clients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from support.scripted_supervisor import ScriptedSupervisor, scripted_supervisor
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
+    # A socket's path has at most 103 bytes, and pytest's own folders are longer than that.
     with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    """The socket that a client connects to."""
+    return folder / "client.sock"
 
 
 @pytest.fixture
@@ -24,6 +31,6 @@ def daemon(folder: Path) -> Daemon:
 
 
 @pytest.fixture
-def supervisor(folder: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
-    with scripted_supervisor(folder / "client.sock", daemon) as running:
+def supervisor(path: Path, daemon: Daemon) -> Iterator[ScriptedSupervisor]:
+    with scripted_supervisor(path, daemon) as running:
         yield running

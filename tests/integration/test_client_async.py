@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,12 +34,6 @@ from support.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as folder:
-        yield Path(folder) / "client.sock"
 
 
 def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,13 +51,6 @@ UNKNOWN_CHANNEL = [
         )
     )
 ]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    # A socket's path has at most 103 bytes, and pytest's own folders are longer than that.
-    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as folder:
-        yield Path(folder) / "client.sock"
 
 
 def test_stream_is_read_to_its_end_and_has_a_result_J2(path: Path) -> None:

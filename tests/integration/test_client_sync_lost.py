@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +26,6 @@ from support.scripted_supervisor import (
     say_hello,
     scripted_supervisor,
 )
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    # A socket's path has at most 103 bytes, and pytest's own folders are longer than that.
-    with tempfile.TemporaryDirectory(prefix="mlxsup-", dir="/tmp") as folder:
-        yield Path(folder) / "client.sock"
 
 
 def test_nobody_listening_is_said_at_once(path: Path) -> None:
