@@ -34,7 +34,9 @@ def all_run(row: dict[str, Any]) -> bool:
 
 def news_of_crashes(place: Place) -> Values:
     """From the end of the process to the state change, as a client hears of it."""
-    options = {"step_s": 0.005, "context_length": 10_000_000}
+    longest = 10_000_000
+    # What a row has said is read again after each crash, in one step however long it has become.
+    options = {"step_s": 0.005, "context_length": longest, "prefill_tokens_per_step": longest}
     models = {"m": fake(fake=options, max_concurrency=ROWS, restart=SOON)}
     known_ms, torn_down_ms = [], []
     with Daemon(models) as daemon, daemon.client() as client:
