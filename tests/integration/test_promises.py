@@ -17,7 +17,7 @@ from promises.measure import SMALL, Measure, Outcome, Place
 from promises.measures import MEASURES
 from support.daemon import row
 from support.tiny_model import make_tiny_model
-from support.verdict import Verdict
+from support.verdict import NotShown, Verdict
 
 QUICK = ("P2", "P9", "P18", "P20")
 
@@ -60,12 +60,26 @@ def test_a_neighbour_that_stands_still_misses_steps_P4(
     assert outcome.verdict(missed) is outcome.verdict(ratio) is Verdict.MISSED
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model."""
+    return make_tiny_model(tmp_path_factory.mktemp("promises") / "tiny")
+
+
 @pytest.mark.slow
 @pytest.mark.mlx
-@pytest.mark.timeout(1800)
-def test_no_promise_is_missed_at_small_sizes(tmp_path: Path) -> None:
-    tiny = make_tiny_model(tmp_path / "tiny")
-    for measure in MEASURES:
-        outcome = measured(measure, tiny)
-        for figure in measure.figures:
-            assert outcome.verdict(figure) is not Verdict.MISSED, (figure.what, outcome)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.key)
+def test_a_small_round_measures_every_figure_and_what_is_counted_holds(
+    measure: Measure, tiny: Path
+) -> None:
+    """What is timed in one small round is not judged; a machine too busy to judge is a skip."""
+    outcome = Outcome(measure=measure)
+    try:
+        outcome.add(measure.round(Place(sizes=SMALL, tiny=tiny)))
+    except NotShown as error:
+        pytest.skip(str(error))
+    for figure in measure.figures:
+        assert outcome.samples.get(figure.key), figure.what
+        if figure.bound is not None and figure.bound.is_exact:
+            assert outcome.verdict(figure) is Verdict.KEPT, (figure.what, outcome)

@@ -17,6 +17,7 @@ from mlxsup.supervisor.runtime_folder import raise_open_file_limit
 
 from support import warm
 from support.isolation import MARK, processes_of
+from support.warm_server import LIFE
 
 LOOK = """
 import asyncio, json, os, random, signal, sys, threading
@@ -69,6 +70,20 @@ def test_it_gets_what_a_new_process_gets(tmp_path: Path, monkeypatch: pytest.Mon
 def test_each_has_numbers_of_its_own() -> None:
     command = [sys.executable, "-c", "import random; print(random.random())"]
     assert len({warm.run(command, timeout_s=60.0).stdout for _ in range(3)}) == 3
+
+
+def test_a_signal_to_one_whose_end_is_not_told_yet_is_harmless() -> None:
+    """As with subprocess.Popen: it may have been reaped a moment ago."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    told, teller = os.pipe()
+    os.write(teller, LIFE.pack(gone.pid))
+    process = warm.WarmProcess(["-c", ""], told)
+    process.kill()
+    assert process.poll() is None
+    os.write(teller, LIFE.pack(-signal.SIGKILL))
+    os.close(teller)
+    assert process.wait(60.0) == -signal.SIGKILL
 
 
 def test_its_life_is_told() -> None:

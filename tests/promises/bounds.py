@@ -25,11 +25,13 @@ class Bound:
         text: for people.
         judge: of all samples of a measure and the figure's key.
         has_unit: the figure's unit follows the text.
+        is_exact: one value is right, however fast the machine is and however few samples there are.
     """
 
     text: str
     judge: Callable[[Samples, str], Verdict]
     has_unit: bool = True
+    is_exact: bool = False
 
 
 def _verdict(holds: bool) -> Verdict:
@@ -43,10 +45,12 @@ def at_most(limit: float) -> Bound:
     )
 
 
-def equals(value: float) -> Bound:
-    """Every sample is that value."""
+def equals(value: float, *, is_exact: bool = True) -> Bound:
+    """Every sample is that value; what is counted by the clock is not exact."""
     return Bound(
-        text=f"{value:,g}", judge=lambda samples, key: _verdict(set(samples[key]) == {value})
+        text=f"{value:,g}",
+        judge=lambda samples, key: _verdict(set(samples[key]) == {value}),
+        is_exact=is_exact,
     )
 
 

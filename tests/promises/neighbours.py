@@ -103,7 +103,7 @@ MEASURES = (
                 unit="",
                 digits=0,
                 without="missed_without",
-                bound=equals(0),
+                bound=equals(0, is_exact=False),
             ),
             *GAPS,
         ),

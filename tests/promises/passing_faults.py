@@ -20,10 +20,8 @@ from support.daemon import fake, row
 from support.eventually import eventually
 
 MOST = 1.3
-"""Times the undisturbed answers, without the loads."""
-LONG = 2000
-"""Tokens of an answer for which that holds; in a short one the turns weigh more, and it is only
-asserted that the suspects did not run to their ends one after the other."""
+"""Times the undisturbed answers of 2,000 tokens, without the loads; in shorter ones the turns weigh
+more, and it is only asserted that the suspects did not run to their ends one after the other."""
 PATIENCE_S = 600.0
 
 Entry = Callable[[Place, int], dict[str, Any]]
@@ -103,8 +101,12 @@ def transient_faults(place: Place, *, entry: Entry, rows: int, at: tuple[float, 
         seen = row(client, "m")
         assert (seen["generation"], seen["quarantined"]) == (3, 0)
     assert struck_s <= rows / 2 * undisturbed_s, "the suspects ran one after the other"
-    ratio = {"ratio": struck_s / undisturbed_s} if tokens >= LONG else {}
-    return {"without": undisturbed_s, "struck": struck_s, "newcomer": newcomer_s, **ratio}
+    return {
+        "without": undisturbed_s,
+        "struck": struck_s,
+        "ratio": struck_s / undisturbed_s,
+        "newcomer": newcomer_s,
+    }
 
 
 def have_reached(readers: list[TimedReader], tokens: int) -> bool:

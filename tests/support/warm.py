@@ -101,7 +101,8 @@ class WarmProcess:
     def send_signal(self, sig: int) -> None:
         """Sends a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with contextlib.suppress(ProcessLookupError):  # reaped; the pipe tells of it soon
+                os.kill(self.pid, sig)
 
     def terminate(self) -> None:
         """SIGTERM."""
