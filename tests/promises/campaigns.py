@@ -13,6 +13,8 @@ from support.verdict import Verdict, verdict_of
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+DEMO = tuple(str(TESTS / f"mlx/test_{name}.py") for name in ("pacing", "resume_demo", "structured"))
+"""What `make slow` does with the demo model, which two cores need an hour for."""
 LAST_LINES = 20
 """Of the complaint of a run that could not judge."""
 
@@ -109,8 +111,15 @@ CAMPAIGNS = (
     Campaign(
         promises=(),
         name="slow",
-        what="`make slow`: the tests that take minutes each",
-        arguments=("pytest", "-q", "-m", "slow", str(TESTS)),
+        what="`make slow`: the tests that take minutes each, but those of the demo model",
+        arguments=("pytest", "-q", "-m", "slow", str(TESTS), *(f"--ignore={one}" for one in DEMO)),
+        is_pytest=True,
+    ),
+    Campaign(
+        promises=(),
+        name="slow.demo",
+        what="`make slow`: those of the demo model",
+        arguments=("pytest", "-q", "-m", "slow", *DEMO),
         is_pytest=True,
     ),
 )
