@@ -11,6 +11,9 @@ from .asks import Ask, End, Kind, Open
 from .provocations import Provocations
 
 DEATHS_TO_QUARANTINE = 3
+DEATHS_TO_TURNS = 2
+"""After the second death with evidence suspects take turns, and whoever comes then waits, with its
+first tokens, until the turns are over."""
 SILENT_DEATHS_TO_GIVE_UP = 3
 CLIENT_LAG_S = 1.0
 """By how much a client may see a token later than the supervisor sent it."""
@@ -76,6 +79,7 @@ class Ledger:
         self.violations: list[Violation] = []
         self.condemned = asyncio.Event()
         self._open: defaultdict[str, set[Open]] = defaultdict(set)
+        self._turns_until: dict[str, float] = {}
 
     def ask(self, ask: Ask) -> Open:
         """A request is about to be sent."""
@@ -128,6 +132,8 @@ class Ledger:
         """
         now = time.monotonic()
         self._open[one.ask.model].discard(one)
+        if self._may_take_turns(one, now):
+            self._turns_until[one.ask.model] = now
         is_poison = one.ask.kind is Kind.POISON
         (self.poison_ends if is_poison else self.ends)[_name(end)] += 1
         self.by_door[door] += not end.is_error
@@ -204,14 +210,25 @@ class Ledger:
                 unloads = [e for e in done.during(ask.model, one.sent_s, now) if e.unloads]
                 ran = one.first_token_s is not None and all(
                     one.first_token_s < entry.begun_s for entry in unloads
-                )  # then it is waited for, unless its process dies
-                return bool(unloads) and (not ran or done.losses(ask.model, one.sent_s, now) > 0)
+                )  # then it is waited for, unless its process dies or others take turns
+                has_left = done.losses(ask.model, one.sent_s, now) > 0 or self._met_turns(one, now)
+                return bool(unloads) and (not ran or has_left)
             case "quarantined":
                 return ask.kind is Kind.POISON
             case "insufficient_memory":
                 return ask.kind is Kind.OUT_OF_MEMORY
             case _:
                 return False
+
+    def _may_take_turns(self, one: Open, now: float) -> bool:
+        """Whether it may be a suspect that runs alone now and then."""
+        return self.provocations.evidence(one.ask.model, one.sent_s, now) >= DEATHS_TO_TURNS
+
+    def _met_turns(self, one: Open, now: float) -> bool:
+        """Whether others may have taken turns since it was sent."""
+        model = one.ask.model
+        is_before = self._turns_until.get(model, 0.0) >= one.sent_s
+        return is_before or any(self._may_take_turns(other, now) for other in self._open[model])
 
 
 def _name(end: End) -> str:

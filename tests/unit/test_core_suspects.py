@@ -205,6 +205,22 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     assert finish(driver, 4) == [5]
 
 
+def test_who_waits_while_others_take_turns_is_ended_by_an_unload() -> None:
+    driver = engine_of(4)
+    driver.serve(*"abcd")
+    crash(driver)
+    driver.exit(signal="SIGSEGV")
+    driver.pass_time(0.2)
+    driver.ask("new", body=b"new")
+    driver.come_up()
+    driver.accept(5)
+    gain(driver, 5)
+    driver.row_left(5)
+    assert driver.dispatched() == [1]
+    driver.unload()
+    assert driver.errors() == dict.fromkeys(("b", "c", "d", "new"), ErrorCode.UNLOADED)
+
+
 def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
     driver = engine_of(4)
     driver.serve("a", "b")
