@@ -91,7 +91,9 @@ SLOW_LEAKS = {
         "zombies: 5, at most 0"),
     "a log that is never renamed": (
         """
+from mlxsup.supervisor import log_files
 from mlxsup.supervisor.log_files import RotatingFile
+log_files.MAX_WAITING_BYTES = 2**40
 begin = RotatingFile.__init__
 RotatingFile.__init__ = lambda self, path, report: begin(self, path, report, max_bytes=2**60)
 """
