@@ -70,7 +70,7 @@ def test_600_prompt_tokens_come_in_chunks_below_the_step_limit_F5_P7() -> None:
             took_s.append(time.monotonic() - started)
     assert len(took_s) > 3
     print(f"{len(took_s)} steps, the longest {max(took_s):.2f} s, in all {sum(took_s):.1f} s")
-    # A tenth is the aim (the fake clock below shows that it is kept); a busy machine has ten times that.
+    # The aim is a tenth of it, as the steady machine shows below; a busy one may take longer.
     assert max(took_s) <= STEP_TIMEOUT_S
 
 
@@ -93,6 +93,21 @@ def test_a_long_prompt_interleaves_with_decode_C9(machine: SteadyMachine, tmp_pa
         assert len(took_s) < 300 / 8, "the chunks never grew"
         engine.remove(RequestKey(1))
         run_rows(engine)
+
+
+def test_chunks_stay_below_a_tenth_of_the_step_limit_F5_P7(
+    machine: SteadyMachine, tmp_path: Path
+) -> None:
+    limit_s = 1.0
+    with loaded_engine(make_tiny_model(tmp_path), step_timeout_s=limit_s) as engine:
+        engine.insert(make_row(1, list(range(1000)), max_tokens=2))
+        took_s: list[float] = []
+        while engine.has_rows():
+            began_s = machine.now_s
+            engine.step()
+            took_s.append(machine.now_s - began_s)
+    assert max(took_s) <= limit_s * STEP_TIMEOUT_SHARE < IDLE_TARGET_S
+    assert len(took_s) < 1000 / 50, "the chunks never grew"
 
 
 def test_a_step_is_predicted_C9(machine: SteadyMachine, tmp_path: Path) -> None:
