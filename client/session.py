@@ -179,10 +179,10 @@ class Session:
     def _give_up(self, message: MessageToClient, error: Exception) -> Outcome:
         """Ends what a message was for with an error because the message could not be handled."""
         outcome = Outcome()
-        ids = (
+        ids: list[Any] = (
             [delta.id for delta in message.deltas]
             if isinstance(message, Deltas)
-            else [RequestId(getattr(message, "id", ""))]
+            else [getattr(message, "id", None)]
         )
         text = f"internal error in the client: {type(error).__name__}: {error}"
         for request_id in dict.fromkeys(ids):
