@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
@@ -225,8 +225,6 @@ class Session:
                 return self._deliver(opened, message.value)
             case Alive():
                 return Outcome()
-            case _:
-                assert_never(message)
 
     def _take_delta(self, delta: ClientDelta, outcome: Outcome) -> None:
         opened = self._open.get(delta.id)

@@ -47,6 +47,7 @@ from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
     PERMANENT_EXITS,
     ExitCode,
+    LaunchSettings,
     LaunchSpec,
     worker_argv,
 )
@@ -341,6 +342,14 @@ def test_a_launch_that_says_no_more_changes_nothing() -> None:
         "prefix_cache_bytes": None, "sampling": sampling_defaults(), "fake": {},
         "known_batching": None, "log_level": "info",
     }  # fmt: skip
+
+
+def test_a_launch_is_a_models_settings_and_what_is_said_of_one_life() -> None:
+    settings = {f.name: getattr(SPEC, f.name) for f in dataclasses.fields(LaunchSettings)}
+    others = {
+        f.name: getattr(SPEC, f.name) for f in dataclasses.fields(SPEC) if f.name not in settings
+    }
+    assert LaunchSpec.of(LaunchSettings(**settings), **others) == SPEC
 
 
 def test_a_launch_is_one_line_that_is_read_as_it_was_written() -> None:
