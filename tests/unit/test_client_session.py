@@ -75,13 +75,16 @@ def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
 def test_reasoning_stays_apart_from_the_text() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
-    receive(session, piece(A, 0, "hm", channel=Channel.REASONING))
-    receive(session, piece(A, 1, "4"))
-    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.STOP))
+    receive(session, piece(A, 0, "h", channel=Channel.REASONING))
+    receive(session, piece(A, 1, "m", channel=Channel.REASONING))
+    receive(session, piece(A, 2, "4"))
+    receive(session, piece(A, 3, "2"))
+    receive(session, Done(id=A, seq=4, finish_reason=FinishReason.STOP))
     *deltas, result = box.items
-    assert [d.channel for d in deltas if isinstance(d, Delta)] == ["reasoning", "content"]
+    channels = [d.channel for d in deltas if isinstance(d, Delta)]
+    assert channels == ["reasoning", "reasoning", "content", "content"]
     assert isinstance(result, Result)
-    assert (result.text, result.reasoning, result.token_ids) == ("4", "hm", [0, 1])
+    assert (result.text, result.reasoning, result.token_ids) == ("42", "hm", [0, 1, 2, 3])
     assert (result.tool_calls, result.logprobs, result.seed) == ([], None, None)
 
 
@@ -108,8 +111,9 @@ def test_a_tool_call_that_cannot_be_read_stands_in_the_result_as_it_is_J2(line: 
     session, box, other = Session(), Box(), Box()
     session.open_stream(A, box, 0.0)
     session.open_stream(B, other, 0.0)
-    receive(session, piece(A, 0, f"{GOOD_CALL}\n{line}\n", channel=Channel.TOOL_CALL))
-    receive(session, Done(id=A, seq=1, finish_reason=FinishReason.TOOL_CALLS, warnings=["first"]))
+    receive(session, piece(A, 0, f"{GOOD_CALL}\n", channel=Channel.TOOL_CALL))
+    receive(session, piece(A, 1, f"{line}\n", channel=Channel.TOOL_CALL))
+    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.TOOL_CALLS, warnings=["first"]))
     result = box.items[-1]
     assert isinstance(result, Result), result
     good, raw = result.tool_calls
