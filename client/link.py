@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections import deque
-from enum import Enum
+from enum import Enum, auto
 
 import zmq
 
@@ -25,9 +25,9 @@ CLOSE_LINGER_MS = 500
 class LinkState(Enum):
     """The state of a connection."""
 
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    LOST = "lost"
+    CONNECTING = auto()
+    CONNECTED = auto()
+    LOST = auto()
 
 
 class Link:

@@ -93,7 +93,8 @@ def _check_name(parameter: str, value: object, max_characters: int) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise invalid(parameter, "text that can be encoded as UTF-8", "lone surrogates") from None
+        expected = "text that can be encoded as UTF-8"
+        raise invalid(parameter, expected, shown="lone surrogates") from None
     return value
 
 

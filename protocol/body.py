@@ -149,8 +149,9 @@ class RequestBody:
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise invalid(name, "true or false", value)
-        if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
-            raise invalid("min_tokens", "at most max_tokens", self.min_tokens)
+        least, most = self.min_tokens, self.max_tokens
+        if least is not None and most is not None and least > most:
+            raise invalid("min_tokens", "at most max_tokens", least)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
         self._check_stop()

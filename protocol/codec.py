@@ -43,7 +43,7 @@ class DecodeError(Exception):
         id: the request id, if that much could be read, so that the answer can be addressed.
     """
 
-    def __init__(self, code: ErrorCode, message: str, id: str = "") -> None:
+    def __init__(self, code: ErrorCode, message: str, id: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -184,7 +184,7 @@ def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
     try:
         return msgpack.unpackb(frame, raw=False, **limits)
     except (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError) as error:
-        raise _invalid(f"{what} is not msgpack within the limits: {str(error)[:120]}") from None
+        raise _invalid(f"{what} is not msgpack within the limits: {error}") from None
 
 
 def _invalid(message: str, request_id: str = "") -> DecodeError:

@@ -48,20 +48,25 @@ PERMANENT_EXITS = frozenset(
 ENGINES = ("mlx", "fake")
 
 
-def _takes(what: str, is_right: Callable[[Any], bool]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Values:
     """What a worker says about a value that a setting does not take, and how it finds out."""
-    return {"takes": what, "is_right": is_right}
+
+    takes: str
+    is_right: Callable[[Any], bool]
 
 
-_TEXT = _takes("a folder", lambda value: isinstance(value, str))
-_ENGINE = _takes(" or ".join(ENGINES), lambda value: value in ENGINES)
-_FROM_0 = _takes("an integer from 0", lambda value: is_integer(value, 0))
-_FROM_1 = _takes("an integer from 1", lambda value: is_integer(value, 1))
-_POSITIVE = _takes("a number above 0", lambda value: is_positive(value))
-_FLAG = _takes("true or false", lambda value: isinstance(value, bool))
-_BYTES = _takes("bytes or null", lambda value: value is None or is_integer(value, 0))
-_MAP = _takes("a map", lambda value: isinstance(value, dict))
-_SAMPLING = _takes("a map of parameters in their ranges", lambda value: _is_sampling(value))
+_TEXT = {"values": Values("a folder", lambda value: isinstance(value, str))}
+_ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES)}
+_FROM_0 = {"values": Values("an integer from 0", lambda value: is_integer(value, 0))}
+_FROM_1 = {"values": Values("an integer from 1", lambda value: is_integer(value, 1))}
+_POSITIVE = {"values": Values("a number above 0", lambda value: is_positive(value))}
+_FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}
+_BYTES = {"values": Values("bytes or null", lambda value: value is None or is_integer(value, 0))}
+_MAP = {"values": Values("a map", lambda value: isinstance(value, dict))}
+_SAMPLING = {
+    "values": Values("a map of parameters in their ranges", lambda value: _is_sampling(value))
+}
 
 
 def _is_sampling(value: Any) -> bool:

@@ -57,26 +57,9 @@ class NumberParameter:
         return not (self.is_low_open and value == self.low)
 
 
-def _integer(low: int, high: int, default: int | None) -> NumberParameter:
-    return NumberParameter(low=low, high=high, default=default, is_integer=True)
-
-
-def _number(
-    default: float, low: float, high: float, unit: str, says: str, *, is_low_open: bool = False
-) -> float:
-    number = NumberParameter(
-        low=low, high=high, default=default, is_low_open=is_low_open, says=says, unit=unit
-    )
-    result: float = field(default=default, metadata={"number": number})
-    return result
-
-
-def _count(default: int, says: str) -> int:
-    number = NumberParameter(
-        low=0, high=LARGEST, default=default, is_integer=True, says=says, unit="tokens"
-    )
-    result: int = field(default=default, metadata={"number": number})
-    return result
+def _number(default: float, low: float, high: float, unit: str, says: str, **more: bool) -> Any:
+    number = NumberParameter(low=low, high=high, default=default, says=says, unit=unit, **more)
+    return field(default=default, metadata={"number": number})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +76,10 @@ class Sampling:
         1.0, 0.0, 1.0, "share", is_low_open=True,
         says="nucleus sampling: keep tokens up to this probability mass",
     )  # fmt: skip
-    top_k: int = _count(0, "sample from this many of the likeliest tokens; 0: from all")
+    top_k: int = _number(
+        0, 0, LARGEST, "tokens", is_integer=True,
+        says="sample from this many of the likeliest tokens; 0: from all",
+    )  # fmt: skip
     min_p: float = _number(
         0.0, 0.0, 1.0, "share", "drop tokens below this share of the likeliest token's probability"
     )
@@ -116,7 +102,10 @@ class Sampling:
     frequency_penalty: float = _number(
         0.0, -2.0, 2.0, "logits", "the same, once for each time they have appeared"
     )
-    penalty_window: int = _count(20, "how many of the latest tokens the penalties look at; 0: all")
+    penalty_window: int = _number(
+        20, 0, LARGEST, "tokens", is_integer=True,
+        says="how many of the latest tokens the penalties look at; 0: all",
+    )  # fmt: skip
 
 
 SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
@@ -126,11 +115,11 @@ SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
 
 NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
     {
-        "max_tokens": _integer(1, LARGEST, None),
-        "min_tokens": _integer(0, LARGEST, 0),
+        "max_tokens": NumberParameter(low=1, high=LARGEST, default=None, is_integer=True),
+        "min_tokens": NumberParameter(low=0, high=LARGEST, default=0, is_integer=True),
         **SAMPLING,
-        "seed": _integer(0, MAX_SEED, None),
-        "top_logprobs": _integer(0, 20, 0),
+        "seed": NumberParameter(low=0, high=MAX_SEED, default=None, is_integer=True),
+        "top_logprobs": NumberParameter(low=0, high=20, default=0, is_integer=True),
     }
 )
 

@@ -68,8 +68,9 @@ def check_spec(spec: LaunchSpec) -> None:
         ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
         *(
-            (f.name, f.metadata["takes"], f.metadata["is_right"](getattr(spec, f.name)))
+            (f.name, values.takes, values.is_right(getattr(spec, f.name)))
             for f in fields(LaunchSettings)
+            for values in (f.metadata["values"],)
         ),
     )
     for name, expected, is_right in checks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
     assert len(set(ids)) == 6
     assert [name.split("-")[1] for name in ids] == ["1", "2", "3"] * 2
     assert len({name.split("-")[0] for name in ids}) == 2
+    assert all(re.fullmatch(r"[0-9a-f]{8}-\d", name) for name in ids), "short enough for logs"
 
 
 COMMANDS = ("ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete")

@@ -148,7 +148,7 @@ def test_an_end_that_counts_more_pieces_than_came_is_an_error_H7() -> None:
     sent = opened.receive(Done(id=A, seq=3, finish_reason=FinishReason.STOP))
     error = opened.stream.items[-1]
     assert isinstance(error, RequestError)
-    assert "piece 1 of the stream is missing; number 3 came instead" in error.message
+    assert error.message == "piece 1 of the stream is missing; number 3 came instead"
     assert sent == [Cancel(id=A)]
     assert len(opened.session) == 2
 
@@ -158,7 +158,7 @@ def test_token_ids_that_cannot_be_read_end_the_stream() -> None:
     assert opened.receive(piece(0, "x", tokens=b"123")) == [Cancel(id=A)]
     [error] = opened.stream.items
     assert isinstance(error, RequestError)
-    assert "token ids that cannot be read" in error.message
+    assert error.message == "the daemon sent token ids that cannot be read"
     assert len(opened.session) == 2
 
 
@@ -192,7 +192,7 @@ def test_a_stream_that_is_answered_as_a_command_ends_with_an_error() -> None:
     [error] = opened.stream.items
     assert isinstance(error, RequestError)
     assert error.code is ErrorCode.INTERNAL
-    assert "answered a request as a command" in error.message
+    assert error.message == "the daemon answered a request as a command"
     assert len(opened.session) == 2
 
 

@@ -75,13 +75,16 @@ def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
 def test_reasoning_stays_apart_from_the_text() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
-    receive(session, piece(A, 0, "hm", channel=Channel.REASONING))
-    receive(session, piece(A, 1, "4"))
-    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.STOP))
+    receive(session, piece(A, 0, "h", channel=Channel.REASONING))
+    receive(session, piece(A, 1, "m", channel=Channel.REASONING))
+    receive(session, piece(A, 2, "4"))
+    receive(session, piece(A, 3, "2"))
+    receive(session, Done(id=A, seq=4, finish_reason=FinishReason.STOP))
     *deltas, result = box.items
-    assert [d.channel for d in deltas if isinstance(d, Delta)] == ["reasoning", "content"]
+    channels = [d.channel for d in deltas if isinstance(d, Delta)]
+    assert channels == ["reasoning", "reasoning", "content", "content"]
     assert isinstance(result, Result)
-    assert (result.text, result.reasoning, result.token_ids) == ("4", "hm", [0, 1])
+    assert (result.text, result.reasoning, result.token_ids) == ("42", "hm", [0, 1, 2, 3])
     assert (result.tool_calls, result.logprobs, result.seed) == ([], None, None)
 
 
@@ -108,8 +111,9 @@ def test_a_tool_call_that_cannot_be_read_stands_in_the_result_as_it_is_J2(line: 
     session, box, other = Session(), Box(), Box()
     session.open_stream(A, box, 0.0)
     session.open_stream(B, other, 0.0)
-    receive(session, piece(A, 0, f"{GOOD_CALL}\n{line}\n", channel=Channel.TOOL_CALL))
-    receive(session, Done(id=A, seq=1, finish_reason=FinishReason.TOOL_CALLS, warnings=["first"]))
+    receive(session, piece(A, 0, f"{GOOD_CALL}\n", channel=Channel.TOOL_CALL))
+    receive(session, piece(A, 1, f"{line}\n", channel=Channel.TOOL_CALL))
+    receive(session, Done(id=A, seq=2, finish_reason=FinishReason.TOOL_CALLS, warnings=["first"]))
     result = box.items[-1]
     assert isinstance(result, Result), result
     good, raw = result.tool_calls
@@ -129,6 +133,15 @@ def test_arguments_that_are_not_json_are_given_with_a_warning(arguments: str) ->
     result = box.items[-1]
     assert isinstance(result, Result)
     assert (result.tool_calls, result.warnings) == ([call], [NO_ARGUMENTS])
+
+
+def test_what_is_said_of_tool_calls_that_cannot_be_read() -> None:
+    assert NO_CALL == (
+        "a tool call could not be read: its text stands in `arguments`, without a name"
+    )
+    assert NO_ARGUMENTS == (
+        "the arguments of a tool call are not a JSON object: they are given as they came"
+    )
 
 
 def test_a_cancelled_stream_with_half_a_tool_call_ends_where_the_connection_does_P2() -> None:
@@ -160,7 +173,10 @@ def test_a_bug_in_here_ends_the_stream_that_it_struck_and_no_other(
         outcome = receive(session, bad)
     [error] = box.items
     assert isinstance(error, RequestError)
-    assert (error.code, "TypeError: a bug" in error.message) == ("internal", True)
+    assert (error.code, error.message) == (
+        "internal",
+        "internal error in the client: TypeError: a bug",
+    )
     assert sent(outcome) == [Cancel(id=A)]
     receive(session, piece(B, 0, "x"))
     assert len(other.items) == 1
@@ -260,6 +276,14 @@ def test_own_sleep_accuses_nobody_P7() -> None:
     assert not session.is_silent(late + SILENCE_LIMIT_S - 0.1)
     assert not session.is_silent(late + SILENCE_LIMIT_S)
     assert session.is_silent(late + SILENCE_LIMIT_S + DOUBT_S)
+
+
+def test_a_check_that_is_more_than_a_second_late_accuses_nobody_P7() -> None:
+    for late_s, deadline in ((1.0, 4.0 + DOUBT_S), (1.5, 4.5 + SILENCE_LIMIT_S)):
+        session = Session()
+        session.open_stream(A, Box(), 0.0)
+        assert not session.is_silent(3.0 + late_s)
+        assert session.deadline == deadline
 
 
 def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:

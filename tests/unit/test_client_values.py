@@ -16,7 +16,7 @@ from mlxsup.client.parameters import check_limit, check_model, encode_generate
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.client.session import Item
 from mlxsup.client.streams import StreamBase, value_of
-from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
+from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate, Timings, Usage
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
@@ -59,7 +59,7 @@ def test_every_argument_reaches_the_header() -> None:
         ({"model": ""}, "model takes text of 1 to 128 characters, not text of 0"),
         ({"model": "x" * 129}, "model takes text of 1 to 128 characters, not text of 129"),
         ({"model": 5}, "model takes text of 1 to 128 characters, not 5"),
-        ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not "),
+        ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not lone surrogates"),
         ({"client": ""}, "client takes text of 1 to 1024 characters, not text of 0"),
         ({"client": "x" * 1025}, "client takes text of 1 to 1024 characters, not text of 1025"),
         ({"resume": 1}, "resume takes true or false, not 1"),
@@ -109,8 +109,22 @@ def test_the_endpoint_is_that_named_then_that_of_the_environment(
 
 @pytest.mark.parametrize("wrong", ["tcp://127.0.0.1:5", "/a/path", "ipc://", ""])
 def test_an_endpoint_is_a_socket_in_a_folder(wrong: str) -> None:
-    with pytest.raises(ValueError, match="ipc:// and the path of a socket, not "):
+    with pytest.raises(ValueError, match=r"^an endpoint is ipc:// and the path of a socket, not "):
         check_endpoint(wrong)
+
+
+def test_both_clients_look_where_the_environment_says_if_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
+    with Client() as client:
+        assert client.endpoint == "ipc:///of/the/environment"
+
+    async def endpoint() -> str:
+        async with AsyncClient() as client:
+            return client.endpoint
+
+    assert asyncio.run(endpoint()) == "ipc:///of/the/environment"
 
 
 def test_a_path_that_some_system_cannot_bind_is_refused() -> None:
@@ -144,7 +158,8 @@ class Stream:
 def test_a_stream_has_no_result_before_its_end() -> None:
     stream = Stream()
     assert stream.base.request_id == "r"
-    with pytest.raises(RuntimeError, match="read to its end"):
+    expected = "there is no result until the stream has been read to its end"
+    with pytest.raises(RuntimeError, match=f"^{expected}$"):
         _ = stream.base.result
     delta = Delta(text="x", token_ids=[1])
     assert stream.base.take(delta) is delta
@@ -189,7 +204,7 @@ def test_notices_are_handed_on_to_who_asked() -> None:
 @pytest.mark.parametrize("item", [{"n": 1}, Notice(kind=NoticeKind.LOADING, detail={})])
 def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Item) -> None:
     stream = Stream()
-    with pytest.raises(RequestError, match="a stream was given a reply"):
+    with pytest.raises(RequestError, match=r"^a stream was given a reply$"):
         stream.base.take(item)
     with pytest.raises(RequestError):
         _ = stream.base.result
@@ -197,10 +212,16 @@ def test_a_stream_that_is_given_something_else_ends_with_an_error(item: Item) ->
 
 def test_a_command_gives_its_map_or_raises() -> None:
     assert value_of({"n": 1}) == {"n": 1}
-    with pytest.raises(RequestError, match="a command was given a piece of a stream"):
+    with pytest.raises(RequestError, match=r"^a command was given a piece of a stream$"):
         value_of(DONE)
     with pytest.raises(ConnectionLost):
         value_of(ConnectionLost("gone", "ipc:///x"))
+
+
+def test_a_result_that_says_no_more_is_of_text_alone() -> None:
+    assert (DONE.reasoning, DONE.tool_calls, DONE.token_ids, DONE.logprobs) == ("", [], [], None)
+    assert (DONE.usage, DONE.timings) == (Usage(), Timings())
+    assert (DONE.seed, DONE.resumed, DONE.warnings) == (None, 0, [])
 
 
 def test_errors_read_as_sentences() -> None:

@@ -16,7 +16,7 @@ import pytest
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
-from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
+from mlxsup.protocol.launch import PERMANENT_EXITS, TEXT_LIMIT_STEPS, ExitCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor import log_files, runtime_folder
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
@@ -125,6 +125,11 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"too few files may be open ({runtime_folder.files_needed(0):,}, and" in TEXT
     assert KILL_LIMIT_S == 10.0
     assert "given up ten seconds later" in TEXT
+
+
+def test_preparing_a_prompt_may_take_as_long_as_is_said() -> None:
+    assert TEXT_LIMIT_STEPS == 10.0
+    assert "preparing one prompt may take ten times as long" in TEXT
 
 
 # ---------------------------------------------------------------- log lines

@@ -12,7 +12,7 @@ from mlxsup.protocol.codec import (
     encode_body,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
-from mlxsup.protocol.parameters import NUMBERS, SAMPLING, sampling_defaults
+from mlxsup.protocol.parameters import LOGIT_BIAS, NUMBERS, SAMPLING, sampling_defaults
 
 
 def body(**values: Any) -> RequestBody:
@@ -113,6 +113,9 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "logit_bias": {"00000000001": 1}}, "logit_bias takes token ids as"
          " keys, not '00000000001'"),
         ({"prompt": "p", "logit_bias": {"": 1}}, "logit_bias takes token ids as keys, not ''"),
+        ({"prompt": "p", "logit_bias": {-1: 1}}, "logit_bias takes token ids as keys, not -1"),
+        ({"prompt": "p", "logit_bias": {True: 1}}, "logit_bias takes token ids as keys, not True"),
+        ({"prompt": "p", "logit_bias": {"٣": 1}}, "logit_bias takes token ids as keys, not '٣'"),
         ({"prompt": "p", "logit_bias": {1: "x"}}, "logit_bias takes a number from -100 to 100 for"
          " each token, not text"),
         ({"prompt": "p", "tools": {}}, "tools takes a list of tools, not a map"),
@@ -125,7 +128,9 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
          " as keys, not a list"),
         ({"prompt": "p", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs takes messages"
          " for the template, not none of them"),
-        ({"prompt": "p", "response_format": "json"}, 'response_format takes a map of type "'),
+        ({"prompt": "p", "response_format": "json"}, 'response_format takes a map of type'
+         ' "json_schema" (with json_schema, which has a schema), "json_object", "regex" (with'
+         ' regex) or "text", not text'),
         ({"prompt": "p", "response_format": {"type": "text", "x": 1}}, "response_format takes"),
         ({"prompt": "p", "response_format": {"type": "regex", "regex": ""}}, "response_format"),
         ({"prompt": "p", "response_format": {"type": "regex", "regex": "a", "x": 1}}, "response_f"),
@@ -137,7 +142,13 @@ def test_what_is_just_right_is_taken_and_travels_C7(values: dict[str, Any]) -> N
         ({"prompt": "p", "top_logprobs": 2}, "top_logprobs takes 0 unless logprobs is true, not 2"),
         ({"prompt": "p", "ignore_eos": 1}, "ignore_eos takes true or false, not 1"),
         ({"prompt": "p", "stop_token_ids": ["x"]}, "stop_token_ids takes integers, not text"),
-        ({"prompt": "p", "stop_token_ids": [2**32]}, "stop_token_ids takes ids from 0 to 42949"),
+        ({"prompt": "p", "stop_token_ids": [1, True]}, "stop_token_ids takes integers, not True"),
+        ({"prompt": "p", "stop_token_ids": [2**32]}, "stop_token_ids takes ids from 0 to"
+         " 4294967295, not 4294967296"),
+        ({"prompt": "p", "stop_token_ids": [-1]}, "stop_token_ids takes ids from 0 to"
+         " 4294967295, not -1"),
+        ({"prompt": "p", "stop_token_ids": [1] * 65}, "stop_token_ids takes a list of at most 64"
+         " token ids, not a list of 65"),
         ({"prompt": "p", "logit_bias": []}, "logit_bias takes a map of at most 1024 token ids, not"
          " a list"),
         ({"prompt": "p", "stop_token_ids": {}}, "stop_token_ids takes a list of at most 64"
@@ -195,25 +206,77 @@ def test_a_refusal_shows_numbers_and_kinds_and_no_text() -> None:
     assert invalid("x", "y").detail == {"parameter": "x", "expected": "y"}
 
 
-def test_what_an_unknown_parameter_is_told() -> None:
+def test_an_unknown_parameter_is_shown_shortened_with_all_that_are_known() -> None:
     with pytest.raises(RemoteError) as caught:
         RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
     assert caught.value.detail == {"parameter": "c" * 64}
-    assert "known are chat_template_kwargs, frequency_penalty, " in caught.value.message
-    with pytest.raises(RemoteError, match="body takes a map, not a list"):
+    assert caught.value.message == (
+        f"unknown parameter {'c' * 64!r}; known are chat_template_kwargs, frequency_penalty,"
+        " ignore_eos, logit_bias, logprobs, max_tokens, messages, min_p, min_tokens,"
+        " penalty_window, presence_penalty, prompt, prompt_tokens, repetition_penalty,"
+        " response_format, seed, stop, stop_token_ids, temperature, tool_choice, tools, top_k,"
+        " top_logprobs, top_p, xtc_probability, xtc_threshold"
+    )
+
+
+def test_sampling_as_one_map_is_no_parameter() -> None:
+    with pytest.raises(RemoteError, match=r"^unknown parameter 'sampling'; known are "):
+        RequestBody.from_wire({"prompt": "p", "sampling": {"top_k": 1}})
+
+
+def test_a_body_that_is_no_map_is_refused() -> None:
+    with pytest.raises(RemoteError, match=r"^body takes a map, not a list$"):
         RequestBody.from_wire([])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("n", "send the request n times with different seeds; one batch answers them"),
+        ("skip_special_tokens", "the text leaves out end-of-text tokens and the markers of an"
+         " answer's parts, and shows every other token; to leave out more, use the ids in"
+         " token_ids"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_other_servers_is_refused_with_what_to_do_instead(
+    name: str, words: str
+) -> None:
     with pytest.raises(RemoteError) as caught:
-        RequestBody.from_wire({"prompt": "p", "n": 2})
-    assert caught.value.detail == {"parameter": "n"}
+        RequestBody.from_wire({"prompt": "p", name: 2})
+    assert caught.value.message == f"{name} is not supported: {words}"
+    assert caught.value.detail == {"parameter": name}
 
 
-def test_what_a_request_was_accepted_with_is_all_but_its_prompt_and_seed() -> None:
+def test_long_words_are_shown_shortened_to_forty_characters() -> None:
+    for name, value in (("tool_choice", "c" * 50), ("logit_bias", {"c" * 50: 1.0})):
+        assert refusal(prompt="p", **{name: value}).endswith(", not '" + "c" * 39)
+
+
+def test_a_tool_choice_says_which_there_are_and_what_to_ask_with_instead() -> None:
+    expected = (
+        'tool_choice takes "auto" or "none" (for an answer that must be a call, ask with'
+        " response_format for its arguments), not "
+    )
+    assert refusal(prompt="p", tool_choice="required") == f"{expected}'required'"
+    assert refusal(prompt="p", tool_choice={"type": "function"}) == f"{expected}a map"
+
+
+def test_a_request_was_accepted_with_all_but_its_input_and_seed() -> None:
     asked = body(seed=5, max_tokens=3, logit_bias={7: 1.0}, stop=["x"])
     assert asked.parameters() == {"max_tokens": 3, "logit_bias": {"7": 1.0}, "stop": ["x"]}
+    chat = [{"role": "user", "content": "x"}]
+    told = body(prompt=None, messages=chat, chat_template_kwargs={"thinking": True}, top_k=2)
+    assert told.parameters() == {"top_k": 2}
     again = RequestBody.accepted([1, 2], asked.parameters(), 9)
     assert (again.prompt_tokens, again.seed, again.max_tokens) == ([1, 2], 9, 3)
     assert again.bias_by_token() == {7: 1.0}
     assert body().bias_by_token() == {}
+
+
+def test_only_what_a_models_entry_may_set_has_a_title_and_a_unit() -> None:
+    others = [*(number for name, number in NUMBERS.items() if name not in SAMPLING), LOGIT_BIAS]
+    assert {(number.says, number.unit) for number in others} == {("", "")}
+    assert all(number.says and number.unit for number in SAMPLING.values())
 
 
 def test_sampling_is_what_decides_which_token_is_taken() -> None:

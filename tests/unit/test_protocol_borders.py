@@ -7,6 +7,7 @@ import re
 import sys
 from enum import Enum
 from typing import Any
+from unittest.mock import ANY
 
 import msgpack
 import pytest
@@ -34,7 +35,6 @@ from mlxsup.protocol.codec import (
     encode_body,
 )
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode, RemoteError
-from mlxsup.protocol.folders import check_socket_path
 from mlxsup.protocol.ids import (
     Generation,
     ModelName,
@@ -47,6 +47,7 @@ from mlxsup.protocol.launch import (
     MAX_LAUNCH_SPEC_BYTES,
     PERMANENT_EXITS,
     ExitCode,
+    LaunchSettings,
     LaunchSpec,
     worker_argv,
 )
@@ -162,11 +163,13 @@ def test_parts_of_messages_are_checked_with_their_path() -> None:
         ([{"key": 1, "channel": []}], "rows.channel takes one of"),
         ([{"key": 1, "colour": 1}], "unknown field rows.colour; known are cached_tokens, channel"),
         ([{"key": 1, "tokens": "x"}], "rows.tokens takes bytes"),
+        ([{"key": 1, "text": b"x"}], "rows.text takes text"),
+        ([{"key": 1, "c" * 65: 1}], f"unknown field rows.{'c' * 64}; known are "),
     ):
-        with pytest.raises(DecodeError, match=re.escape(words)):
+        with pytest.raises(DecodeError, match="^" + re.escape(words)):
             decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
     ready = {"type": "ready", "context_length": 1, "fingerprint": "", "backend": ""}
-    with pytest.raises(DecodeError, match="versions takes a map"):
+    with pytest.raises(DecodeError, match=r"^versions takes a map$"):
         decode({**ready, "versions": []}, decoder=worker)
 
 
@@ -179,6 +182,23 @@ def test_what_is_left_out_is_what_the_page_says() -> None:
     assert (generate.notices, generate.resume, generate.client) == (False, True, None)
     assert StatusQuery(id=RequestId("a"), debug=True) != StatusQuery(id=RequestId("a"))
     assert Restart(id=RequestId("a"), model=ModelName("m")).v == 1
+
+
+def test_an_unknown_type_is_shown_shortened_with_the_id_and_all_that_are_known() -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode({"type": "c" * 65, "id": "a"})
+    assert caught.value.id == "a"
+    assert caught.value.message == (
+        f"unknown type {'c' * 64!r}; known are cancel, generate, load, ping, reload, restart,"
+        " status, stop, subscribe, unload"
+    )
+
+
+def test_a_message_equals_what_says_that_it_does_and_shows_all_its_fields() -> None:
+    stop = Stop(id=RequestId("a"), timeout_s=2.0)
+    assert repr(stop) == "Stop(id='a', now=False, timeout_s=2.0, v=1)"
+    assert stop == ANY
+    assert stop != Ping(id=RequestId("a"))
 
 
 def test_an_empty_body_travels_as_a_frame_and_no_body_as_none() -> None:
@@ -274,7 +294,9 @@ def test_an_error_travels_with_all_that_it_says() -> None:
 def test_what_is_no_error_is_not_read_as_one(wrong: dict[str, Any]) -> None:
     wire = {"code": "internal", "message": "m", "retryable": False}
     assert RemoteError.from_wire(wire).detail == {}
-    with pytest.raises(ValueError, match="a known code, a message, retryable and a detail map"):
+    with pytest.raises(
+        ValueError, match=r"^an error needs a known code, a message, retryable and a detail map$"
+    ):
         RemoteError.from_wire(wire | wrong)
     with pytest.raises(ValueError, match="a known code"):
         RemoteError.from_wire([])
@@ -322,6 +344,14 @@ def test_a_launch_that_says_no_more_changes_nothing() -> None:
     }  # fmt: skip
 
 
+def test_a_launch_is_a_models_settings_and_what_is_said_of_one_life() -> None:
+    settings = {f.name: getattr(SPEC, f.name) for f in dataclasses.fields(LaunchSettings)}
+    others = {
+        f.name: getattr(SPEC, f.name) for f in dataclasses.fields(SPEC) if f.name not in settings
+    }
+    assert LaunchSpec.of(LaunchSettings(**settings), **others) == SPEC
+
+
 def test_a_launch_is_one_line_that_is_read_as_it_was_written() -> None:
     line = SPEC.to_line()
     assert line.count(b"\n") == 1
@@ -330,10 +360,12 @@ def test_a_launch_is_one_line_that_is_read_as_it_was_written() -> None:
     at_most = dataclasses.replace(SPEC, token="t" * (MAX_LAUNCH_SPEC_BYTES - len(line) + 1))
     assert LaunchSpec.from_line(at_most.to_line()) == at_most
     for wrong in (line[:-1], dataclasses.replace(at_most, path="/xx").to_line()):
-        with pytest.raises(ValueError, match="one line of JSON of at most 64 KiB"):
+        with pytest.raises(
+            ValueError, match=r"^a launch spec is one line of JSON of at most 64 KiB$"
+        ):
             LaunchSpec.from_line(wrong)
     for keys in (b"[]\n", b"{}\n", line.replace(b'"token"', b'"tokens"')):
-        with pytest.raises(ValueError, match="exactly the keys cache_limit_bytes, context_length"):
+        with pytest.raises(ValueError, match=r"^a launch spec has exactly the keys cache_limit"):
             LaunchSpec.from_line(keys)
 
 
@@ -347,12 +379,6 @@ def test_which_exits_cannot_heal() -> None:
         "ASKED": 0, "STEP_ERROR": 70, "WORKER_FAULT": 71, "GPU_FAULT_ELSEWHERE": 72,
         "OUT_OF_MEMORY": 75,
     }  # fmt: skip
-
-
-def test_a_socket_path_of_just_the_limit_is_taken() -> None:
-    check_socket_path("/" + "ö" * 51)
-    with pytest.raises(ValueError, match="has 104 bytes; at most 103 work on every system"):
-        check_socket_path("/x" + "ö" * 51)
 
 
 def test_the_version_is_three_numbers() -> None:

@@ -107,9 +107,13 @@ def test_the_answer_can_be_addressed_where_the_id_was_readable() -> None:
     assert caught.value.id == "a"
 
 
-def test_nobody_is_addressed_if_there_is_no_id() -> None:
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b"\xc1"], [pack([])], [pack({"type": "ping", "id": 5})], [pack({"type": "load"})]],
+)
+def test_nobody_is_addressed_if_no_id_could_be_read(frames: list[bytes]) -> None:
     with pytest.raises(DecodeError) as caught:
-        CLIENTS.decode([pack({"type": "load"})])
+        CLIENTS.decode(frames)
     assert caught.value.id == ""
 
 

@@ -7,7 +7,9 @@ When a message changes on purpose, raise PROTOCOL_VERSION if older peers would m
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,21 @@ EXAMPLES = [
 
 def frames_of(message: Message) -> list[str]:
     return [frame.hex() for frame in encode(message)]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_class_of_messages_has_slots_and_no_methods_that_each_would_have_to_make(
+    link: str,
+) -> None:
+    for cls in LINKS[link][0]:
+        assert cls.__slots__ == tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+        assert not {"__eq__", "__repr__", "__hash__"} & vars(cls).keys()
+
+
+def test_the_fields_of_a_message_are_named() -> None:
+    ping: Any = client_messages.Ping
+    with pytest.raises(TypeError, match="positional"):
+        ping(ID)
 
 
 @pytest.mark.parametrize("link", LINKS)

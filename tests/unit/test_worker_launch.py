@@ -125,6 +125,8 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
         ("max_concurrency", 0, "an integer from 1"),
         ("step_timeout_s", 0, "a number above 0"),
         ("step_timeout_s", "30", "a number above 0"),
+        ("step_timeout_s", True, "a number above 0"),
+        ("step_timeout_s", float("inf"), "a number above 0"),
         ("decode_stall_target_ms", 0, "a number above 0"),
         ("context_length", -1, "an integer from 0"),
         ("log_level", "loud", "debug, info, warning, error"),
@@ -147,6 +149,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any, takes: str) -> 
 
 def test_the_least_that_a_spec_may_ask_for_is_taken() -> None:
     check_spec(spec(generation=1, max_concurrency=1, context_length=0, memory_limit_bytes=0))
+    check_spec(spec(step_timeout_s=0.001))
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])

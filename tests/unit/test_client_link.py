@@ -1,0 +1,195 @@
+"""What a link asks of its socket and reads from its monitor; both are scripts here."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import zmq
+
+from mlxsup.client.link import MONITOR_EVENT, Link, LinkState
+from mlxsup.protocol.codec import MAX_FRAME_BYTES
+
+EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_CLOSED,
+    zmq.EVENT_DISCONNECTED,
+)
+
+
+class Monitor:
+    """Tells of these events, and then of none."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.is_closed = False
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        assert flags == zmq.NOBLOCK
+        if not self.events:
+            raise zmq.Again
+        return [MONITOR_EVENT.pack(*self.events.pop(0)), b"ipc:///x"]
+
+    def close(self, linger_ms: int) -> None:
+        self.is_closed = True
+
+
+class Socket:
+    """A socket with room for some messages, and what was done with it."""
+
+    def __init__(self) -> None:
+        self.monitor = Monitor()
+        self.done: list[tuple[Any, ...]] = []
+        self.room = 0
+        self.sent: list[list[bytes]] = []
+        self.coming: list[list[bytes]] = []
+        self.fails_at = ""
+
+    def setsockopt(self, option: int, value: int) -> None:
+        self.done.append((option, value))
+
+    def get_monitor_socket(self, events: int) -> Monitor:
+        self.done.append(("monitor", {event for event in EVENTS if events & event}))
+        self._fail("monitor")
+        return self.monitor
+
+    def disable_monitor(self) -> None:
+        self.done.append(("disable monitor",))
+
+    def connect(self, endpoint: str) -> None:
+        self.done.append(("connect", endpoint))
+        self._fail("connect")
+
+    def _fail(self, place: str) -> None:
+        if place == self.fails_at:
+            raise zmq.ZMQError(errno.EMFILE)
+
+    def close(self, linger_ms: int) -> None:
+        self.done.append(("close", linger_ms))
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        assert flags == zmq.NOBLOCK
+        if len(self.sent) == self.room:
+            raise zmq.Again
+        self.sent.append(frames)
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        assert flags == zmq.NOBLOCK
+        if not self.coming:
+            raise zmq.Again
+        return self.coming.pop(0)
+
+
+class Context:
+    """Makes one socket."""
+
+    def __init__(self, socket: Socket) -> None:
+        self.made = socket
+
+    def socket(self, kind: int) -> Socket:
+        assert kind == zmq.DEALER
+        return self.made
+
+
+def linked(socket: Socket) -> Link:
+    context: Any = Context(socket)
+    return Link(context, "ipc:///x")
+
+
+def test_a_link_sets_its_limits_and_asks_for_events_before_it_connects() -> None:
+    socket = Socket()
+    link = linked(socket)
+    assert sorted(socket.done[:5]) == sorted(
+        [
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 3_600_000),
+            (zmq.HANDSHAKE_IVL, 2000),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.RCVHWM, 0),
+        ]
+    )
+    assert socket.done[5:] == [("monitor", set(EVENTS)), ("connect", "ipc:///x")]
+    assert link.state is LinkState.CONNECTING
+    assert not link.has_unsent
+
+
+def flags_of(link: Link) -> tuple[bool, bool, bool, bool]:
+    return link.was_connected, link.was_turned_away, link.was_reset, link.was_heard
+
+
+@pytest.mark.parametrize(
+    ("event", "value", "state", "flags"),
+    [
+        (EVENTS[0], 0, LinkState.CONNECTED, (True, False, False, False)),
+        (EVENTS[1], errno.EPIPE, LinkState.LOST, (False, True, False, False)),
+        (EVENTS[1], errno.ECONNRESET, LinkState.LOST, (False, False, True, False)),
+        (EVENTS[1], errno.EAGAIN, LinkState.LOST, (False, False, False, False)),
+        (EVENTS[2], errno.EPIPE, LinkState.LOST, (False, False, False, False)),
+        (EVENTS[3], errno.ECONNRESET, LinkState.LOST, (False, False, False, False)),
+        (EVENTS[4], 0, LinkState.LOST, (False, False, False, False)),
+        (EVENTS[5], 0, LinkState.LOST, (False, False, False, False)),
+    ],
+)
+def test_an_event_says_where_the_connection_stands(
+    event: int, value: int, state: LinkState, flags: tuple[bool, ...]
+) -> None:
+    socket = Socket()
+    link = linked(socket)
+    assert (link.update(), flags_of(link)) == (LinkState.CONNECTING, (False,) * 4)
+    socket.monitor.events = [(event, value)]
+    assert (link.update(), link.state, flags_of(link)) == (state, state, flags)
+
+
+def test_events_are_read_up_to_the_loss_and_no_further() -> None:
+    socket = Socket()
+    link = linked(socket)
+    socket.monitor.events = [(EVENTS[0], 0), (EVENTS[5], 0), (EVENTS[0], 0)]
+    assert link.update() is LinkState.LOST
+    assert link.update() is LinkState.LOST
+    assert len(socket.monitor.events) == 1
+    assert link.was_connected
+
+
+@pytest.mark.parametrize("place", ["monitor", "connect"])
+def test_a_link_that_cannot_be_made_leaves_no_socket(place: str) -> None:
+    socket = Socket()
+    socket.fails_at = place
+    with pytest.raises(zmq.ZMQError):
+        linked(socket)
+    assert socket.done[-2:] == [("disable monitor",), ("close", 0)]
+    assert socket.monitor.is_closed == (place == "connect")
+
+
+def test_a_closed_link_waits_as_long_as_it_was_told() -> None:
+    socket = Socket()
+    linked(socket).close(70)
+    assert socket.done[-2:] == [("disable monitor",), ("close", 70)]
+    assert socket.monitor.is_closed
+
+
+def test_what_has_no_room_is_sent_later_in_order() -> None:
+    socket = Socket()
+    link = linked(socket)
+    socket.room = 1
+    for text in (b"a", b"b", b"c"):
+        link.send([text])
+    assert (socket.sent, link.has_unsent) == ([[b"a"]], True)
+    socket.room = 2
+    link.flush()
+    assert (socket.sent, link.has_unsent) == ([[b"a"], [b"b"]], True)
+    socket.room = 9
+    link.send([b"d"])
+    assert (socket.sent, link.has_unsent) == ([[b"a"], [b"b"], [b"c"], [b"d"]], False)
+
+
+def test_a_link_was_heard_once_a_message_has_come() -> None:
+    socket = Socket()
+    link = linked(socket)
+    assert (link.receive(), link.was_heard) == (None, False)
+    socket.coming = [[b"a", b"b"], [b"c"]]
+    assert (link.receive(), link.was_heard) == ([b"a", b"b"], True)
+    assert [link.receive(), link.receive()] == [[b"c"], None]
