@@ -237,6 +237,7 @@ def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_the_log_says_how_rows_run_and_warns_if_that_is_not_as_configured(
+    tiny: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     finding: Finding,
@@ -246,13 +247,9 @@ def test_the_log_says_how_rows_run_and_warns_if_that_is_not_as_configured(
     now = iter([10.0, 10.256])
     monkeypatch.setattr(mlx_engine, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     monkeypatch.setattr(MlxEngine, "_find_way", lambda self, report: finding)
-    engine = MlxEngine(make_spec(Path("/nowhere")))
-    engine._facts = EngineFacts(
-        context_length=64, vocabulary_size=9, fingerprint="f", backend="cpu"
-    )
     with caplog.at_level("INFO", logger="mlxsup"):
-        engine._choose_way(lambda phase, share: None)
-    assert (engine.facts.batching, engine.facts.batching_reason) == (finding.way, finding.reason)
+        facts = load(tiny, max_concurrency=2)
+    assert (facts.batching, facts.batching_reason) == (finding.way, finding.reason)
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
         (level, f"{said} seconds=0.260")
     ]

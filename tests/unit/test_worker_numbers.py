@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -54,5 +55,4 @@ def test_what_a_caller_is_warned_of_is_one_clear_sentence() -> None:
 
 
 def test_beats_come_twice_a_second_unless_told_otherwise() -> None:
-    thread = heartbeat.HeartbeatThread("ipc://nobody", heartbeat.Board())
-    assert thread._interval_s == 0.5
+    assert signature(heartbeat.HeartbeatThread).parameters["interval_s"].default == 0.5
