@@ -34,20 +34,18 @@ class AnswerText:
         self,
         codec: TextCodec,
         stops: Sequence[str],
-        opening: str = "",
-        calls: ToolCallReader | None = None,
+        opening: str,
+        calls: ToolCallReader,
         *,
-        has_form: bool = False,
-        min_tokens: int = 0,
+        has_form: bool,
+        min_tokens: int,
     ) -> None:
         self._codec = codec
         self._min_tokens = min_tokens
         self.count = 0
         self._detokenizer = codec.detokenizer()
         self._matcher = StopMatcher(stops)
-        self._channels = ChannelParser(
-            codec.channel_rules, opening, calls or ToolCallReader(None, 0), has_form=has_form
-        )
+        self._channels = ChannelParser(codec.channel_rules, opening, calls, has_form=has_form)
 
     @property
     def is_stopped(self) -> bool:

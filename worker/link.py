@@ -114,7 +114,7 @@ class Link:
         """Ends the connection for good: a fault that the fake engine causes on demand."""
         if self._socket in self._poller:
             self._poller.unregister(self._socket)
-        self._socket.close(linger=0)
+        self._socket.close()
         self._socket = self._context.socket(zmq.DEALER)
 
     def close(self, linger_s: float) -> None:

@@ -19,7 +19,7 @@ class StuckPreprocessingError(Exception):
 class TextSide(Protocol):
     """What the loop needs from `text.TextThreads`."""
 
-    def submit(self, key: RequestKey, body: bytes, resume: Resume | None = None) -> None:
+    def submit(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
         """Asks for a prompt."""
 
     def forget(self, key: RequestKey) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ import pytest
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.worker.engine import EngineFacts, NoDeviceError, Row
 from mlxsup.worker.engines.mlx import batching as mlx_way
 from mlxsup.worker.engines.mlx import engine as mlx_engine
@@ -21,7 +22,7 @@ from mlxsup.worker.engines.mlx import memory_need
 from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
-from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
+from mlxsup.worker.engines.mlx.batching import ONLY_ROW, PROBE_VERSION, Finding, WayFinder
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
@@ -216,6 +217,41 @@ def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.Mo
     assert asked == [
         {"decode_stall_target_s": 0.125, "step_timeout_s": 7.0, "is_fixed": is_fixed}
         for is_fixed in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "said"),
+    [
+        (Finding(way=Batching.TOGETHER), "INFO", "rows run as configured model=m way=together"),
+        (
+            Finding(way=Batching.ONE_ROW, reason=ONLY_ROW),
+            "INFO",
+            "rows run as configured model=m way=one_row",
+        ),
+        (
+            Finding(way=Batching.SERIAL_PREFILL, reason="it mixes rows"),
+            "WARNING",
+            'rows may not share all passes model=m way=serial_prefill reason="it mixes rows"',
+        ),
+    ],
+)
+def test_the_log_says_how_rows_run_and_warns_if_that_is_not_as_configured(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    finding: Finding,
+    level: str,
+    said: str,
+) -> None:
+    now = iter([10.0, 10.256])
+    monkeypatch.setattr(mlx_engine, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(MlxEngine, "_find_way", lambda self, report: finding)
+    with caplog.at_level("INFO", logger="mlxsup"):
+        facts = load(tiny, max_concurrency=2)
+    assert (facts.batching, facts.batching_reason) == (finding.way, finding.reason)
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        (level, f"{said} seconds=0.260")
     ]
 
 

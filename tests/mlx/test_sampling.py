@@ -359,6 +359,21 @@ def test_exactly_the_likeliest_tokens_stay(parameters: dict[str, Any], kept: int
     assert [bool(count) for count in counts] == [True] * kept + [False] * (4 - kept)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "other"),
+    [({}, -40.0), ({"top_p": 1.0, "min_p": 0.0, "top_k": 2}, -40.0), ({"top_p": 0.9}, -math.inf)],
+)
+def test_a_filter_that_is_off_leaves_even_what_no_rounding_shows(
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], other: float
+) -> None:
+    """Of two tokens the second has a share of 4e-18: the first alone adds up to 1."""
+    drawn_from: list[Any] = []
+    monkeypatch.setattr(mx.random, "categorical", lambda logits, key: drawn_from.append(logits))
+    make_sampler(make_row(1, [1], **{"temperature": 1.0} | parameters))(mx.array([[0.0, -40.0]]))
+    [[logits]] = [array.tolist() for array in drawn_from]
+    assert logits == [0.0, other]
+
+
 def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None:
     """Expected of 300: 217 of the first and 1 of the last; 86 of the first and 61 of the last."""
     cold, hot = draws(temperature=0.25), draws(temperature=4.0)

@@ -134,6 +134,25 @@ def test_a_request_that_cannot_be_encoded_says_which_parameter_is_wrong(tmp_path
     assert detail["parameter"] == "messages"
 
 
+def test_only_raw_text_gets_the_tokens_that_begin_a_text(tmp_path: Path) -> None:
+    """A chat template writes its own."""
+    tiny(tmp_path, "{{ messages[0].content }}")
+    place = tmp_path / "tokenizer.json"
+    first = {"SpecialToken": {"id": "!", "type_id": 0}}
+    begins = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"!": {"id": "!", "ids": [33], "tokens": ["!"]}},
+    }
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"post_processor": begins}))
+    text = load_text(tmp_path, eos_token_ids=[7], vocabulary_size=None)
+    raw = text.encode(RequestBody(prompt="hello")).tokens
+    assert raw[0] == 33
+    assert text.encode(RequestBody(messages=HELLO)).tokens == raw[1:]
+    assert 33 not in text.spared_tokens
+
+
 OPENS = "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 

@@ -47,7 +47,7 @@ class Form(Grammar):
 def running(
     *, stops: Sequence[str] = (), form: Form | None = None, warnings: Sequence[str] = ()
 ) -> RunningRow:
-    answer = AnswerText(Codec(), stops, calls=ToolCallReader(TOOLS, 1))
+    answer = AnswerText(Codec(), stops, "", ToolCallReader(TOOLS, 1), has_form=False, min_tokens=0)
     return RunningRow(
         key=KEY,
         answer=answer,
@@ -209,7 +209,10 @@ def test_what_is_not_said_of_a_row_has_no_effect() -> None:
     assert (row.stop_token_ids, row.ignore_eos, row.top_logprobs) == ((), False, None)
     assert (row.grammar, row.checkpoints) == (None, ())
     assert Prompt(tokens=[5]) == Prompt(tokens=[5], opening="", grammar=None, checkpoints=())
-    fresh = RunningRow(key=KEY, answer=AnswerText(Codec(), ()))
+    fresh = RunningRow(
+        key=KEY,
+        answer=AnswerText(Codec(), (), "", ToolCallReader(None, 0), has_form=False, min_tokens=0),
+    )
     assert (fresh.grammar, tuple(fresh.warnings), fresh.inserted_at) == (None, (), 0.0)
     assert (fresh.cached_tokens, fresh.has_token) == (0, False)
 

@@ -5,13 +5,16 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 import zmq
 
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
 from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import WorkerPhase
@@ -303,6 +306,73 @@ def test_a_dropped_link_is_silent_both_ways(far: Far, link: Link) -> None:
     link.wait(0.0)
     assert not far.socket.poll(50)
     link.drop()
+
+
+class OneSocket(zmq.Context[zmq.Socket[bytes]]):
+    """Notes the sockets that are made of it."""
+
+    made: list[zmq.Socket[bytes]] = []  # noqa: RUF012
+
+    def socket(self, *given: Any, **named: Any) -> Any:
+        self.made.append(super().socket(*given, **named))
+        return self.made[-1]
+
+
+def test_a_link_holds_little_and_a_forgotten_one_keeps_no_process_alive(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq, "Context", OneSocket)
+    monkeypatch.setattr(OneSocket, "made", [])
+    link = Link(far.endpoint)
+    [made] = OneSocket.made
+    options = (zmq.SNDHWM, zmq.RCVHWM, zmq.MAXMSGSIZE, zmq.LINGER)
+    assert [made.get(option) for option in options] == [
+        HIGH_WATER_MARK, HIGH_WATER_MARK, MAX_FRAME_BYTES, 0
+    ]  # fmt: skip
+    assert made.type == zmq.DEALER
+    link.close(0.0)
+
+
+def test_a_link_closes_with_the_time_that_is_left(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten seconds two have gone when the outbox is empty; of one, none is left."""
+    closed: list[Any] = []
+    close = zmq.Socket.close
+
+    def close_noted(self: Any, linger: int | None = None) -> None:
+        closed.append(linger)
+        close(self, 0)
+
+    for given_s, times in ((10.0, [5.0, 7.0]), (1.0, [5.0, 7.0])):
+        link = Link(far.endpoint)
+        monkeypatch.setattr(zmq.Socket, "close", close_noted)
+        now = iter(times)
+        monkeypatch.setattr(time, "monotonic", lambda now=now: next(now))
+        link.close(given_s)
+        monkeypatch.undo()
+    assert closed == [8000, 0]
+
+
+def test_a_wake_is_one_byte_so_that_many_fit_before_one_is_lost(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, sender = wakes = socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: wakes)
+    link = Link(far.endpoint)
+    link.wake()
+    link.wake()
+    assert receiver.recv(16) == bytes(2)
+    link.close(0.0)
+    assert sender.fileno() == -1
+
+
+def test_a_key_that_a_newer_supervisor_sends_is_ignored(far: Far, link: Link) -> None:
+    header, *rest = encode(CancelRow(key=RequestKey(7)))
+    newer = msgpack.packb(msgpack.unpackb(header) | {"mood": "calm"})
+    far.socket.send_multipart([newer, *rest])
+    link.wait(60.0)
+    assert link.receive() == CancelRow(key=RequestKey(7))
 
 
 def test_the_sockets_of_a_link_are_closed_with_it(

@@ -12,13 +12,16 @@ from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import RunningRow, acceptance, plan_row
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 FACTS = EngineFacts(context_length=10, vocabulary_size=300, fingerprint="f", backend="fake")
 KEY = RequestKey(1)
 
 
 def running(stops: list[str] | None = None) -> RunningRow:
-    answer = AnswerText(FakeTextCodec(), stops or [])
+    answer = AnswerText(
+        FakeTextCodec(), stops or [], "", ToolCallReader(None, 0), has_form=False, min_tokens=0
+    )
     return RunningRow(key=KEY, answer=answer, inserted_at=100.0)
 
 
@@ -140,7 +143,9 @@ def test_prefill_time_comes_with_the_first_token_only() -> None:
 def test_a_stop_string_counts_from_the_token_that_fills_min_tokens(
     min_tokens: int, is_stopped: bool
 ) -> None:
-    answer = AnswerText(FakeTextCodec(), ["cd"], min_tokens=min_tokens)
+    answer = AnswerText(
+        FakeTextCodec(), ["cd"], "", ToolCallReader(None, 0), has_form=False, min_tokens=min_tokens
+    )
     text = "".join(piece.text for token in encode_text("abcd") for piece in answer.add(token))
     text += "".join(piece.text for piece in answer.finish())
     assert (text, answer.is_stopped) == ("ab" if is_stopped else "abcd", is_stopped)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.worker.text.stops import StopMatcher
+from mlxsup.worker.text.stops import StopMatcher, find_first, undecided
 
 ALPHABET = "ab🦊"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=4)
@@ -61,6 +61,32 @@ def test_nothing_is_held_back_without_need(pieces: list[str], stops: list[str], 
             return
         held = came[len(shown) :]
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+def test_the_first_stop_string_is_the_one_that_is_complete_first() -> None:
+    """Not the one that begins first, and of those that end together the longest."""
+    for stops in (["abcd", "c"], ["c", "abcd"]):
+        assert find_first("xabcde", stops) == (3, "c")
+    for stops in (["bc", "c", "abc"], ["abc", "bc", "c"]):
+        assert find_first("xabcde", stops) == (1, "abc")
+    assert find_first("xabcde", ["f"]) is None
+    assert find_first("xabcde", []) is None
+
+
+def test_only_a_text_that_ends_late_enough_is_found() -> None:
+    found = [find_first("abab", ["ab"], ends_after=least) for least in range(5)]
+    assert found == [(0, "ab"), (0, "ab"), (2, "ab"), (2, "ab"), None]
+
+
+def test_what_may_still_become_a_text_is_undecided() -> None:
+    pairs = [
+        ("xab", ["abc"]),
+        ("xab", ["ab"]),
+        ("aab", ["aabc", "abx"]),
+        ("xa", []),
+        ("aa", ["ab"]),
+    ]
+    assert [undecided(pending, texts) for pending, texts in pairs] == [2, 0, 3, 0, 1]
 
 
 def test_after_a_stop_nothing_is_shown() -> None:

@@ -46,6 +46,7 @@ def restored_logging() -> Iterator[None]:
 @pytest.mark.usefixtures("restored_logging")
 def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: list[str]) -> None:
     stream = io.StringIO()
+    logging.getLogger().setLevel(logging.DEBUG)
     configure(level, stream)
     configure(level, stream)
     assert not logging.raiseExceptions

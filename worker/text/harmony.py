@@ -87,7 +87,7 @@ def _words(header: str) -> tuple[str, str] | None:
     if len(header) > MAX_HEADER:
         return None
     channel = recipient = ""
-    marker = ""
+    marker: str | None = None
     for part in _MARKER.split(_HALF_MARKER.sub("", header)):
         if _MARKER.fullmatch(part):
             marker = part

@@ -14,7 +14,6 @@ ToolCallParser = Callable[[str, Any], Any]
 `name` and `arguments`, and `id` if the format has one."""
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_MAX_ID = 128
 
 
 class CallIds(Enum):

@@ -44,8 +44,10 @@ class LogprobReader:
 
 
 def _normalised(logprobs: mx.array) -> mx.array:
-    """Differences of large logits are off by the rounding of their logarithmic sum, all alike."""
-    logprobs = logprobs.astype(mx.float32)
+    """Differences of large logits are off by the rounding of their logarithmic sum, all alike.
+
+    They are float32, because the logits are (see `logits`).
+    """
     return logprobs - mx.logsumexp(logprobs)
 
 

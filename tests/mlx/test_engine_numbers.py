@@ -1,0 +1,79 @@
+"""The bounds of the MLX engine, which other tests take from the code."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mlxsup.worker.engines.mlx import (
+    batching,
+    chat_checkpoints,
+    checkpoints,
+    context_length,
+    decode,
+    engine,
+    folder,
+    gguf,
+    load,
+    logprobs,
+    memory_need,
+    prefill,
+    prefix_cache,
+    prefix_index,
+    prefix_size,
+    probe,
+    sampling,
+    text,
+)
+
+pytestmark = pytest.mark.mlx
+
+NUMBERS: dict[ModuleType, dict[str, Any]] = {
+    batching: {"CONTROL_MULTIPLE": 4},
+    chat_checkpoints: {"WHOLE_CHARACTERS": 16384, "SYSTEM_ROLES": ("system", "developer")},
+    checkpoints: {"LEAST_GAIN": 16, "MAX_CHECKPOINTS": 8},
+    context_length: {
+        "UNKNOWN_CONTEXT_LENGTH": 4096, "MAX_CONTEXT_LENGTH": 2_147_483_647, "MAX_SHOWN": 20,
+    },
+    decode: {"CLEAR_EVERY": 512},
+    engine: {"WARMUP_PROMPT_TOKENS": 9, "WARMUP_TOKENS": 2},
+    folder: {"MAX_HEADER_BYTES": 104_857_600},
+    gguf: {"GROUP_SIZE": 32},
+    load: {"GROUP_BYTES": 134_217_728, "MAX_CAUSE_CHARACTERS": 300},
+    logprobs: {"LEAST_LOGPROB": -9999},
+    memory_need: {"COMFORTABLE_SHARE": 0.8, "MIB": 1_048_576, "GIB": 1_073_741_824},
+    prefill: {
+        "SMALLEST_CHUNK": 1, "LARGEST_CHUNK": 2048, "FIRST_CHUNK": 8, "FIXED_CHUNK": 256,
+        "IDLE_TARGET_S": 2, "STEP_TIMEOUT_SHARE": 0.1, "HEADROOM": 0.75, "GROWTH": 2, "DEEP": 2048,
+        "_EASE": 0.3, "_DRIFT": 0.02,
+    },
+    prefix_cache: {"LEAST_TOKENS": 16, "MAX_ENTRIES": 4096},
+    prefix_index: {"BYTES_PER_TOKEN": 4},
+    prefix_size: {"FREE_SHARE": 10, "MOST_SHARE": 2},
+    probe: {
+        "LENGTHS": (2, 4, 3), "TOKENS": (5, 3, 4), "CONTROL_LENGTH": 3, "CONTROL_TOKENS": 3,
+        "STARTS": (0.5, 0.8, 0.2), "SEQUENCE_LENGTH": 7,
+    },
+    sampling: {"COLDEST": 1e-5, "ALL_TOKENS": 2_147_483_647},
+    text: {"MAX_OPENING": 512},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", NUMBERS, ids=lambda module: module.__name__.split(".")[-1])
+def test_a_bound_is_what_was_measured_or_decided(module: ModuleType) -> None:
+    """The code says behind each why it is this one."""
+    wanted = NUMBERS[module]
+    assert {name: getattr(module, name) for name in wanted} == wanted
+
+
+def test_what_rows_may_differ_by_follows_from_the_device() -> None:
+    assert (batching.EXACT.floor, batching.EXACT.cap, batching.EXACT.sequences) == (1e-3, 1e-2, 1)
+    assert (batching.ROUNDED.floor, batching.ROUNDED.cap) == (2e-2, 1.5e-1)
+
+
+def test_a_model_without_numbers_is_warned_of_in_words() -> None:
+    assert engine.NO_NUMBERS == (
+        "its log-probabilities are not numbers (NaN): its answers mean nothing"
+    )
