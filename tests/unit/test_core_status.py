@@ -67,6 +67,14 @@ def test_a_model_that_was_never_started() -> None:
     assert driver.row() == NEVER_STARTED
 
 
+def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
+    memory = Driver().core.status(1000.0)["memory"]
+    assert memory == {"budget_bytes": None, "reserved_bytes": 0, "machine_bytes": 0}
+    driver = in_state(State.READY)
+    driver.model().life.footprint_bytes = 10**9
+    assert not driver.model().is_over_memory
+
+
 def test_the_whole_status_of_a_daemon() -> None:
     driver = Driver([entry("a"), entry("b")])
     for pid, name in enumerate("ab", start=5):
