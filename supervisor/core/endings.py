@@ -5,6 +5,8 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
+import math
+
 from mlxsup.protocol.client_messages import Done, Failed, MessageToClient
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
@@ -77,7 +79,7 @@ class Endings:
         *,
         finish: FinishReason | None = None,
         error: RemoteError | None = None,
-        now: float = 0.0,
+        now: float = math.nan,  # of an error, which has no timings
     ) -> None:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
         self._forget(request)
