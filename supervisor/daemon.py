@@ -101,7 +101,7 @@ def _serve(
 
 def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
     try:
-        config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config.log_dir.mkdir(parents=True, exist_ok=True)  # private: see the umask
     except OSError as error:
         raise RuntimeFolderError(
             f"the log folder {config.log_dir} cannot be created: {error.strerror}",

@@ -116,6 +116,8 @@ class Core:
         """Raises AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
+        for request in self.ledger:
+            assert self._deadlines.of(request.key) == request.next_deadline
 
     # ------------------------------------------------------------ events
 

@@ -18,7 +18,7 @@ class _Due(NamedTuple):
 
 
 class Deadlines:
-    """Keeps one time per subject; a timer only wakes, the subject's own deadline decides."""
+    """Keeps one time per subject: its earliest deadline that still applies."""
 
     def __init__(self) -> None:
         self._when: dict[Subject, float] = {}
@@ -32,6 +32,10 @@ class Deadlines:
     def held(self) -> int:
         """Times that it keeps, with those that were replaced and not yet forgotten."""
         return len(self._heap)
+
+    def of(self, subject: Subject) -> float | None:
+        """The subject's time; None for none."""
+        return self._when.get(subject)
 
     def set(self, subject: Subject, when: float | None) -> None:
         """Replaces the subject's time; None for none."""

@@ -5,6 +5,8 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
+import math
+
 from mlxsup.protocol.client_messages import Done, Failed, MessageToClient
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
@@ -58,7 +60,7 @@ class Endings:
         self.end(request, error=error)
 
     def due(self, model: Model, request: Request, now: float) -> None:
-        """One of this request's deadlines may have come (D15)."""
+        """`Request.next_deadline` has come (D15)."""
         if request.deadline is not None and now >= request.deadline:
             error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
         elif (
@@ -67,15 +69,8 @@ class Endings:
             and now >= request.first_token_deadline
         ):
             error = deadline_exceeded(model.name, "the first token", 0)
-        elif (
-            request.stage is Stage.QUEUED
-            and request.queue_deadline is not None
-            and now >= request.queue_deadline
-        ):
-            error = queue_timeout(model.name, now - request.arrived_at)
         else:
-            self._deadlines.set(request.key, request.next_deadline)
-            return
+            error = queue_timeout(model.name, now - request.arrived_at)
         self.fail(model, request, error)
 
     def end(
@@ -84,7 +79,7 @@ class Endings:
         *,
         finish: FinishReason | None = None,
         error: RemoteError | None = None,
-        now: float = 0.0,
+        now: float = math.nan,  # of an error, which has no timings
     ) -> None:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
         self._forget(request)
@@ -152,7 +147,6 @@ class Endings:
 
     def _interrupt(self, request: Request, text: str) -> None:
         self._ledger.move(request, Stage.QUEUED)
-        request.dispatched_at = None
         request.told.clear()
         if request.acceptance is None:
             request.started_at = None

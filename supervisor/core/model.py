@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ class Model:
     steps: int = 0
     tokens: int = 0
     service_s: float | None = None
-    idle_since: float = 0.0
+    idle_since: float = math.inf
     told_waiting: tuple[WaitReason, str, int] | None = None
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 MAX_CONNECTIONS = 1024
 """The limit for all clients together; fewer if the limit of open files is low."""
@@ -32,10 +32,10 @@ REFUSAL_S = 2.0
 class Verdict(Enum):
     """What happens to a new connection."""
 
-    ADMITTED = "admitted"
-    REFUSED = "refused"
+    ADMITTED = auto()
+    REFUSED = auto()
     """Held for a moment: each of its messages is answered with the reason."""
-    TURNED_AWAY = "turned away"
+    TURNED_AWAY = auto()
     """Ended at once."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -43,8 +44,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self.output_ended = asyncio.Event()
-        self._slice_began_at = 0.0
-        self._slice_bytes = 0
+        self._slice_began_at = -math.inf  # a slice begins with the first piece
         self._resume: asyncio.TimerHandle | None = None
         assert process.stdout is not None
         self._output = process.stdout.fileno()
@@ -126,7 +126,6 @@ class WorkerProcess:
             self._loop.remove_reader(self._output)
             self.output_ended.set()
             return
-        self._on_output(data)
         now = self._loop.time()
         if now - self._slice_began_at >= READ_SLICE_S:
             self._slice_began_at, self._slice_bytes = now, 0
@@ -135,6 +134,7 @@ class WorkerProcess:
             self._loop.remove_reader(self._output)
             ends_at = self._slice_began_at + READ_SLICE_S
             self._resume = self._loop.call_at(ends_at, self._read_on)
+        self._on_output(data)
 
     def _read_on(self) -> None:
         self._resume = None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -215,7 +216,18 @@ async def exits(process: WorkerProcess, output: bytearray) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its pipes
-def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_no_wait() -> None:
+def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_leaves_no_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+
     async def run() -> None:
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]
         with pytest.raises(
@@ -224,6 +236,7 @@ def test_a_first_line_that_a_pipe_does_not_take_is_an_error_and_no_wait() -> Non
             WorkerProcess.spawn(argv, b"x" * 10_000_000, lambda _: None)
 
     asyncio.run(run())
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

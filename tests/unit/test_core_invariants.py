@@ -187,6 +187,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
         lambda: in_state(State.READY), waits_beside_room, "nobody's turn is due",
     ),
     "belongs nowhere": (lambda: in_state(State.READY), smuggled, ""),
+    "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
     "two loads after crashes": (two_loads, load_twice(is_after_crash=True), ""),
     "two loads afresh": (two_loads, load_twice(is_after_crash=False), ""),
 }  # fmt: skip

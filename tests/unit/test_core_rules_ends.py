@@ -205,6 +205,11 @@ def test_a_second_signal_ends_at_once() -> None:
     assert driver.signals() == [WorkerSignal.KILL]
 
 
+def test_a_worker_is_signalled_by_the_names_that_the_system_has() -> None:
+    names = ["SIGUSR1", "SIGTERM", "SIGKILL"]
+    assert [one.value for one in (WorkerSignal.DUMP, WorkerSignal.TERM, WorkerSignal.KILL)] == names
+
+
 def test_stop_now_asks_gracefully_first_E5() -> None:
     driver = in_state(State.READY)
     driver.stop(now=True)

@@ -11,6 +11,8 @@ from mlxsup.protocol.states import Batching, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core.events import Sampled
+from mlxsup.supervisor.core.requests.ledger import Ledger
+from mlxsup.supervisor.core.status import Daemon, status_map
 
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import BOB
@@ -65,6 +67,18 @@ def test_a_model_that_was_never_started() -> None:
     driver = Driver()
     driver.now += 5.0
     assert driver.row() == NEVER_STARTED
+
+
+def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
+    memory = Driver().core.status(1000.0)["memory"]
+    assert memory == {"budget_bytes": None, "reserved_bytes": 0, "machine_bytes": 0}
+    driver = in_state(State.READY)
+    driver.model().life.footprint_bytes = 10**9
+    assert not driver.model().is_over_memory
+
+
+def test_a_daemon_that_has_not_begun_counts_from_the_beginning_of_its_clock() -> None:
+    assert status_map([], Ledger(), Daemon(facts={}), 5.0)["uptime_s"] == 5.0
 
 
 def test_the_whole_status_of_a_daemon() -> None:

@@ -133,6 +133,25 @@ def test_a_bug_is_told_once_with_the_stories_of_all_models(
     )
 
 
+def test_a_bug_ends_the_daemon_though_whoever_told_it_something_looks_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(event: object) -> None:
+        raise ValueError("v")
+
+    case = Case(monkeypatch)
+
+    def body() -> None:
+        case.log.lines.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(case.core, "handle", fail)
+            with pytest.raises(ValueError, match=r"^v$"):
+                case.app.dispatch(Tick(now=1.0))
+
+    assert case.run(body) == 70
+    assert case.log.lines[0] == (*BUG, {"error": "ValueError"})
+
+
 def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
     later, events = case.loop.later, case.core.events

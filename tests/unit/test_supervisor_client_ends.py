@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_the_end_leaves_what_was_sent_its_time_and_asks_the_loop_for_nothing(
     stage.sent.clear()
     stage.clients.pulse()
     assert stage.sent == []
+
+
+def test_the_end_waits_until_all_is_sent_to_clients_that_read(stage: Stage) -> None:
+    async def body() -> None:
+        stage.ask()
+        stage.full.add(ME)
+        stage.clients.send(ME, reply())
+        end = asyncio.ensure_future(stage.clients.finish(1e6))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not end.done()
+        stage.full.clear()
+        stage.loop.fire()
+        assert stage.sent_to() == [reply()]
+        await asyncio.wait_for(end, 60.0)
+
+    asyncio.run(body())
 
 
 def test_failed_is_an_end_and_a_refusal_does_not_open_anything(stage: Stage) -> None:

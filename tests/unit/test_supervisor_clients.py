@@ -137,6 +137,16 @@ def test_an_earlier_time_takes_the_place_of_a_later_one_and_no_other_does(stage:
     assert stage.loop.waits_s() == [0.001]
 
 
+def test_who_writes_gets_at_once_what_there_is_room_for_by_now(stage: Stage) -> None:
+    stage.ask()
+    stage.full.add(ME)
+    stage.clients.send(ME, reply())
+    stage.full.clear()
+    assert stage.sent_to() == []
+    stage.ask("s")
+    assert stage.sent_to() == [reply()]
+
+
 # ---------------------------------------------------------------- those who do not read
 
 

@@ -30,7 +30,8 @@ def test_a_process_has_its_share_and_no_more_P24() -> None:
     assert "process 7 has 128 connections" in doors.refusal(1000)
     assert doors.come(1001, 8, 0.0) is ADMITTED
     doors.go(0)
-    assert doors.come(1002, 7, 0.0) is ADMITTED
+    assert verdicts(doors, range(1002, 1004), 7) == [ADMITTED, REFUSED]
+    assert doors.processes == {7, 8}
 
 
 def test_the_last_places_are_for_processes_that_have_none_P24() -> None:
@@ -78,7 +79,7 @@ def test_the_count_is_that_of_the_connections_whatever_ends_unheard_of_P24() -> 
     for descriptor in range(80):
         doors.go(descriptor)
     assert doors.admitted == 0
-    assert not doors.processes
+    assert doors.processes == frozenset()
 
 
 def test_connections_leave_files_for_models_and_for_storms_P24() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.supervisor.sockets import worker_link
 from mlxsup.supervisor.sockets.transport import LoopSocket, bound_socket
+from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
 
 def bind(option: zmq.SocketOption, number: int) -> tuple[list[object], Exception | None]:
@@ -52,6 +56,29 @@ def test_any_other_refusal_of_an_option_leaves_no_socket_open(
     assert done == [(option, 7), ("closed", 0)]
     assert isinstance(error, zmq.ZMQError)
     assert error.errno == number
+
+
+def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[int] = []
+
+    def bind_one(context: object, kind: int, endpoint: str, options: object) -> Any:
+        if kind == zmq.PULL:
+            raise zmq.ZMQError(errno.EMFILE)
+        return SimpleNamespace(close=closed.append)
+
+    async def body() -> None:
+        unused: Any = None
+        WorkerLink(
+            unused, Path("/run/w1.sock"), model=ModelName("m"), generation=Generation(1),
+            token="t", max_concurrency=1, post=print, now=lambda: 0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(worker_link, "bound_socket", bind_one)
+    with pytest.raises(zmq.ZMQError) as caught:
+        asyncio.run(body())
+    assert (caught.value.errno, closed) == (errno.EMFILE, [0])
 
 
 # ---------------------------------------------------------------- turns of the loop

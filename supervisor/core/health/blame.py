@@ -11,6 +11,7 @@ has passed costs each suspect a few steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -127,7 +128,7 @@ class Blame:
     """
 
     rows: int | None = None
-    _rows_until: float = 0.0
+    _rows_until: float = math.inf
     # Bounded by MAX_SUSPECTS and MAX_QUARANTINED; the oldest are forgotten first.
     _suspects: dict[Digest, _Suspect] = field(default_factory=dict)
     _quarantined: dict[Digest, float] = field(default_factory=dict)
