@@ -253,7 +253,7 @@ def test_a_prompt_that_is_read_alone_joins_those_that_decode(
     [(copies, held)] = passes.take_checkpoints()
     assert held == [0, 1, 2, 3, 4]
     assert type(copies[0]) is Layer
-    assert copies[0] is not layer, "a copy: the prompt goes on in its own"
+    assert copies[0] is not layer, "a copy: the prompt continues in its own"
     assert passes.take_checkpoints() == []
     reads, _ = passes.step({0: 4, 1: 4})
     assert reads == [

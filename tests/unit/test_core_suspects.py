@@ -18,6 +18,7 @@ from mlxsup.supervisor.core.health.blame import (
     Held,
 )
 
+from support.core_driver import Driver
 from support.suspects import HOUR_S, crash, engine_of, finish, gain, prove
 
 
@@ -173,7 +174,8 @@ def test_time_proves_nothing() -> None:
     assert (driver.row()["alone"], driver.dispatched()) == ("a", [])
 
 
-def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
+def in_turns_with_a_newcomer() -> Driver:
+    """Four suspects of two crashes, and a request that came while the model was loaded again."""
     driver = engine_of(4)
     driver.serve(*"abcd")
     crash(driver)
@@ -181,6 +183,11 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     driver.pass_time(0.2)
     driver.ask("new", body=b"new")
     driver.come_up()
+    return driver
+
+
+def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() -> None:
+    driver = in_turns_with_a_newcomer()
     assert driver.dispatched() == [5], "it came while the model loaded, and starts at READY"
     driver.accept(5)
     driver.ask("newer", body=b"newer")
@@ -206,13 +213,7 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
 
 
 def test_who_waits_while_others_take_turns_is_ended_by_an_unload() -> None:
-    driver = engine_of(4)
-    driver.serve(*"abcd")
-    crash(driver)
-    driver.exit(signal="SIGSEGV")
-    driver.pass_time(0.2)
-    driver.ask("new", body=b"new")
-    driver.come_up()
+    driver = in_turns_with_a_newcomer()
     driver.accept(5)
     gain(driver, 5)
     driver.row_left(5)
