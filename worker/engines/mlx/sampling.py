@@ -100,7 +100,7 @@ class SeededSampler:
             logits = _keep_top_p(logits, sampling.top_p)
         if sampling.min_p > 0.0:
             logits = _keep_min_p(logits, sampling.min_p)
-        if derive_share(seed, number) < sampling.xtc_probability:
+        if sampling.xtc_probability > 0.0 and derive_share(seed, number) < sampling.xtc_probability:
             logits = self._exclude_top_choices(logits)
         return mx.random.categorical(logits, key=mx.random.key(derive_key(seed, number)))
 
