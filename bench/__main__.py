@@ -20,6 +20,7 @@ NAMES = (
     "second_turn",
     "look_up",
     "readiness",
+    "engine_seconds",
 )
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     from . import (
         burst,
         control,
+        engine_seconds,
         footprint,
         long_prompt,
         look_up,
@@ -64,6 +66,7 @@ def main() -> None:
             "second_turn": lambda: second_turn.run(smollm2, Path(folder) / "kinds", few),
             "look_up": lambda: look_up.run(repeats),
             "readiness": lambda: readiness.run(tiny, smollm2, repeats),
+            "engine_seconds": lambda: engine_seconds.run(smollm2, repeats),
         }
         for name in arguments.names or NAMES:
             runs[name]()

@@ -55,7 +55,7 @@ class Result:
         token_ids: all generated tokens.
         logprobs: those of each token, if the request asked for them.
         finish_reason: how it ended.
-        usage: tokens counted.
+        usage: tokens counted, and engine seconds.
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
         resumed: how many times the stream continued after a crash or a restart.

@@ -211,11 +211,13 @@ class Notice(Message):
 
 @record
 class Usage(Record):
-    """Tokens counted for one request; `cached_tokens` of the prompt needed no prefill."""
+    """What one request took: tokens, of which `cached_tokens` needed no prefill, and its share of
+    the time that the engine worked, in seconds."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    engine_s: float = 0.0
 
 
 @record
@@ -237,7 +239,7 @@ class Done(Message):
         id: the request this belongs to.
         seq: the number of pieces that were sent.
         finish_reason: how it ended.
-        usage: tokens counted.
+        usage: tokens counted, and engine seconds.
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
         resumed: how many times the stream continued after a crash or a restart.

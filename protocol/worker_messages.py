@@ -192,11 +192,19 @@ class RowDelta:
 
 @record
 class PrefillProgress(Record):
-    """How many of a row's prompt tokens have been processed."""
+    """How far a row's prompt, and what was delivered of its answer, have been read.
+
+    Attributes:
+        key: the request this belongs to.
+        done: tokens read, those from a cache included.
+        total: tokens to read.
+        computed: tokens that this step computed.
+    """
 
     key: RequestKey
     done: int
     total: int
+    computed: int = 0
 
 
 @record
@@ -209,12 +217,21 @@ class Step(Message):
         step: how many engine steps this worker has made.
         rows: what each row got.
         prefill: how far prompts have come.
+        took_s: how long the engine worked on the step: no socket, no waiting, and no time in which
+            this process was stopped or the machine slept; 0 if there was none.
+        decode_s: how much of it went to the rows that got a token, as predicted from steps that
+            read no prompt; 0 if there are none.
+        between_steps: how many of the first rows left between two steps, or had nothing left to
+            compute: this step did nothing for them.
     """
 
     TYPE: ClassVar[str] = "step"
     step: int
     rows: list[RowDelta] = field(default_factory=list)
     prefill: list[PrefillProgress] = field(default_factory=list)
+    took_s: float = 0.0
+    decode_s: float = 0.0
+    between_steps: int = 0
 
 
 @record

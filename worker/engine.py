@@ -174,19 +174,38 @@ class RowToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPrefill:
-    """How many tokens of a row's prompt, and of what was delivered, have been processed."""
+    """How many tokens of a row's prompt, and of what was delivered, have been processed.
+
+    Attributes:
+        key: the request this belongs to.
+        done: tokens processed, those known from earlier rows included.
+        total: tokens to process.
+        computed: tokens that this step computed; the first pass over the last one counts here,
+            even if it is the one that draws the first token.
+    """
 
     key: RequestKey
     done: int
     total: int
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step produced: at most one token for each decoding row, one chunk of prefill."""
+    """What one step produced, and how long it took.
+
+    Attributes:
+        tokens: at most one for each decoding row.
+        prefill: one chunk.
+        took_s: seconds that the engine worked, without any in which this process was stopped.
+        decode_s: how many of them went to the decoding rows, as predicted from steps without
+            prefill; 0 if none decodes.
+    """
 
     tokens: list[RowToken] = field(default_factory=list)
     prefill: list[RowPrefill] = field(default_factory=list)
+    took_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

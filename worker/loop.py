@@ -285,6 +285,7 @@ class StepLoop:
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
         rows, self._ended = self._ended, []
+        between_steps = len(rows)
         leaving: list[RequestKey] = []
         refused: list[tuple[RequestKey, RemoteError]] = []
         now = self._clock()
@@ -308,11 +309,20 @@ class StepLoop:
         if leaving:
             self._engine.remove(*leaving)
         prefill = [
-            PrefillProgress(key=row.key, done=row.done, total=row.total)
+            PrefillProgress(key=row.key, done=row.done, total=row.total, computed=row.computed)
             for row in result.prefill
             if row.key in self._running
         ]
-        self._link.send(Step(step=self._steps, rows=rows, prefill=prefill))
+        self._link.send(
+            Step(
+                step=self._steps,
+                rows=rows,
+                prefill=prefill,
+                took_s=result.took_s,
+                decode_s=result.decode_s,
+                between_steps=between_steps,
+            )
+        )
         for key, error in refused:
             self._reject(key, error)
 

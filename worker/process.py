@@ -16,6 +16,7 @@ from mlxsup.protocol.text import log_line
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Ready
 
+from .clock import Clock
 from .engine import (
     BadLaunchError,
     BadModelError,
@@ -144,7 +145,8 @@ class Life:
 
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
-        self.board = Board()
+        self._clock = Clock()
+        self.board = Board(self._clock.now)
         self.link = Link(spec.endpoint)
         self.heartbeat = HeartbeatThread(spec.endpoint, self.board, on_end=self.link.wake)
         self.termination = TerminationHandler(self.link)
@@ -197,7 +199,7 @@ class Life:
             from .engines.mlx.engine import MlxEngine
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported: {error}") from error
-        return MlxEngine(self._spec)
+        return MlxEngine(self._spec, self._clock.now)
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()

@@ -135,13 +135,13 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
 
 
 def speed_line(result: Result) -> str:
-    """How many tokens, how fast, and how the time was spent."""
+    """How many tokens, how fast, how the time was spent, and what it cost."""
     usage, timings = result.usage, result.timings
     decode_s = timings.total_s - timings.first_token_s
     rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
     speed = f" ({rate:.1f} tokens/s)" if rate > 0 else ""
     return (
         f"{usage.completion_tokens} tokens in {timings.total_s:.2f} s{speed}, "
-        f"first after {timings.first_token_s:.2f} s, "
+        f"first after {timings.first_token_s:.2f} s, {usage.engine_s:.2f} engine seconds, "
         f"prompt {usage.prompt_tokens} tokens, {result.finish_reason}"
     )

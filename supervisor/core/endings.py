@@ -20,6 +20,7 @@ from .errors import (
     insufficient_memory,
     quarantined,
     queue_timeout,
+    with_engine_s,
     worker_crashed,
 )
 from .health.blame import QUARANTINE_S, Evidence, Verdict
@@ -84,6 +85,8 @@ class Endings:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
         self._forget(request)
         if error is not None:
+            if request.engine_s:
+                error = with_engine_s(error, request.engine_s)
             message: MessageToClient = Failed(id=request.id, error=error.to_wire())
         else:
             assert finish is not None
@@ -120,6 +123,7 @@ class Endings:
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
+        model.settle()
         again: list[RequestKey] = []
         for request in list(model.running.values()):
             del model.running[request.key]
@@ -164,6 +168,7 @@ class Endings:
         if request.stage is Stage.QUEUED:
             model.queue.leave(request.key)
             return
+        model.settle()
         del model.running[request.key]
         model.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):

@@ -102,6 +102,12 @@ def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> Re
     return RemoteError(error.code, error.message, retryable=error.retryable, detail=detail)
 
 
+def with_engine_s(error: RemoteError, engine_s: float) -> RemoteError:
+    """The same error for a request that has run, with the engine seconds that it was charged."""
+    detail = {**error.detail, "engine_s": engine_s}
+    return RemoteError(error.code, error.message, retryable=error.retryable, detail=detail)
+
+
 def overloaded(
     name: ModelName,
     limit: str,

@@ -357,6 +357,7 @@ class Fleet:
                 self._endings.fail_running(model, error)
             case RunningLost(text=text, verdict=verdict):
                 self._endings.lose_running(model, text, verdict)
+                self._serving.process_gone(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)

@@ -18,6 +18,7 @@ from .lifecycle.life import Life
 from .lifecycle.states import Ready
 from .requests.ledger import Request, Stage
 from .requests.queue import Queue
+from .sharing.alike_steps import AlikeSteps
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
@@ -54,6 +55,9 @@ class Model:
         machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the live process.
         tokens: tokens generated since the supervisor's start.
+        engine_s: engine seconds charged to requests since the supervisor's start.
+        repeated_s: engine seconds, since then, for what had been computed before and was lost.
+        alike: steps that have not been charged yet; `settle` does that.
         service_s: how long a request runs, estimated from earlier ones; None before any has run.
         idle_since: when its last request ended, or when it became READY.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
@@ -74,6 +78,9 @@ class Model:
     machine_bytes: int = 0
     steps: int = 0
     tokens: int = 0
+    engine_s: float = 0.0
+    repeated_s: float = 0.0
+    alike: AlikeSteps | None = None
     service_s: float | None = None
     idle_since: float = math.inf
     told_waiting: tuple[WaitReason, str, int] | None = None
@@ -183,6 +190,13 @@ class Model:
         if self.service_s is None:
             return UNKNOWN_FREE_S
         return max(self.service_s / self.life.launch.max_concurrency, SHORTEST_FREE_S)
+
+    def settle(self) -> None:
+        """Charges what its requests have cost until now: before one of them leaves, and before
+        anybody looks."""
+        alike, self.alike = self.alike, None
+        if alike is not None:
+            self.engine_s += alike.charge(self.name)
 
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""

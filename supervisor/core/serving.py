@@ -18,6 +18,7 @@ from .errors import (
 )
 from .events import ConnectionId
 from .health.blame import digest_of
+from .metering import Meter
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage
@@ -43,6 +44,7 @@ class Serving:
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
+        self._meter = Meter()
 
     # ------------------------------------------------------------ in
 
@@ -162,7 +164,7 @@ class Serving:
 
     # ------------------------------------------------------------ what the worker says
 
-    def accepted(self, model: Model, message: Accepted) -> None:
+    def accepted(self, model: Model, message: Accepted, now: float) -> None:
         """The worker accepted the request: its body is no longer needed."""
         request = model.running.get(message.key)
         if (
@@ -170,9 +172,12 @@ class Serving:
         ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
             request.tokenize_s = message.tokenize_s
+        if model.running or model.leaving:
+            self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
+        model.settle()
         model.leaving.pop(key, None)
         request = model.running.pop(key, None)
         if request is not None:
@@ -180,6 +185,11 @@ class Serving:
                 error = for_interrupted(error, model.name, request.tokens_sent)
             self._endings.end(request, error=error)
         model.idle_since = now
+        self._rest_if_empty(model, now)
+
+    def process_gone(self, model: Model, now: float) -> None:
+        """The process has ended: it does no more steps."""
+        self._meter.rests(model, now)
 
     def step(self, model: Model, message: Step, now: float) -> bool:
         """Handles one engine step: each connection's deltas in one message, then what has ended.
@@ -188,6 +198,7 @@ class Serving:
             Whether there may be room for others now.
         """
         model.steps = message.step
+        self._meter.add(model, message, now)
         has_freed = False
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
@@ -215,6 +226,9 @@ class Serving:
             elif row.finish is not None:
                 del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
+        if has_freed or finished:
+            self._rest_if_empty(model, now)
+            model.settle()
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
@@ -270,6 +284,10 @@ class Serving:
         )
         model.queue.rejoin([request.key])
         self._deadlines.set(request.key, request.next_deadline)
+
+    def _rest_if_empty(self, model: Model, now: float) -> None:
+        if not model.running and not model.leaving:
+            self._meter.rests(model, now)
 
     def _request(self, key: RequestKey) -> Request:
         request = self.ledger.get(key)

@@ -52,6 +52,7 @@ def status_map(
 def model_row(model: Model, now: float) -> dict[str, Any]:
     """One model's part of the status."""
     model.blame.expire(now)  # nothing else may have happened since an hour was over
+    model.settle()
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
         "name": model.name,
@@ -77,6 +78,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "quarantined": model.blame.quarantined,
         "tokens_per_s": model.tokens_per_s(now),
         "steps": model.steps,
+        "engine_s": model.engine_s,
+        "repeated_s": model.repeated_s,
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
         "phase_s": doing.phase_s if doing else None,

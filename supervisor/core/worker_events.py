@@ -150,7 +150,7 @@ class WorkerEvents:
             case Heartbeat() as beat:
                 self._on_heartbeat(model, beat, event.now)
             case Accepted() as accepted:
-                self._serving.accepted(model, accepted)
+                self._serving.accepted(model, accepted, event.now)
             case Rejected() as rejected:
                 self._on_rejected(model, rejected, event.now)
             case Hello() as hello:

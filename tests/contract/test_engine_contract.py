@@ -160,6 +160,21 @@ def test_prefill_is_reported_up_to_the_whole_prompt(loaded: Loaded) -> None:
     assert done == sorted(done)
 
 
+def test_a_step_says_what_it_computed_and_for_whom(loaded: Loaded) -> None:
+    rows = [loaded.row(11, LONG), loaded.row(12), loaded.row(13, 1)]
+    loaded.keys.update(row.key for row in rows)
+    to_compute = {row.key: len(row.tokens) - loaded.engine.insert(row) for row in rows}
+    computed = dict.fromkeys(to_compute, 0)
+    while loaded.engine.has_rows():
+        result = loaded.step()
+        assert 0.0 <= result.decode_s <= result.took_s
+        assert result.tokens or any(row.computed for row in result.prefill), "nobody pays for it"
+        for read in result.prefill:
+            assert read.computed >= 0
+            computed[read.key] += read.computed
+    assert computed == to_compute
+
+
 def test_rows_of_different_lengths_all_end(loaded: Loaded) -> None:
     rows = [loaded.row(k, 3 + 50 * k, max_tokens=3 * k) for k in (1, 2, 3, 4)]
     assert {key: len(tokens) for key, tokens in loaded.run(*rows).items()} == {

@@ -99,6 +99,7 @@ def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSuperviso
     done = at(supervisor, "generate", "smollm2", "x", "-v", "--max-tokens", "2", "--seed", "7")
     assert done.stdout == "Hällo wörld"
     assert done.stderr.startswith("2 tokens in ")
+    assert " s, 0.25 engine seconds, prompt 3 tokens, stop" in done.stderr
     done = at(supervisor, "generate", "smollm2", "x", "--json")
     value = json.loads(done.stdout)
     assert (value["model"], value["text"], value["finish_reason"]) == (
@@ -106,7 +107,9 @@ def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSuperviso
         "Hällo wörld",
         "stop",
     )
-    assert value["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 2}
+    assert value["usage"] == {
+        "prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 2, "engine_s": 0.25,
+    }  # fmt: skip
     assert (value["seed"], value["token_ids"], value["schema_version"]) == (7, [0, 1], 1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +34,7 @@ class Passes:
         removed: uids, and those whose caches were asked for.
         result: of the next step: reads and responses.
         at_checkpoints: what the next step gives to be kept.
+        on_step: called in each step.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Passes:
         self.removed: list[tuple[list[int], set[int]]] = []
         self.result: tuple[list[PromptRead], list[Any]] = ([], [])
         self.at_checkpoints: list[tuple[list[Any], list[int]]] = []
+        self.on_step: Callable[[], object] = lambda: None
         self.is_closed = False
 
     def insert(self, row: Any) -> int:
@@ -55,6 +57,7 @@ class Passes:
         return {}
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
+        self.on_step()
         result, self.result = self.result, ([], [])
         return result
 
@@ -73,6 +76,7 @@ class Turns:
         self.waiting: dict[int, tuple[int, int]] = {}
         self.asked: list[tuple[str, int]] = []
         self.took: list[tuple[int, bool]] = []
+        self.passes_s: list[float] = []
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -101,12 +105,13 @@ class Turns:
 
     def take(
         self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float
-    ) -> list[tuple[int, int, int]]:
+    ) -> list[tuple[int, int, int, int]]:
         self.took.append((decode_rows, 0 <= took_s < 60))
+        self.passes_s.append(took_s)
         for read in reads:
             if read.is_over:
                 self.waiting.pop(read.uid)
-        return [(read.uid, read.done, 50) for read in reads]
+        return [(read.uid, read.done, 50, 7) for read in reads]
 
 
 class Pacer:
@@ -128,6 +133,7 @@ class Prefixes:
     def __init__(self) -> None:
         self.kept: list[tuple[list[int], list[Any]]] = []
         self.cleared = 0
+        self.on_keep: Callable[[], object] = lambda: None
 
     def find(self, tokens: Sequence[int]) -> Found:
         return Found(cache=["known"], count=3, shared=3) if len(tokens) > 10 else Found()
@@ -136,6 +142,7 @@ class Prefixes:
         return (5,) if found.count else ()
 
     def keep(self, tokens: list[int], cache: list[Any]) -> None:
+        self.on_keep()
         self.kept.append((tokens, cache))
 
     def clear(self) -> None:
@@ -148,14 +155,18 @@ class Bench:
     def __init__(self) -> None:
         self.passes, self.turns, self.pacer = Passes(), Turns(), Pacer()
         self.prefixes = Prefixes()
+        self.now_s = 0.0
         parts: Any = (self.passes, self.turns)
-        others: Any = {"pacer": self.pacer, "prefixes": self.prefixes}
+        others: Any = {"pacer": self.pacer, "prefixes": self.prefixes, "clock": lambda: self.now_s}
         stream = mx.new_stream(mx.default_device())
         self.batch = MlxBatch(*parts, stream=stream, stop_tokens=[STOP], **others)
 
     def step(self, *tokens: Any, reads: Sequence[PromptRead] = ()) -> Any:
         self.passes.result = (list(reads), list(tokens))
         return self.batch.step()
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 def response(uid: int, token: int, finish: str | None = None, size: int = 20) -> Any:
@@ -215,8 +226,27 @@ def test_reads_and_tokens_are_told_by_the_requests_keys(bench: Bench) -> None:
         response(11, 5), reads=[PromptRead(uid=12, done=30, is_over=False, took_s=0.1)]
     )
     assert result.tokens == [RowToken(key=ONE, token=5)]
-    assert result.prefill == [RowPrefill(key=TWO, done=30, total=50)]
+    assert result.prefill == [RowPrefill(key=TWO, done=30, total=50, computed=7)]
     assert bench.turns.waiting == {12: (2, 0)}
+
+
+@pytest.mark.parametrize(("passes_s", "decode_s"), [(2.5, 1.0), (0.5, 0.5)])
+def test_a_step_says_how_long_it_took_and_what_of_that_was_decode(
+    bench: Bench, passes_s: float, decode_s: float
+) -> None:
+    """What is predicted, at most all of it; work of the passes alone teaches the pacers."""
+    for key in (1, 2):
+        bench.batch.insert(make_row(key, [1, 2]))
+    bench.passes.on_step = lambda: bench.spend(passes_s)
+    bench.prefixes.on_keep = lambda: bench.spend(0.25)
+    bench.passes.at_checkpoints = [(["cache"], [1, 2])]
+    reading = PromptRead(uid=12, done=30, is_over=False)
+    first = bench.step(response(11, 5), reads=[reading])
+    assert (first.took_s, first.decode_s) == (passes_s + 0.25, 0.0), "no row had decoded yet"
+    second = bench.step(response(11, 5), reads=[reading])
+    assert (second.took_s, second.decode_s) == (passes_s, decode_s)
+    assert bench.turns.passes_s == [passes_s, passes_s]
+    assert bench.batch.step().decode_s == decode_s, "the row decodes, whether a token came or not"
 
 
 def test_a_row_that_ends_by_itself_is_kept_and_forgotten(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from mlx_lm.models import llama
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx import passes as mlx_passes
+from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S, STEP_TIMEOUT_SHARE
 
 from support.demo_model import demo_model_folder
@@ -52,9 +53,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SteadyMachine:
         return plain(self, inputs, *arguments, **named)
 
     monkeypatch.setattr(llama.Model, "__call__", timed)
-    for module in (mlx_batch, mlx_passes):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=machine.perf_counter))
+    monkeypatch.setattr(mlx_passes, "time", SimpleNamespace(perf_counter=machine.perf_counter))
     return machine
+
+
+def paced_engine(
+    machine: SteadyMachine, path: Path, **changes: Any
+) -> AbstractContextManager[MlxEngine]:
+    """An engine whose steps take what the machine's clock says."""
+    return loaded_engine(make_tiny_model(path), clock=machine.perf_counter, **changes)
 
 
 @pytest.mark.slow
@@ -75,7 +82,7 @@ def test_600_prompt_tokens_come_in_chunks_below_the_step_limit_F5_P7() -> None:
 
 
 def test_a_long_prompt_interleaves_with_decode_C9(machine: SteadyMachine, tmp_path: Path) -> None:
-    with loaded_engine(make_tiny_model(tmp_path), decode_stall_target_ms=20) as engine:
+    with paced_engine(machine, tmp_path, decode_stall_target_ms=20) as engine:
         engine.insert(make_row(1, [1, 2, 3], max_tokens=400))
         for _ in range(5):
             engine.step()
@@ -99,7 +106,7 @@ def test_chunks_stay_below_a_tenth_of_the_step_limit_F5_P7(
     machine: SteadyMachine, tmp_path: Path
 ) -> None:
     limit_s = 1.0
-    with loaded_engine(make_tiny_model(tmp_path), step_timeout_s=limit_s) as engine:
+    with paced_engine(machine, tmp_path, step_timeout_s=limit_s) as engine:
         engine.insert(make_row(1, list(range(1000)), max_tokens=2))
         took_s: list[float] = []
         while engine.has_rows():
@@ -112,7 +119,7 @@ def test_chunks_stay_below_a_tenth_of_the_step_limit_F5_P7(
 
 def test_a_step_is_predicted_C9(machine: SteadyMachine, tmp_path: Path) -> None:
     """What is predicted is an upper estimate, so the stall limit never meets honest work."""
-    with loaded_engine(make_tiny_model(tmp_path)) as engine:
+    with paced_engine(machine, tmp_path) as engine:
         assert engine.predict_step_s() == 0.0, "nothing to do"
         engine.insert(make_row(1, list(range(1000)), max_tokens=40))
         predicted_s: list[float] = []
@@ -133,7 +140,7 @@ def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
 ) -> None:
     """From the end of a short prompt to its first token the long one is not read on."""
     length = 600
-    with loaded_engine(make_tiny_model(tmp_path), decode_stall_target_ms=20) as engine:
+    with paced_engine(machine, tmp_path, decode_stall_target_ms=20) as engine:
         engine.insert(make_row(1, list(range(length)), max_tokens=2))
         engine.step()
         done, is_read = 0, False

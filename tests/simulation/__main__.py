@@ -33,6 +33,7 @@ COUNTED = (
     "FAILED: too often", "FAILED: load", "FAILED: version", "FAILED: engine",
     "death: out of memory", "ended: insufficient_memory", "ended: queue_timeout",
     "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
+    "engines at once", "read again",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

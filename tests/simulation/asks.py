@@ -46,6 +46,8 @@ class Ask:
         is_yielding: asked to leave the batch for the turn of another.
         passed_over: turns of others that came before it while it was the oldest new one.
         is_again: it had been dispatched before.
+        engine_s: what its steps have cost.
+        read: places of its prompt that some process has read.
     """
 
     connection: bytes
@@ -78,6 +80,8 @@ class Ask:
     is_yielding: bool = False
     is_again: bool = False
     passed_over: int = 0
+    engine_s: float = 0.0
+    read: set[int] = field(default_factory=set)
     end: Done | Failed | None = None
 
     def __str__(self) -> str:

@@ -53,6 +53,7 @@ class Life:
         told: what ended it: `Exit` or a signal, and when.
         given: requests that it holds as far as is known, by key, ended ones too.
         progress_at, progress: of its load.
+        works_since: when its engine was last heard of, if it has something to compute.
     """
 
     model: ModelName
@@ -80,6 +81,7 @@ class Life:
     progress: tuple[str, float] = ("", 0.0)
     is_abandoned: bool = False
     hurried_at: float | None = None
+    works_since: float | None = None
 
     @property
     def serves(self) -> bool:
@@ -154,6 +156,7 @@ class Book:
             that time has come: it then waits for its turn.
         is_after_crash: the next start follows a crash.
         is_restarting: a restart was asked for, and it has not been READY since.
+        engine_s, repeated_s: what its steps have cost, by who pays.
     """
 
     entry: ModelSettings
@@ -173,6 +176,8 @@ class Book:
     batching: dict[str, str] | None = None
     suspicion: Suspicion = field(default_factory=Suspicion)
     busy_at: float = 0.0
+    engine_s: float = 0.0
+    repeated_s: float = 0.0
 
     @property
     def name(self) -> ModelName:

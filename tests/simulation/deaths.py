@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 
-from . import wishes
+from . import costs, wishes
 from .asks import Ask, Place
 from .books import PERMANENT, Book, Cause, Life, Wanted
 from .suspicion import Finding, Says
@@ -67,6 +67,7 @@ def given_up(record: Record, book: Book) -> None:
         record.must.setdefault(ask, set()).add(_worded(ask, code))
     life.is_abandoned = True
     life.given.clear()
+    costs.rests(life)
     book.failed, book.drain_until = "it cannot be ended", None
     book.retry = book.retry_at = None
     record.count("given up")

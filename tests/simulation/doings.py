@@ -32,6 +32,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 
+from . import costs
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .violation import Violation, check
@@ -120,6 +121,7 @@ def _end(record: Record, ask: Ask, message: Done | Failed, code: str) -> None:
         name = "ended: " + code.removeprefix("done:")
         raise Violation(name, f"{ask}: {code} and not {sorted(expected)}; {message}")
     ask.end = message
+    costs.end(ask, message)
     if isinstance(message, Failed) and "tokens_sent" in message.error["detail"]:
         sent = message.error["detail"]["tokens_sent"]
         check("tokens_sent", sent == ask.tokens, f"{ask}: {sent}")
@@ -160,6 +162,7 @@ def _compare(record: Record, value: dict[str, object]) -> None:
         check("status: failed", (row["state"] == "FAILED") == bool(book.failed), row)
         check("status: pid", row["pid"] == (book.life.pid if book.life else None), row)
         check("status: suspects", row["suspects"] <= len(book.suspicion.suspects) + 8, row)
+        costs.compare(book, row)
 
 
 # ---------------------------------------------------------------- workers

@@ -219,6 +219,13 @@ MODULES = (
        "return Alarm.NONE"),
     _m("worker_events: rejections are not read", "worker_events",
        "self._serving.rejected(model, message.key, error, now)", "pass"),
+    _m("metering: nobody is charged", "metering", "request.engine_s += seconds", "pass"),
+    _m("charging: what is read again is charged", "sharing.charging",
+       "again = max(0.0, min(row.computed, read_before(row.key) - begin))", "again = 0.0"),
+    _m("alike_steps: those that are alike cost nothing", "sharing.alike_steps",
+       "max(self.took_s, 0.0)", "0.0"),
+    _m("device_time: engines at once pay whole steps", "sharing.device_time",
+       "return took_s * min(share, 1.0)", "return took_s"),
 )  # fmt: skip
 """At least one for each module of the core, beside those above."""
 
@@ -247,6 +254,20 @@ FORGOTTEN = (
        "            times.append"),
     _m("places in line count from 0", "requests.queue",
        "enumerate(islice(self, near), start=1)", "enumerate(islice(self, near), start=0)"),
+    _m("rows that left between two steps pay", "sharing.charging",
+       "step.rows[step.between_steps :] if step.between_steps > 0 else step.rows", "step.rows"),
+    _m("what was known of a prompt is not free", "sharing.charging",
+       "sum(row.computed for row in read)", "sum(row.done for row in read)"),
+    _m("an error does not say what it cost", "endings", "if request.engine_s:", "if False:"),
+    _m("an engine whose process is gone shares its device", "serving",
+       "self._meter.rests(model, now)", "pass"),
+    _m("who is cancelled does not pay for the latest steps", "endings",
+       "model.settle()\n        del model.running[request.key]", "del model.running[request.key]"),
+    _m("who begins makes what was before cheaper", "metering",
+       "            model.settle()\n\n    def _device_of",
+       "            pass\n\n    def _device_of"),
+    _m("how far a prompt was read is forgotten", "metering", "request.read_tokens = row.done",
+       "pass"),
 )  # fmt: skip
 """State that outlives its cause or is lost with it, and what only equals can show."""
 

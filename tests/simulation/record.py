@@ -43,7 +43,7 @@ from mlxsup.supervisor.core.events import (
     WorkerUnlinked,
 )
 
-from . import admission, deaths, doings, timely, wishes
+from . import admission, costs, deaths, doings, timely, wishes
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .plan import Plan
@@ -78,6 +78,7 @@ class Record:
         self.commands: dict[tuple[bytes, str], tuple[ClientMessage, float]] = {}
         self.gone: set[bytes] = set()
         self.counts: dict[str, int] = {}
+        self.devices = costs.Devices()
         self._admitted = 0
 
     # ------------------------------------------------------------ what others ask
@@ -139,6 +140,9 @@ class Record:
                         wishes.up(self, book, by_user=True)
         for book in self.books.values():
             wishes.drained(self, book)
+        lives = [book.life for book in self.books.values() if book.life]
+        working = [life.model for life in lives if life.works_since is not None]
+        self.devices.note(self.now, frozenset(working))
 
     def act(self, action: Action) -> None:
         """Holds an action against what is known."""
@@ -176,6 +180,7 @@ class Record:
             is_over = row["state"] == "STOPPED" or (life is not None and life.is_abandoned)
             check("everything is down", is_over, row)
             check("reserved", row["footprint_bytes"] == 0 or life is not None, row)
+            costs.compare(self.books[row["name"]], row)
         queue = self.status(self.now)["queue"]
         check("nobody waits", queue["waiting"] == 0 and not queue["per_client"], queue)
 
@@ -278,19 +283,24 @@ class Record:
     def _said(self, book: Book, life: Life, message: object) -> None:
         match message:
             case Step():
+                costs.step(self, book, life, message)
                 for row in message.rows:
                     self._row(book, life, row)
+                costs.rests(life)
                 self._busy(book)
             case Accepted(key=key, acceptance=acceptance):
                 ask = life.given.get(key)
                 if ask is not None and ask.is_open and ask.acceptance is None:
                     ask.acceptance = acceptance
+                if life.given and life.works_since is None:
+                    life.works_since = self.now
             case Rejected(key=key, error=error):
                 ask = life.given.pop(key, None)
                 if ask is not None and ask.is_open:
                     self.must[ask] = {error["code"]}
                 elif ask is not None:
                     self.count("cancel met rejection")
+                costs.rests(life)
                 self._busy(book)
             case Hello(version=version):
                 life.has_greeted = True

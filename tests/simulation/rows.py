@@ -27,6 +27,8 @@ from .violation import check
 LONG_STEPS = 2
 """A long prompt is read in that many steps."""
 
+LONG_TOKENS = 9
+
 
 @dataclass(slots=True, kw_only=True)
 class Row:
@@ -38,6 +40,7 @@ class Row:
         resumes: what an earlier life had made of it.
         count: tokens computed, those of earlier lives too.
         unread_steps: steps that reading the prompt still takes.
+        read: tokens of the prompt, and of what was delivered, that are known.
         has_spoken: whether this life has given a token.
     """
 
@@ -47,6 +50,7 @@ class Row:
     resumes: Acceptance | None = None
     count: int = 0
     unread_steps: int = 0
+    read: int = 0
     has_spoken: bool = False
 
 
@@ -104,6 +108,7 @@ class Batch:
             row = Row(key=dispatch.key, prompt=prompt, resumes=resume.acceptance, count=count)
         if prompt.is_long:
             row.unread_steps = LONG_STEPS
+            row.read = dispatch.key % 3  # from a cache
         self.rows[dispatch.key] = row
         check("too many rows", len(self.rows) <= self.max_rows, f"{len(self.rows)} rows")
 
@@ -140,26 +145,42 @@ class Batch:
             for row in self.rows.values()
         )
 
-    def step(self) -> None:
+    def step(self, took_s: float) -> None:
         """One engine step, and its message."""
         self.steps += 1
         deltas, self.ended = self.ended, []
+        between_steps = len(deltas)
         prefill = []
-        for key, row in list(self.rows.items()):
+        for row in list(self.rows.values()):
             if row.acceptance is None:
                 continue
             if row.unread_steps:
-                row.unread_steps -= 1
-                prefill.append(PrefillProgress(key=key, done=9 - row.unread_steps, total=9))
+                prefill.append(self._read(row))
                 continue
             deltas.append(self._advance(row, row.acceptance))
-        self.say(Step(step=self.steps, rows=deltas, prefill=prefill))
+        self.say(
+            Step(
+                step=self.steps,
+                rows=deltas,
+                prefill=prefill,
+                took_s=took_s,
+                decode_s=took_s * (self.steps % 4) / 4 if len(deltas) > between_steps else 0.0,
+                between_steps=between_steps,
+            )
+        )
 
     def flush(self) -> None:
         """Tells of rows that left between two steps."""
         if self.ended:
             deltas, self.ended = self.ended, []
-            self.say(Step(step=self.steps, rows=deltas))
+            self.say(Step(step=self.steps, rows=deltas, between_steps=len(deltas)))
+
+    @staticmethod
+    def _read(row: Row) -> PrefillProgress:
+        row.unread_steps -= 1
+        total = LONG_TOKENS + row.count
+        before, row.read = row.read, total // (row.unread_steps + 1)
+        return PrefillProgress(key=row.key, done=row.read, total=total, computed=row.read - before)
 
     def _advance(self, row: Row, accepted: Acceptance) -> RowDelta:
         before = row.count

@@ -21,6 +21,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 
+from .costs import backend_of
 from .faults import ACCUSING, HANGS, MUTE_HANGS, Fault
 from .links import Link
 from .reports import Reports
@@ -140,7 +141,7 @@ class PlayedWorker:
                 Ready(
                     context_length=100,
                     fingerprint="f",
-                    backend="fake",
+                    backend=backend_of(self.model),
                     batching=self._dice.choice(list(Batching)),
                     batching_reason=f"seen in life {self.generation}",
                 )
@@ -207,9 +208,9 @@ class PlayedWorker:
         if self.batch.is_reading:  # slower than the limit, as predicted
             self.predicted_s = self._timeout_s * 0.75
             step_s = self._timeout_s * self._dice.choice((0.5, 1.5, 3.0))
-        self._time.after(step_s, self._work)
+        self._time.after(step_s, lambda: self._work(step_s))
 
-    def _work(self) -> None:
+    def _work(self, took_s: float) -> None:
         if not self.is_alive or self.is_hung or self.is_frozen or not self.is_linked:
             return
         self._works_since = None
@@ -224,7 +225,7 @@ class PlayedWorker:
             return
         self.batch.prepare()
         if any(row.acceptance for row in self.batch.rows.values()):
-            self.batch.step()
+            self.batch.step(took_s)
         else:
             self.batch.flush()
         if self.batch.rows:

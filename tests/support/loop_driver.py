@@ -126,6 +126,10 @@ class _Link:
 class LoopDriver:
     """Dispatches requests and turns the loop.
 
+    Attributes:
+        answers: what was said of each request.
+        messages: all that was said.
+
     Args:
         engine: loaded, on this thread.
         facts: of its load.
@@ -147,6 +151,7 @@ class LoopDriver:
             step_timeout_s=WAIT_S,
         )
         self.answers: dict[int, Answer] = {}
+        self.messages: list[WorkerMessage] = []
         self._last_key = 0
 
     def close(self) -> None:
@@ -170,7 +175,9 @@ class LoopDriver:
         if not self.loop.turn() and self.loop.open_keys:
             self._link.wait(None)
         while self._link.outbox:
-            self._note(self._link.outbox.popleft())
+            message = self._link.outbox.popleft()
+            self.messages.append(message)
+            self._note(message)
 
     def finish(self, *keys: int) -> list[Answer]:
         """Turns until these are over."""

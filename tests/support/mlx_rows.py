@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,11 @@ def make_spec(path: Path, **changes: Any) -> LaunchSpec:
 
 
 @contextmanager
-def loaded_engine(path: Path, **changes: Any) -> Iterator[MlxEngine]:
+def loaded_engine(
+    path: Path, *, clock: Callable[[], float] = time.perf_counter, **changes: Any
+) -> Iterator[MlxEngine]:
     """A loaded engine, closed at the end."""
-    engine = MlxEngine(make_spec(path, **changes))
+    engine = MlxEngine(make_spec(path, **changes), clock)
     engine.load(lambda phase, progress: None)
     try:
         yield engine

@@ -101,7 +101,8 @@ def test_a_request_knows_its_tokens_and_where_its_time_has_gone() -> None:
     )
     one.acceptance, one.cached_tokens, one.sent_tokens = ACCEPTANCE, 2, bytearray(8)
     one.started_at, one.first_token_at, one.tokenize_s, one.prefill_s = 11.0, 13.0, 0.25, 0.5
-    assert one.usage() == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=2)
+    one.engine_s = 1.5
+    assert one.usage() == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=2, engine_s=1.5)
     assert one.timings(20.0) == Timings(
         queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=3.0, total_s=10.0
     )

@@ -40,6 +40,8 @@ NEVER_STARTED: dict[str, Any] = {
     "quarantined": 0,
     "tokens_per_s": 0.0,
     "steps": 0,
+    "engine_s": 0.0,
+    "repeated_s": 0.0,
     "footprint_bytes": 0,
     "phase": None,
     "phase_s": None,

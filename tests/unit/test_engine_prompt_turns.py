@@ -200,7 +200,7 @@ def test_together_every_prompt_is_read_at_once() -> None:
         decode_rows=0,
         took_s=1.0,
     )
-    assert progress == [(0, 4, 100), (1, 2, 3)]
+    assert progress == [(0, 4, 100, 4), (1, 2, 3, 2)]
     assert set(turns.plan(decode_rows=0).values()) == {0}, "a first token is due"
     turns.got_token(1)
     assert min(turns.plan(decode_rows=0).values()) > 0
@@ -257,7 +257,7 @@ def test_what_a_step_teaches(
         PromptRead(uid=0, done=5, is_over=False, took_s=0.2),
         PromptRead(uid=1, done=4, is_over=True, took_s=0.1),
     ]
-    assert turns.take(reads, decode_rows=3, took_s=0.9) == [(0, 25, 90), (1, 4, 4)]
+    assert turns.take(reads, decode_rows=3, took_s=0.9) == [(0, 25, 90, 5), (1, 4, 4, 4)]
     assert pacer.seen == seen
     assert pacer.known == [20, 0]
 
@@ -270,7 +270,7 @@ def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
     turns = kind(pacer)
     turns.add(0, total=1, known=0)
     reads = [PromptRead(uid=0, done=1, is_over=True, took_s=0.2)]
-    assert turns.take(reads, decode_rows=2, took_s=0.9) == [(0, 1, 1)]
+    assert turns.take(reads, decode_rows=2, took_s=0.9) == [(0, 1, 1, 1)]
     assert pacer.seen == seen
 
 

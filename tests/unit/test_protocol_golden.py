@@ -73,7 +73,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 id=ID,
                 seq=4,
                 finish_reason=FinishReason.STOP,
-                usage=client_messages.Usage(prompt_tokens=3, completion_tokens=4),
+                usage=client_messages.Usage(prompt_tokens=3, completion_tokens=4, engine_s=0.5),
                 timings=client_messages.Timings(queued_s=0.25, total_s=2.0),
                 seed=11,
             ),
@@ -139,7 +139,14 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                         key=KEY, text="x", tokens=pack_tokens([5]), finish=FinishReason.LENGTH
                     )
                 ],
-                prefill=[worker_messages.PrefillProgress(key=RequestKey(8), done=16, total=600)],
+                prefill=[
+                    worker_messages.PrefillProgress(
+                        key=RequestKey(8), done=16, total=600, computed=16
+                    )
+                ],
+                took_s=0.25,
+                decode_s=0.125,
+                between_steps=1,
             ),
             worker_messages.Heartbeat(
                 step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.worker.engine import Engine, EngineBytes
+from mlxsup.worker.engine import Engine, EngineBytes, Row, StepResult
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.options import FakeOptionError, FakeOptions
 from mlxsup.worker.engines.fake.text import Directives, answer_tokens, decode_tokens, encode_text
@@ -119,3 +119,40 @@ def test_an_engine_refuses_every_thread_but_its_owner_A1() -> None:
     thread.start()
     thread.join()
     assert len(caught) == len(methods) > 10, methods
+
+
+def steps_of(engine: FakeEngine) -> list[StepResult]:
+    steps = []
+    while engine.has_rows():
+        steps.append(engine.step())
+    return steps
+
+
+def test_a_step_takes_as_long_as_was_asked_for_whatever_a_clock_says() -> None:
+    options = {"step_s": 0.001, "prefill_tokens_per_step": 4}
+    engine = FakeEngine(replace(SPEC, fake=options))
+    engine.load(lambda phase, at: None)
+    slow = encode_text("[[fault slow=0.002]]")
+    engine.insert(Row(key=RequestKey(1), tokens=[20, 21, 22], max_tokens=9, seed=1))
+    first = engine.step()
+    assert [row.computed for row in first.prefill] == [3]
+    assert (first.took_s, first.decode_s) == (0.001, 0.0005), "it reads, and has a token at once"
+    engine.insert(Row(key=RequestKey(2), tokens=slow, max_tokens=1, seed=1))
+    rest = steps_of(engine)
+    read = [step for step in rest if step.prefill]
+    assert sum(step.prefill[0].computed for step in read) == len(slow)
+    assert [step.prefill[0].done for step in read][:2] == [4, 8]
+    assert {(step.took_s, step.decode_s) for step in read} == {(0.003, 0.0015)}
+    alone = {(step.took_s, step.decode_s) for step in rest if not step.prefill}
+    assert alone <= {(0.001, 0.001)}
+
+
+def test_what_a_row_had_read_before_it_was_taken_out_is_not_computed_again() -> None:
+    engine = FakeEngine(replace(SPEC, fake={"prefill_tokens_per_step": 4}))
+    engine.load(lambda phase, at: None)
+    row = Row(key=RequestKey(1), tokens=list(range(20, 30)), max_tokens=1, seed=1)
+    engine.insert(row)
+    engine.step()
+    engine.remove(row.key)
+    assert engine.insert(row) == 4
+    assert [step.prefill[0].computed for step in steps_of(engine)] == [4, 2]

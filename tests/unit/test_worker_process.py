@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import Batching, LoadPhase, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -22,6 +23,8 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.worker import process as process_module
 from mlxsup.worker.engine import Engine, EngineBytes
+from mlxsup.worker.engines.fake.engine import FakeEngine
+from mlxsup.worker.engines.mlx import engine as mlx_engine
 from mlxsup.worker.process import LINGER_S, Life
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
 
@@ -198,3 +201,28 @@ def test_the_log_says_how_long_the_start_took_and_what_was_started(
         "model ready model=m backend=fake seconds=2.500 prefix_cache=0.00GiB prefix_cache_tokens=0",
         "worker exits model=m code=0",
     ]
+
+
+def test_steps_are_timed_with_the_clock_that_every_beat_asks_P7(
+    supervisor: Supervisor, idle_loop: type[IdleLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody asks meanwhile would not notice that the process was stopped."""
+    clocks: list[Callable[[], float]] = []
+
+    class TimedEngine(FakeEngine):
+        def __init__(self, spec: LaunchSpec, clock: Callable[[], float]) -> None:
+            super().__init__(spec)
+            clocks.append(clock)
+
+    monkeypatch.setattr(mlx_engine, "MlxEngine", TimedEngine)
+    values = count(7.0)
+
+    def make_clock() -> SimpleNamespace:
+        value = next(values)
+        return SimpleNamespace(now=lambda: value)
+
+    monkeypatch.setattr(process_module, "Clock", make_clock)
+    life = Life(make_spec(supervisor, engine="mlx"))
+    assert life.run() == ExitCode.ASKED
+    assert [clock() for clock in clocks] == [7.0]
+    assert life.board.current.since == 7.0

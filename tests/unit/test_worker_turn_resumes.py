@@ -59,5 +59,6 @@ def test_a_resumed_answer_that_was_whole_ends_without_a_step_F10(bench: Bench) -
     bench.dispatch(A, resume=resume)
     bench.prepare(A, resume=resume, max_tokens=2)
     assert not bench.loop.turn()
-    assert bench.sent()[1:] == [Step(step=0, rows=[RowDelta(key=A, finish=FinishReason.LENGTH)])]
+    end = RowDelta(key=A, finish=FinishReason.LENGTH)
+    assert bench.sent()[1:] == [Step(step=0, rows=[end], between_steps=1)]
     assert bench.engine.rows == {}

@@ -55,6 +55,26 @@ def test_a_request_is_prepared_accepted_and_read_with_the_models_sampling(bench:
     assert step == Step(step=1, prefill=[PrefillProgress(key=A, done=2, total=3)])
 
 
+def test_a_step_says_what_it_cost_and_for_which_rows(bench: Bench) -> None:
+    """A row that left before it is no part of it."""
+    bench.start(A, B)
+    bench.around.inbox.append(CancelRow(key=B))
+    bench.engine.results = [
+        StepResult(tokens=[RowToken(key=A, token=X)],
+                   prefill=[RowPrefill(key=A, done=3, total=3, computed=2)],
+                   took_s=0.5, decode_s=0.125)
+    ]  # fmt: skip
+    bench.loop.turn()
+    [step] = bench.sent()
+    assert isinstance(step, Step)
+    assert [row.key for row in step.rows] == [B, A]
+    assert (step.took_s, step.decode_s, step.between_steps) == (0.5, 0.125, 1)
+    assert step.prefill == [PrefillProgress(key=A, done=3, total=3, computed=2)]
+    bench.engine.results = [StepResult(tokens=[RowToken(key=A, token=X)])]
+    bench.loop.turn()
+    assert [step.between_steps for step in bench.sent() if isinstance(step, Step)] == [0]
+
+
 @pytest.mark.parametrize(("cached", "told"), [(0, 0), (2, 2), (3, 3), (5, 3)])
 def test_the_first_token_says_what_of_the_prompt_was_known_and_how_long_the_rest_took(
     bench: Bench, cached: int, told: int

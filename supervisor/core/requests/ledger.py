@@ -51,6 +51,8 @@ class Request:
         is_interrupted: whether its worker died and no other has continued it yet.
         resumed: how many times it has continued.
         first_token_at: monotonic seconds.
+        engine_s: engine seconds charged so far.
+        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
         sent_tokens: packed ids of the tokens that the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token and without evidence.
@@ -82,6 +84,8 @@ class Request:
     prefill_s: float = 0.0
     cached_tokens: int = 0
     first_token_at: float | None = None
+    engine_s: float = 0.0
+    read_tokens: int = 0
     sent_tokens: bytearray = field(default_factory=bytearray)
     seq: int = 0
     deaths: int = 0
@@ -120,12 +124,13 @@ class Request:
         return min((t for t in times if t is not None), default=None)
 
     def usage(self) -> Usage:
-        """Tokens counted so far."""
+        """Tokens and engine seconds counted so far."""
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
         return Usage(
             prompt_tokens=prompt,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.tokens_sent,
+            engine_s=self.engine_s,
         )
 
     def timings(self, now: float) -> Timings:

@@ -253,31 +253,38 @@ class FakeEngine:
         return self._options.prefill_tokens_per_step
 
     def step(self) -> StepResult:
-        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt."""
-        result = StepResult()
+        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt.
+
+        It says that it took as long as the options and directives say, whatever a clock says; if
+        rows decode while a prompt is read, half of that is theirs.
+        """
+        tokens: list[RowToken] = []
+        prefill: list[RowPrefill] = []
         step_s = self._options.step_s + sum(r.directives.slow for r in self._rows.values())
         if step_s > 0:
             time.sleep(step_s)
         decoding = [row for row in self._rows.values() if row.is_decoding]
         prefilling = next((row for row in self._rows.values() if not row.is_decoding), None)
         if prefilling is not None:
-            result.prefill.append(self._prefill(prefilling))
+            prefill.append(self._prefill(prefilling))
             if prefilling.is_decoding:
                 decoding.append(prefilling)
         for row in decoding:
             token = self._decode(row)
             if row.row.key not in self._rows:
                 continue  # lost on demand
-            result.tokens.append(token)
+            tokens.append(token)
             if token.finish is not None:
                 del self._rows[token.key]
-        return result
+        decode_s = step_s / 2 if tokens and prefill else step_s if tokens else 0.0
+        return StepResult(tokens=tokens, prefill=prefill, took_s=step_s, decode_s=decode_s)
 
     def _prefill(self, row: _FakeRow) -> RowPrefill:
         self._fail_when_due(row, 0)
         total = row.to_prefill
-        row.prefilled = min(total, row.prefilled + self._options.prefill_tokens_per_step)
-        return RowPrefill(key=row.row.key, done=row.prefilled, total=total)
+        computed = min(total - row.prefilled, self._options.prefill_tokens_per_step)
+        row.prefilled += computed
+        return RowPrefill(key=row.row.key, done=row.prefilled, total=total, computed=computed)
 
     def _decode(self, row: _FakeRow) -> RowToken:
         self._fail_when_due(row, row.generated + 1)

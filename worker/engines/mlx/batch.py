@@ -6,7 +6,7 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -49,6 +49,7 @@ class MlxBatch:
         spared_tokens: ids that XTC never leaves out.
         pacer: sizes the prefill chunks; the same as that of `turns`.
         prefixes: caches of earlier rows.
+        clock: seconds that this process has worked, to time the steps with.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class MlxBatch:
         spared_tokens: Sequence[int] = (),
         pacer: PrefillPacer,
         prefixes: PrefixCache,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.passes = passes
         self._turns = turns
         self._stream = stream
         self._pacer = pacer
         self._prefixes = prefixes
+        self._clock = clock
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
@@ -190,33 +193,40 @@ class MlxBatch:
         """
         decoding = self._decode_rows()
         has_prompts = len(self._turns) > 0
-        started = time.perf_counter()
+        started = self._clock()
         try:
             self._tell_grammars()
             reads, tokens = self.passes.step(self._turns.plan(decode_rows=decoding))
-            took_s = time.perf_counter() - started
+            passes_s = self._clock() - started
             self._keep(self.passes.take_checkpoints())
         except RuntimeError as error:
             raise_if_memory(error)
             raise_if_innocent(error)
             raise
-        result = StepResult()
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
             with mx.stream(self._stream):
                 self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
-        for token in tokens:
-            result.tokens.append(self._take_token(token, logprobs.get(token.uid)))
+        taken = [self._take_token(token, logprobs.get(token.uid)) for token in tokens]
         # Those that a grammar has ended; the others left by themselves.
-        self.remove(*(token.key for token in result.tokens if token.finish is not None))
+        self.remove(*(token.key for token in taken if token.finish is not None))
+        decode_s = self._pacer.predict_decode_s(decoding)
+        progress: list[RowPrefill] = []
         if has_prompts:
-            for uid, done, total in self._turns.take(reads, decode_rows=decoding, took_s=took_s):
-                result.prefill.append(RowPrefill(key=self._keys[uid], done=done, total=total))
+            progress = [
+                RowPrefill(key=self._keys[uid], done=done, total=total, computed=computed)
+                for uid, done, total, computed in self._turns.take(
+                    reads, decode_rows=decoding, took_s=passes_s
+                )
+            ]
         elif decoding:
-            self._pacer.saw_decode(rows=decoding, took_s=took_s)
-        return result
+            self._pacer.saw_decode(rows=decoding, took_s=passes_s)
+        took_s = self._clock() - started
+        return StepResult(
+            tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
+        )
 
     def _tell_grammars(self) -> None:
         """Gives each grammar the token of its row that the step will return: the mask for the

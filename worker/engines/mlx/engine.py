@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -72,10 +72,12 @@ class MlxEngine:
 
     Args:
         spec: the worker's launch spec.
+        clock: see `MlxBatch`.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, clock: Callable[[], float] = time.perf_counter) -> None:
         self._spec = spec
+        self._clock = clock
         self.model: Any = None
         self._model_type = ""
         self.stream: Any = None
@@ -241,10 +243,7 @@ class MlxEngine:
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(
             make_passes(
-                way,
-                self.model,
-                stream=self.stream,
-                max_concurrency=self._spec.max_concurrency,
+                way, self.model, stream=self.stream, max_concurrency=self._spec.max_concurrency
             ),
             TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
             stream=self.stream,
@@ -252,6 +251,7 @@ class MlxEngine:
             spared_tokens=self._text.spared_tokens,
             pacer=pacer,
             prefixes=self.prefixes,
+            clock=self._clock,
         )
         if self._limits is not None:
             self._limits.set_wired()

@@ -106,8 +106,13 @@ class PromptTurns(ABC):
 
     def take(
         self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float
-    ) -> list[tuple[int, int, int]]:
-        """Records what a step has read; returns each prompt's uid, tokens done and total tokens."""
+    ) -> list[tuple[int, int, int, int]]:
+        """Records what a step has read.
+
+        Returns:
+            Each prompt's uid, its tokens done and in all, and how many of them this step computed.
+            The last token counts with them, although the pass over it draws the first answer token.
+        """
         sizes: dict[int, int] = {}
         progress = []
         for read in reads:
@@ -116,10 +121,10 @@ class PromptTurns(ABC):
             sizes[read.uid] = max(min(done, prompt.total - 1) - prompt.done, 0)
             if done >= prompt.total - 1:
                 self._due.add(read.uid)
+            progress.append((read.uid, done, prompt.total, done - prompt.done))
             prompt.done = done
             if not read.is_over:
                 self._prompts[read.uid] = prompt  # behind the others: each has its turn
-            progress.append((read.uid, done, prompt.total))
         self.learn(reads, sizes, decode_rows=decode_rows, took_s=took_s)
         return progress
 

@@ -1,0 +1,96 @@
+"""Charges engine steps to the requests, and to the models, that they were made for."""
+
+from __future__ import annotations
+
+import math
+
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.worker_messages import Step
+
+from .model import Model
+from .sharing.alike_steps import AlikeSteps
+from .sharing.charging import charge
+from .sharing.device_time import DeviceTime
+
+
+class Meter:
+    """Counts engine seconds; engines that compute on the same backend share a device.
+
+    `Model.settle` charges the steps of a model that have not been charged yet.
+    """
+
+    def __init__(self) -> None:
+        # Bounded: there are three backends, and the fake one.
+        self._devices: dict[str, DeviceTime] = {}
+        self._working: dict[ModelName, Model] = {}
+
+    def works(self, model: Model, now: float) -> None:
+        """The engine has accepted a request; it may have had others before."""
+        if model.name not in self._working:
+            self._settle_all()
+            self._device_of(model).begins(model.name, now)
+            self._working[model.name] = model
+
+    def rests(self, model: Model, now: float) -> None:
+        """The engine holds no request any longer, or its process is gone."""
+        if model.name in self._working:
+            self._settle_all()
+            self._device_of(model).rests(model.name, now)
+            del self._working[model.name]
+
+    def add(self, model: Model, step: Step, now: float) -> None:
+        """Charges a step, now or with those after it; nothing of it has changed a request yet."""
+        alike = model.alike
+        if (
+            alike is not None
+            and len(step.rows) == alike.rows
+            and not step.prefill
+            and not step.between_steps
+        ):
+            alike.took_s += step.took_s
+            alike.at = now
+        else:
+            self._charge(model, step, now)
+
+    def _charge(self, model: Model, step: Step, now: float) -> None:
+        model.settle()
+        running = model.running
+        if not running and not model.leaving:
+            return
+        self.works(model, now)
+        device = self._device_of(model)
+        cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
+
+        def read_before(key: RequestKey) -> float:
+            request = running.get(key)
+            if request is None:
+                return 0.0
+            return math.inf if request.sent_tokens else request.read_tokens
+
+        charges = charge(step, cost_s, read_before)
+        for key, seconds in charges.requests.items():
+            request = running.get(key)
+            if request is not None:
+                request.engine_s += seconds
+        for row in step.prefill:
+            request = running.get(row.key)
+            if request is not None and row.done > request.read_tokens:
+                request.read_tokens = row.done
+        model.engine_s += sum(charges.requests.values())
+        model.repeated_s += charges.repeated_s
+        rows = len(step.rows)
+        if rows and rows == len(charges.requests) and not step.prefill and not step.between_steps:
+            payers = [running[key] for key in charges.requests if key in running]
+            model.alike = AlikeSteps(device=device, payers=payers, rows=rows, at=now)
+
+    def _settle_all(self) -> None:
+        """Who works is about to change, and with it what a second of each engine costs."""
+        for model in self._working.values():
+            model.settle()
+
+    def _device_of(self, model: Model) -> DeviceTime:
+        backend = model.ready.backend if model.ready else ""
+        device = self._devices.get(backend)
+        if device is None:
+            device = self._devices[backend] = DeviceTime()
+        return device

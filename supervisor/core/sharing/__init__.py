@@ -1,0 +1,1 @@
+"""Sharing one machine: what requests cost, and who comes first."""

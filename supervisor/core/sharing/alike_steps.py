@@ -1,0 +1,37 @@
+"""Steps that differ in nothing are charged together, so that one of them costs an addition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxsup.protocol.ids import ModelName
+
+from ..requests.ledger import Request
+from .device_time import DeviceTime
+
+
+@dataclass(slots=True, kw_only=True)
+class AlikeSteps:
+    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
+    while the same engines worked; not frozen, because each step is added to it.
+
+    Attributes:
+        device: of the engine.
+        payers: the requests of the rows that have not ended.
+        rows: how many rows each step decoded, those of ended requests included.
+        took_s: seconds of all of them.
+        at: when the last was heard of, in monotonic seconds.
+    """
+
+    device: DeviceTime
+    payers: list[Request]
+    rows: int
+    took_s: float = 0.0
+    at: float
+
+    def charge(self, engine: ModelName) -> float:
+        """Charges the payers, and returns what all steps cost."""
+        cost_s = self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
+        for request in self.payers:
+            request.engine_s += cost_s / self.rows
+        return cost_s
