@@ -21,6 +21,7 @@ NAMES = (
     "look_up",
     "readiness",
     "engine_seconds",
+    "dispatch",
 )
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     from . import (
         burst,
         control,
+        dispatch,
         engine_seconds,
         footprint,
         long_prompt,
@@ -67,6 +69,7 @@ def main() -> None:
             "look_up": lambda: look_up.run(repeats),
             "readiness": lambda: readiness.run(tiny, smollm2, repeats),
             "engine_seconds": lambda: engine_seconds.run(smollm2, repeats),
+            "dispatch": lambda: dispatch.run(repeats),
         }
         for name in arguments.names or NAMES:
             runs[name]()

@@ -27,6 +27,7 @@ COMMANDS = (
     "reload",
     "generate",
     "chat",
+    "prioritize",
     "logs",
     "demo",
     "config",

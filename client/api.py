@@ -47,6 +47,7 @@ class GenerateParameters(TypedDict, total=False):
     timeout_s: float | None
     queue_timeout_s: float | None
     first_token_timeout_s: float | None
+    priority: str | None
     client: str | None
     resume: bool
     on_notice: OnNotice | None
@@ -104,6 +105,7 @@ class ClientBase(ABC, Generic[StreamType]):
         timeout_s: float | None = None,
         queue_timeout_s: float | None = None,
         first_token_timeout_s: float | None = None,
+        priority: str | None = None,
         client: str | None = None,
         resume: bool = True,
         on_notice: OnNotice | None = None,
@@ -144,7 +146,10 @@ class ClientBase(ABC, Generic[StreamType]):
             timeout_s: time limit for the last token; None or 0 for none.
             queue_timeout_s: how long it may wait for its turn; None for the configured limit.
             first_token_timeout_s: time limit for the first token; None for the configured limit.
-            client: on whose behalf, for fairness; None for this client.
+            priority: `interactive`, `normal` or `batch`: who waits for the same model with a higher
+                class starts first. None for what the configuration says of the client.
+            client: on whose behalf, for limits and fairness, if the configuration lists the name;
+                otherwise it is this process.
             resume: whether the answer continues after a crash; otherwise it ends with
                 `worker_crashed`.
             on_notice: called with a `Notice` of what the request is waiting for, each time that
@@ -189,6 +194,7 @@ class ClientBase(ABC, Generic[StreamType]):
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
             first_token_timeout_s=first_token_timeout_s,
+            priority=priority,
             client=client,
             resume=resume,
             notices=on_notice is not None,

@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import (
     Load,
     Ping,
+    Prioritize,
     Reload,
     Restart,
     StatusQuery,
@@ -24,7 +25,7 @@ from mlxsup.protocol.message import Message
 from .api import ClientBase, GenerateParameters
 from .connection import Connection
 from .link import Link
-from .parameters import check_limit, check_model, encode_command
+from .parameters import check_limit, check_model, encode_command, prioritize
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import OnNotice, StreamBase, value_of
@@ -193,6 +194,18 @@ class AsyncClient(ClientBase[AsyncStream]):
                 return {}
         return value_of(await inbox.get())
 
+    async def prioritize(self, request: str, priority: str) -> dict[str, Any]:
+        """Gives an open request of anybody another class, and returns what is known of it.
+
+        Args:
+            request: its id, or, as `#12`, the number that the status shows for it.
+            priority: `interactive`, `normal` or `batch`; its wait so far no longer counts.
+
+        Raises:
+            RequestError: `invalid_request`: no open request has that id, or several do.
+        """
+        return await self._call(prioritize(self._ids.next(), request, priority))
+
     async def reload(self) -> dict[str, Any]:
         """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
@@ -222,7 +235,7 @@ class AsyncClient(ClientBase[AsyncStream]):
         return AsyncEventStream(subscribe.id, inbox, self._cancel)
 
     async def _call(
-        self, message: Ping | StatusQuery | Load | Unload | Stop | Reload
+        self, message: Ping | StatusQuery | Load | Unload | Stop | Reload | Prioritize
     ) -> dict[str, Any]:
         return value_of(await self._post(message, message.id).get())
 

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import (
     Load,
     Ping,
+    Prioritize,
     Reload,
     Restart,
     StatusQuery,
@@ -23,7 +24,7 @@ from mlxsup.protocol.message import Message
 from .api import ClientBase, GenerateParameters
 from .connection import Connection
 from .io_thread import IoThread
-from .parameters import check_limit, check_model, encode_command
+from .parameters import check_limit, check_model, encode_command, prioritize
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import OnNotice, StreamBase, value_of
@@ -164,6 +165,18 @@ class Client(ClientBase[Stream]):
                 return {}
         return value_of(inbox.get())
 
+    def prioritize(self, request: str, priority: str) -> dict[str, Any]:
+        """Gives an open request of anybody another class, and returns what is known of it.
+
+        Args:
+            request: its id, or, as `#12`, the number that the status shows for it.
+            priority: `interactive`, `normal` or `batch`; its wait so far no longer counts.
+
+        Raises:
+            RequestError: `invalid_request`: no open request has that id, or several do.
+        """
+        return self._call(prioritize(self._ids.next(), request, priority))
+
     def reload(self) -> dict[str, Any]:
         """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
@@ -192,7 +205,9 @@ class Client(ClientBase[Stream]):
         inbox = self._post(subscribe, subscribe.id, is_subscription=True)
         return EventStream(subscribe.id, inbox, self._cancel)
 
-    def _call(self, message: Ping | StatusQuery | Load | Unload | Stop | Reload) -> dict[str, Any]:
+    def _call(
+        self, message: Ping | StatusQuery | Load | Unload | Stop | Reload | Prioritize
+    ) -> dict[str, Any]:
         return value_of(self._post(message, message.id).get())
 
     def _post(

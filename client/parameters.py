@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.client_messages import Generate, Prioritize
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import Priority
 
 from .errors import RequestError
 
@@ -27,6 +28,7 @@ def encode_generate(
     timeout_s: float | None,
     queue_timeout_s: float | None,
     first_token_timeout_s: float | None,
+    priority: str | None,
     client: str | None,
     resume: bool,
     notices: bool,
@@ -45,6 +47,7 @@ def encode_generate(
             id=id,
             model=check_model(model),
             client=client,
+            priority=None if priority is None else _check_priority(priority),
             timeout_s=_check_limit("timeout_s", timeout_s),
             queue_timeout_s=_check_limit("queue_timeout_s", queue_timeout_s),
             first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
@@ -74,6 +77,19 @@ def check_model(model: str) -> ModelName:
         raise RequestError.of(error) from None
 
 
+def prioritize(id: RequestId, request: str, priority: str) -> Prioritize:
+    """The command that gives a request another class.
+
+    Raises:
+        RequestError: `invalid_request`, naming the parameter and what it takes.
+    """
+    try:
+        name = RequestId(_check_name("request", request, MAX_ID_CHARACTERS))
+        return Prioritize(id=id, request=name, priority=_check_priority(priority))
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
 def check_limit(name: str, value: float | None) -> float | None:
     """Returns seconds if they are finite and not negative.
 
@@ -96,6 +112,14 @@ def _check_name(parameter: str, value: object, max_characters: int) -> str:
         expected = "text that can be encoded as UTF-8"
         raise invalid(parameter, expected, shown="lone surrogates") from None
     return value
+
+
+def _check_priority(value: object) -> Priority:
+    known = {priority.value: priority for priority in Priority}
+    if not isinstance(value, str) or value not in known:
+        shown = repr(value[:60]) if isinstance(value, str) else ""
+        raise invalid("priority", f"one of {', '.join(known)}", value, shown=shown)
+    return known[value]
 
 
 def _check_flag(parameter: str, value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_args
 
 from .ids import ModelName, RequestId
 from .message import Logprobs, Message, Record, record
-from .states import Channel, FinishReason, NoticeKind
+from .states import Channel, FinishReason, NoticeKind, Priority
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- client → supervisor
@@ -25,7 +25,9 @@ class Generate(Message):
     Attributes:
         id: the client's name for the request, unique among its open ones.
         model: the model that must answer.
-        client: on whose behalf, for fairness; the connection if absent.
+        client: on whose behalf, for limits and fairness, if `[clients]` lists the name; otherwise
+            the process behind the connection.
+        priority: its class; None for that of its client.
         queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
         first_token_timeout_s: until the first token; 0 for no limit, None for the configured one.
         timeout_s: until the last token; 0 or None for none.
@@ -39,6 +41,7 @@ class Generate(Message):
     id: RequestId
     model: ModelName
     client: str | None = None
+    priority: Priority | None = None
     queue_timeout_s: float | None = None
     first_token_timeout_s: float | None = None
     timeout_s: float | None = None
@@ -54,6 +57,23 @@ class Cancel(Message):
 
     TYPE: ClassVar[str] = "cancel"
     id: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class Prioritize(Message):
+    """Client → supervisor: give an open request of any connection another class.
+
+    Attributes:
+        id: of this command.
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+        priority: its class from now on; its wait so far no longer counts.
+    """
+
+    TYPE: ClassVar[str] = "prioritize"
+    id: RequestId
+    request: RequestId
+    priority: Priority
     v: int = PROTOCOL_VERSION
 
 
@@ -152,7 +172,17 @@ class Reload(Message):
 
 
 ClientMessage = (
-    Generate | Cancel | Ping | StatusQuery | Load | Unload | Restart | Stop | Subscribe | Reload
+    Generate
+    | Cancel
+    | Prioritize
+    | Ping
+    | StatusQuery
+    | Load
+    | Unload
+    | Restart
+    | Stop
+    | Subscribe
+    | Reload
 )
 """What a client may send."""
 

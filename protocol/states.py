@@ -53,6 +53,31 @@ class PendingReason(StrEnum):
     DOWNLOAD = "download"
 
 
+class Priority(StrEnum):
+    """The class of a request: a model with several waiting starts those of the first one first."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+    @property
+    def above(self) -> Priority | None:
+        """The next more urgent class; None for the most urgent one."""
+        return _ABOVE[self]
+
+    def is_above(self, other: Priority) -> bool:
+        """Whether this class goes before another one."""
+        above = other.above
+        return above is not None and (self is above or self.is_above(above))
+
+
+_ABOVE = {
+    Priority.INTERACTIVE: None,
+    Priority.NORMAL: Priority.INTERACTIVE,
+    Priority.BATCH: Priority.NORMAL,
+}
+
+
 class WaitReason(StrEnum):
     """Why a request is waiting to be started."""
 
@@ -60,6 +85,8 @@ class WaitReason(StrEnum):
     """The model is serving, and every row is taken."""
     TURN = "turn"
     """A suspect of two crashes runs alone in its turn, or is about to."""
+    LIMIT = "limit"
+    """The client has as many requests running as its `max_running` allows."""
     LOAD = "load"
     """The model is loading, or waiting for its turn."""
     RESTART = "restart"

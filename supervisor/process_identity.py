@@ -18,18 +18,31 @@ def process_identity(pid: int) -> str | None:
     A zombie does not count as a process: it cannot be signalled. On Linux the wall clock plays no
     part, so that setting it does not make a process look like another one (P7).
     """
+    start = process_start(pid)
+    if start is None:
+        return None
     if sys.platform == "linux":
-        return _linux_identity(pid)
+        # Ticks since the boot, so the boot must be part of it.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{pid}@{boot}+{start}"
+    return f"{pid}@{start}"
+
+
+def process_start(pid: int) -> str | None:
+    """When a process started, which tells it from all others that have had its pid since the boot;
+    None for no process, or a zombie."""
+    if sys.platform == "linux":
+        return _linux_start(pid)
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return f"{pid}@{process.create_time():.6f}"
+        return f"{process.create_time():.6f}"
     except psutil.Error:
         return None
 
 
-def _linux_identity(pid: int) -> str | None:
+def _linux_start(pid: int) -> str | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -39,6 +52,4 @@ def _linux_identity(pid: int) -> str | None:
         return None
     if fields[0] in (b"Z", b"X") and int(fields[_THREADS_FIELD]) <= 1:
         return None  # with several threads: its first has ended and another one lives
-    # Ticks since the boot, so the boot must be part of it.
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{pid}@{boot}+{int(fields[_START_FIELD])}"
+    return str(int(fields[_START_FIELD]))

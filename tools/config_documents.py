@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
+    ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
@@ -33,6 +34,7 @@ HEAD = """\
 # The configuration of mlxsup: every key with its default. `mlxsup config check FILE` checks a file.
 # Relative paths are relative to this file. Keys that end in _s also take "90s", "5m" or "1h".
 """
+CLIENTS = '[clients."*"]'
 MODEL = "smollm2"
 COPY = f"""
 [models.{MODEL}-copy]{{gap}}# the same folder again: a second process, with its own batch
@@ -43,6 +45,7 @@ MAX_COLUMNS = 100
 
 SECTIONS: tuple[tuple[str, type[Table]], ...] = (
     ("[supervisor]", SupervisorTable),
+    ("[clients.NAME]", ClientTable),
     ("[models.NAME]", ModelTable),
     ("[models.NAME.restart]", RestartTable),
     ("[models.NAME.sampling]", SamplingTable),
@@ -90,6 +93,8 @@ def unit(name: str, field: FieldInfo) -> str:
 def example() -> str:
     """The whole example file."""
     lines = [HEAD, *_section("[supervisor]", SupervisorTable), ""]
+    clients = FileTable.model_fields["clients"].title
+    lines += [_commented(CLIENTS, clients), *_section("", ClientTable), ""]
     lines += [_commented("[defaults]", FileTable.model_fields["defaults"].title), ""]
     lines += [*_section(f"[models.{MODEL}]", ModelTable), ""]
     lines += [*_section(f"[models.{MODEL}.restart]", RestartTable), ""]
@@ -106,7 +111,7 @@ def operations_table(table: type[Table]) -> list[str]:
     for name, field in keys(table):
         default = "none" if name == "path" else f"`{shown_default(name, field)}`"
         what = f"{field.title}{_extra(field).get('more', '')}"
-        what = re.sub(r"\bwindow_s\b", "`window_s`", what)
+        what = re.sub(r"\b(window_s|max_queue_per_client)\b", r"`\1`", what)
         lines.append(f"| `{name}` | {default} | {unit(name, field)} | {what} |")
     return lines
 

@@ -21,6 +21,7 @@ from ..connection import (
 )
 from ..exit_status import CliError
 from ..model_names import check_known, model_argument
+from ..priority_options import priority_options
 from ..terminal.history import History
 from ..terminal.live_line import LiveLine
 from ..terminal.notices import notice_teller
@@ -49,6 +50,7 @@ the next line."""
 @click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token.")
 @click.option("--top-p", metavar="P", type=float, help=TOP_P_HELP)
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
+@priority_options
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast each answer was.")
 @daemon_options
 def chat(
@@ -99,6 +101,7 @@ class Conversation:
         self,
         client: Client,
         model: str,
+        /,
         *,
         explain: Callable[[CliError], CliError],
         system: str | None,

@@ -11,6 +11,7 @@ from ..connection import Target, connect, daemon_options
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
 from ..model_names import model_argument
+from ..priority_options import priority_options
 from ..terminal.live_line import LiveLine
 from ..terminal.notices import notice_teller
 from ..terminal.output import Output
@@ -46,6 +47,7 @@ TOP_P_HELP = "Nucleus sampling: keep tokens up to this probability mass (0–1].
 )
 @click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
 @click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
+@priority_options
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast it was.")
 @daemon_options
 def generate(

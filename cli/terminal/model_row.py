@@ -51,8 +51,8 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
-    """Load progress, retry time or the last cause, as one phrase; if there is none of them, how
-    rows are batched and how many warnings there are."""
+    """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
+    waits in which class, how rows are batched and how many warnings there are."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -69,12 +69,24 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
 
 
 def _remarks(model: Mapping[str, Any]) -> list[str]:
-    """What its load found out, in few words; `status --debug` has it all."""
+    """Who waits, if classes differ, and what its load found out, in few words; `status --debug` has
+    it all."""
     batching, warnings = model.get("batching"), model.get("warnings")
+    waiting = _waiting_words(model.get("queued_per_class"))
     mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
     count = len(warnings) if isinstance(warnings, Sequence) else 0
     counted = f"{count} warning{'s' if count > 1 else ''}" if count else None
-    return [remark for remark in (mode, counted) if remark]
+    return [remark for remark in (waiting, mode, counted) if remark]
+
+
+def _waiting_words(per_class: object) -> str | None:
+    """How many wait in each class: `waiting: 1 interactive, 3 batch`; None if all are normal."""
+    if not isinstance(per_class, Mapping) or not any(
+        count for name, count in per_class.items() if name != "normal"
+    ):
+        return None
+    counted = [f"{count} {name}" for name, count in per_class.items() if count]
+    return f"waiting: {', '.join(counted)}"
 
 
 def warning_lines(name: object, warnings: object) -> list[str]:

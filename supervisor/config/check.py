@@ -13,9 +13,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import check_runtime_dir
+from mlxsup.protocol.states import Priority
 
+from ..core.settings import ANYONE
 from .lines import LineIndex
 from .tables import (
+    ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
@@ -26,6 +29,10 @@ from .tables import (
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
+CLIENT_NAME_EXPECTED = (
+    "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first a letter or digit"
+)
 RESERVED_NAME = "mlxsup"
 """The daemon's own log file has this name."""
 
@@ -65,6 +72,7 @@ class Check:
             self._add((key,), f"unknown key {key}{_suggestion((key,))}")
         supervisor = self._table(SupervisorTable, ("supervisor",))
         defaults = self._table(ModelTable, ("defaults",))
+        clients = self._clients()
         entries = self._values.get("models", {})
         if not isinstance(entries, dict):
             self._add(("models",), f"models takes a table for each model, not {_shown(entries)}")
@@ -79,9 +87,37 @@ class Check:
                 models[name] = entry
         return FileTable(
             supervisor=supervisor or SupervisorTable(),
+            clients=clients,
             defaults=defaults or ModelTable(),
             models=models,
         )
+
+    def _clients(self) -> dict[str, ClientTable]:
+        """The checked entries of `clients`, without what is wrong in them."""
+        entries = self._values.get("clients", {})
+        if not isinstance(entries, dict):
+            shown = _shown(entries)
+            self._add(("clients",), f"clients takes a table for each client, not {shown}")
+            return {}
+        clients = {}
+        for name in entries:
+            where = ("clients", name)
+            if name != ANYONE and not CLIENT_NAME.fullmatch(name):
+                expected = f'{CLIENT_NAME_EXPECTED}; or "{ANYONE}" for all others'
+                self._add(where, f"clients.{name!r}: a client's name takes {expected}")
+            entry = self._table(ClientTable, where)
+            if entry is not None:
+                clients[name] = entry
+                self._check_classes(name, entry)
+        return clients
+
+    def _check_classes(self, name: str, entry: ClientTable) -> None:
+        where = ("clients", name, "priority")
+        if where in self._wrong or ("clients", name, "max_priority") in self._wrong:
+            return
+        if Priority(entry.priority).is_above(Priority(entry.max_priority)):
+            expected = f"max_priority ({entry.max_priority}) or a lower class"
+            self._add(where, f"{_joined(where)} takes {expected}, not {_shown(entry.priority)}")
 
     def _table(self, table: type[AnyTable], where: tuple[str, ...]) -> AnyTable | None:
         """The table at a place in the file, without what is wrong in it; an empty one if it is
@@ -157,7 +193,7 @@ class Check:
     def _add_details(self, table: tuple[str, ...], details: ErrorDetails) -> None:
         where = table + tuple(str(part) for part in details["loc"] if part != "[key]")
         self._wrong.add(where)
-        key = ".".join(where)
+        key = _joined(where)
         if details["type"] == "extra_forbidden":
             self._add(where, f"unknown key {key}{_suggestion(where)}")
             return
@@ -181,6 +217,8 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
     match where:
         case ("supervisor", _):
             return SupervisorTable
+        case ("clients", _, _):
+            return ClientTable
         case ("defaults", _) | ("models", _, _):
             return ModelTable
         case ("defaults", "restart", _) | ("models", _, "restart", _):
@@ -191,7 +229,7 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
 
 
 def _expected(where: tuple[str, ...]) -> str:
-    if len(where) == 2 and where[0] == "models":
+    if len(where) == 2 and where[0] in ("clients", "models"):
         return "a table"
     description = _table_at(where).model_fields[where[-1]].description
     assert description is not None
@@ -202,6 +240,7 @@ def _suggestion(where: tuple[str, ...]) -> str:
     known = list(_table_at(where).model_fields)
     for table, title in (
         (SupervisorTable, "[supervisor]"),
+        (ClientTable, "[clients.NAME]"),
         (ModelTable, "[models.NAME] or [defaults]"),
         (RestartTable, "[models.NAME.restart]"),
         (SamplingTable, "[models.NAME.sampling]"),
@@ -212,6 +251,11 @@ def _suggestion(where: tuple[str, ...]) -> str:
     if close:
         return f"; did you mean {close[0]}?"
     return f"; known are {', '.join(known)}"
+
+
+def _joined(where: tuple[str, ...]) -> str:
+    """A key as a file writes it."""
+    return ".".join(f'"{part}"' if part == ANYONE else part for part in where)
 
 
 def _shown(value: object) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.states import Priority
 
-from ..core.settings import CoreSettings, ModelSettings, RestartSettings
+from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .check import Check
 from .lines import LineIndex
-from .tables import FileTable, ModelTable, SupervisorTable
+from .tables import ClientTable, FileTable, ModelTable
 from .values import size_or_auto
 
 EXIT_CODE = 78
@@ -107,7 +108,7 @@ def parse_config(
         runtime_dir=runtime_dir,
         log_dir=_absolute(table.supervisor.log_dir, folder),
         log_level=table.supervisor.log_level,
-        core=_core_settings(table.supervisor),
+        core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
     )
 
@@ -158,7 +159,8 @@ def _absolute(path: str, folder: Path) -> Path:
     return Path(os.path.normpath(folder / os.path.expanduser(path)))
 
 
-def _core_settings(table: SupervisorTable) -> CoreSettings:
+def _core_settings(file: FileTable) -> CoreSettings:
+    table = file.supervisor
     return CoreSettings(
         max_queue=table.max_queue,
         max_queue_per_client=table.max_queue_per_client,
@@ -166,6 +168,18 @@ def _core_settings(table: SupervisorTable) -> CoreSettings:
         drain_timeout_s=table.drain_timeout_s,
         queue_timeout_s=table.queue_timeout_s,
         first_token_timeout_s=table.first_token_timeout_s,
+        aging_s=table.aging_s,
+        clients={name: _client_settings(entry) for name, entry in file.clients.items()},
+    )
+
+
+def _client_settings(entry: ClientTable) -> ClientSettings:
+    return ClientSettings(
+        weight=entry.weight,
+        priority=Priority(entry.priority),
+        max_priority=Priority(entry.max_priority),
+        max_queue=entry.max_queue,
+        max_running=entry.max_running,
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
 from mlxsup.protocol.text import DURATION_PATTERN
 
-from .check import MODEL_NAME
-from .tables import FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
+from ..core.settings import ANYONE
+from .check import CLIENT_NAME, MODEL_NAME
+from .tables import ClientTable, FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -39,12 +41,14 @@ def config_schema() -> dict[str, Any]:
     """
     schema = FileTable.model_json_schema(schema_generator=_Generate)
     tables = schema["$defs"]
-    for table in (FileTable, SupervisorTable, ModelTable, RestartTable, SamplingTable):
+    for table in (FileTable, SupervisorTable, ClientTable, ModelTable, RestartTable, SamplingTable):
         shape = schema if table is FileTable else tables[table.__name__]
         shape.pop("title", None)
         for name, entry in shape["properties"].items():
             field = table.model_fields[name]
             shape["properties"][name] = _readable(name, entry, field.title, field.description)
+    client = f"^({re.escape(ANYONE)}|{CLIENT_NAME.pattern})$"
+    schema["properties"]["clients"]["propertyNames"] = {"pattern": client}
     schema["properties"]["models"]["propertyNames"] = {"pattern": f"^{MODEL_NAME.pattern}$"}
     return {"$schema": DIALECT, "title": "mlxsup", **schema}
 

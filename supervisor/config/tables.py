@@ -15,7 +15,7 @@ from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import SAMPLING, NumberParameter
 
-from ..core.settings import CoreSettings, ModelSettings, RestartSettings
+from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .values import (
     AUTO,
     DURATION_EXPECTED,
@@ -28,8 +28,11 @@ from .values import (
 )
 
 MAX_CONCURRENCY = 1024
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+Class = Literal["interactive", "normal", "batch"]
+CLASS_EXPECTED = '"interactive", "normal" or "batch"'
 
 Duration = Annotated[float, BeforeValidator(check_duration)]
 Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
@@ -118,11 +121,10 @@ class SupervisorTable(Table):
     max_queue_per_client: int = _integer(
         CoreSettings,
         "max_queue_per_client",
-        "waiting requests of one client or connection",
+        "waiting requests of one client",
         1,
         unit="requests",
-        more=", no matter which clients a connection names; beyond that they are answered"
-        " `overloaded`",
+        more=", unless its own entry says otherwise; beyond that they are answered `overloaded`",
     )
     max_queue_bytes: Size = Field(
         _default(CoreSettings, "max_queue_bytes"),
@@ -152,6 +154,12 @@ class SupervisorTable(Table):
         CoreSettings,
         "first_token_timeout_s",
         "time limit for the first token; 0: none; requests can override it",
+    )
+    aging_s: Duration = _duration(
+        CoreSettings,
+        "aging_s",
+        "a request moves up one class each time it has waited this long",
+        more="; 0: never",
     )
 
 
@@ -311,11 +319,56 @@ class ModelTable(Table):
         )
 
 
+class ClientTable(Table):
+    """`[clients.NAME]`."""
+
+    weight: Number = Field(
+        _default(ClientSettings, "weight"),
+        ge=MIN_WEIGHT,
+        le=MAX_WEIGHT,
+        title="its share of each model, next to other clients that wait for it",
+        description=f"a number from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
+        json_schema_extra=_more("; with 2 it gets twice as much of the engine's time", "factor"),
+    )
+    priority: Class = Field(
+        _default(ClientSettings, "priority").value,
+        title="the class of its requests that name none",
+        description=CLASS_EXPECTED,
+    )
+    max_priority: Class = Field(
+        _default(ClientSettings, "max_priority").value,
+        title="the highest class that its requests may name",
+        description=CLASS_EXPECTED,
+        json_schema_extra=_more("; others are answered `invalid_request`"),
+    )
+    max_queue: int = _integer(
+        ClientSettings,
+        "max_queue",
+        "its waiting requests; 0: max_queue_per_client",
+        0,
+        unit="requests",
+        more="; beyond that they are answered `overloaded`",
+    )
+    max_running: int = _integer(
+        ClientSettings,
+        "max_running",
+        "its requests that run at once, over all models; 0: no limit",
+        0,
+        unit="requests",
+        more="; more of them wait, and those of others start before them",
+    )
+
+
 class FileTable(Table):
-    """The whole file; the entries of `models` are also checked one by one."""
+    """The whole file; the entries of `clients` and `models` are also checked one by one."""
 
     supervisor: SupervisorTable = Field(
         default_factory=SupervisorTable, title="the daemon itself", description="a table"
+    )
+    clients: dict[str, ClientTable] = Field(
+        default_factory=dict,
+        title='clients by name; "*" is for all that have no entry',
+        description="a table for each client, [clients.NAME]",
     )
     defaults: ModelTable = Field(
         default_factory=ModelTable,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import State, Wanted, Why
+from mlxsup.protocol.states import Priority, State, Wanted, Why
 
-from .errors import cut_off, model_failed, overloaded, quarantined
-from .events import ConnectionId
+from .errors import cut_off, model_failed, overloaded, priority_too_high, quarantined
 from .health.blame import Blame, Digest
 from .lifecycle.life import Life
 from .model import Model
 from .requests.ledger import Ledger
 from .settings import CoreSettings
+from .sharing.accounts import Account, Terms
 
 
 def refuse_for_state(life: Life) -> RemoteError | None:
@@ -33,11 +33,18 @@ def refuse_for_quarantine(
     return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
 
 
+def refuse_for_priority(terms: Terms, account: Account, priority: Priority) -> RemoteError | None:
+    """Why an account must not have a request of this class; None if it may."""
+    highest = terms.of(account).max_priority
+    if not priority.is_above(highest):
+        return None
+    return priority_too_high(priority, highest, terms.table_of(account))
+
+
 def refuse_for_room(
     model: Model,
     *,
-    connection: ConnectionId,
-    client: str,
+    account: Account,
     body_bytes: int,
     ledger: Ledger,
     models: int,
@@ -48,9 +55,9 @@ def refuse_for_room(
     A request that can start at once does not wait, so no queue refuses it; its bytes still count.
     """
     reason = _refuse_for_bytes(body_bytes, ledger, settings)
-    if reason is None and not model.can_start:
+    if reason is None and not model.can_start(account, ledger.may_run):
         reason = _refuse_for_place(model, ledger, models, settings) or _refuse_for_account(
-            connection, client, ledger, settings
+            account, ledger, settings
         )
     if reason is None:
         return None
@@ -89,15 +96,11 @@ def _refuse_for_place(
     return "max_queue", sentence
 
 
-def _refuse_for_account(
-    connection: ConnectionId, client: str, ledger: Ledger, settings: CoreSettings
-) -> Reason | None:
-    """A connection may speak for many clients, but gets no more places by inventing names."""
-    for account, waiting in (
-        ("connection", ledger.waiting_of_connection(connection)),
-        ("client", ledger.waiting_of(client)),
-    ):
-        if waiting >= settings.max_queue_per_client:
-            sentence = f"{waiting} requests of this {account} are waiting, the limit"
-            return "max_queue_per_client", sentence
-    return None
+def _refuse_for_account(account: Account, ledger: Ledger, settings: CoreSettings) -> Reason | None:
+    terms = ledger.terms
+    own = terms.of(account).max_queue
+    waiting = ledger.waiting_of(account)
+    if waiting < (own or settings.max_queue_per_client):
+        return None
+    limit = f"{terms.table_of(account)} max_queue" if own else "max_queue_per_client"
+    return limit, f"{waiting} requests of this client are waiting, the limit"

@@ -10,6 +10,7 @@ from mlxsup.protocol.client_messages import (
     Generate,
     Load,
     Ping,
+    Prioritize,
     Reload,
     Restart,
     StatusQuery,
@@ -29,6 +30,9 @@ from .fleet import Fleet
 from .lifecycle.triggers import WantDown, WantRestart, WantUp
 from .model import Model
 from .outbox import Outbox
+from .queue_status import request_map
+from .requests.ledger import Stage
+from .requests.naming import find_named
 from .serving import Serving
 from .status import Daemon, status_map
 
@@ -57,7 +61,7 @@ class ClientEvents:
         """Handles a message; if it cannot be done, answers with an error and changes nothing."""
         caller = Caller(connection=event.connection, id=event.message.id)
         try:
-            self._obey(caller, event.message, event.now)
+            self._obey(caller, event.message, event.now, event.process)
         except RemoteError as error:
             self._outbox.fail(caller, error)
 
@@ -75,10 +79,12 @@ class ClientEvents:
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
-    def _obey(self, caller: Caller, message: ClientMessage, now: float) -> None:
+    def _obey(self, caller: Caller, message: ClientMessage, now: float, process: str) -> None:
         match message:
             case Generate():
-                self._on_generate(caller, message, now)
+                self._on_generate(caller, message, now, process)
+            case Prioritize():
+                self._on_prioritize(caller, message, now)
             case Cancel():
                 self._on_cancel(caller, message, now)
             case Load():
@@ -102,7 +108,7 @@ class ClientEvents:
 
     # ------------------------------------------------------------ requests
 
-    def _on_generate(self, caller: Caller, message: Generate, now: float) -> None:
+    def _on_generate(self, caller: Caller, message: Generate, now: float, process: str) -> None:
         for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):
             value = getattr(message, name)
             if value is not None and value < 0:
@@ -116,6 +122,7 @@ class ClientEvents:
             model,
             message,
             caller.connection,
+            process=process,
             settings=self._fleet.settings,
             models=len(self._fleet.by_name),
             now=now,
@@ -132,6 +139,13 @@ class ClientEvents:
         request = self._serving.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
             self._endings.cancel(self._fleet.touched_by(request), request, now)
+
+    def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
+        request = find_named(self._serving.ledger, message.request)
+        before = request.priority
+        self._serving.prioritize(self._fleet.touched_by(request), request, message.priority, now)
+        value = {"model": request.model, "before": before.value, **request_map(request, now)}
+        self._outbox.reply(caller, {**value, "is_running": request.stage is not Stage.QUEUED})
 
     # ------------------------------------------------------------ commands
 

@@ -41,6 +41,7 @@ from .outbox import Outbox
 from .requests.ledger import Ledger
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
+from .sharing.accounts import Terms
 from .status import Daemon, status_map
 from .worker_events import WorkerEvents
 
@@ -72,7 +73,7 @@ class Core:
     ) -> None:
         self.outbox = Outbox()
         self._deadlines = Deadlines()
-        self.ledger = Ledger()
+        self.ledger = Ledger(Terms(settings))
         self._daemon = Daemon(facts=facts)
         self._endings = Endings(self.ledger, self._deadlines, self.outbox)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox)

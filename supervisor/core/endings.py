@@ -9,7 +9,6 @@ import math
 
 from mlxsup.protocol.client_messages import Done, Failed, MessageToClient
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 from mlxsup.protocol.worker_messages import CancelRow
 
@@ -106,7 +105,7 @@ class Endings:
 
     def fail_queue(self, model: Model, error: RemoteError) -> None:
         """Answers everything that waits for this model."""
-        for request in self._queued(model):
+        for request in list(model.queue):
             if request.acceptance is not None:
                 self.fail(model, request, for_interrupted(error, model.name, request.tokens_sent))
             else:
@@ -117,14 +116,14 @@ class Endings:
         for request in list(model.running.values()):
             self.fail(model, request, error)
 
-    def lose_running(self, model: Model, text: str, verdict: Verdict) -> None:
+    def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
         """The process is gone with its rows, which queue again, ahead of all others.
 
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
         model.settle()
-        again: list[RequestKey] = []
+        again: list[Request] = []
         for request in list(model.running.values()):
             del model.running[request.key]
             error = _loss(model, request, text, verdict)
@@ -132,22 +131,18 @@ class Endings:
                 self.end(request, error=error)
             else:
                 self._interrupt(request, text)
-                again.append(request.key)
-        for request in self._queued(model):
+                again.append(request)
+        for request in list(model.queue):
             if request.acceptance is not None and not request.may_resume:
                 self.fail(model, request, worker_crashed(model.name, text, request.tokens_sent))
-        model.queue.rejoin(again)
+        model.queue.rejoin(again, now)
         if verdict.culprit is not None:
-            for request in self._queued(model):
+            for request in list(model.queue):
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
                     self.fail(model, request, error)
 
     # ------------------------------------------------------------ inside
-
-    def _queued(self, model: Model) -> list[Request]:
-        requests = [self._ledger.get(key) for key in model.queue]
-        return [request for request in requests if request is not None]
 
     def _interrupt(self, request: Request, text: str) -> None:
         self._ledger.move(request, Stage.QUEUED)
@@ -166,7 +161,7 @@ class Endings:
     def _withdraw(self, model: Model, request: Request) -> None:
         """Takes a request out of the queue or the batch; a row keeps its place until it left."""
         if request.stage is Stage.QUEUED:
-            model.queue.leave(request.key)
+            model.queue.leave(request)
             return
         model.settle()
         del model.running[request.key]

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.states import Why
+from mlxsup.protocol.states import Priority, Why
 
 
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
@@ -129,6 +129,16 @@ def overloaded(
             "running": running,
             "retry_after_s": retry_after_s,
         },
+    )
+
+
+def priority_too_high(priority: Priority, highest: Priority, table: str) -> RemoteError:
+    """A request of a class that its client must not use."""
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"priority {priority} is above what this client may use: send {highest} or a lower one, or"
+        f" raise max_priority in [{table}] and reload",
+        detail={"parameter": "priority", "max_priority": highest.value},
     )
 
 

@@ -47,10 +47,18 @@ class Tick(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSaid(_Event):
-    """A client sent a message."""
+    """A client sent a message.
+
+    Attributes:
+        connection: over which it came.
+        message: what the client said.
+        process: the process behind the connection, under a name that no other process has; empty
+            if it could not be found.
+    """
 
     connection: ConnectionId
     message: ClientMessage
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,10 @@ from .loading import next_loads
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .requests.ledger import Request
+from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
+from .sharing.counters import Counters
 from .status import change_map, model_row
 
 
@@ -163,6 +165,7 @@ class Fleet:
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """The configuration was read again: removes, adds and changes models."""
         self.settings = settings
+        self._serving.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
         names = {entry.name for entry in models}
         for model in self:
@@ -288,6 +291,9 @@ class Fleet:
         """Does what follows for every model that was touched, whatever touched it."""
         self._end_drains(now)
         self._grant_load_turns(now)
+        if self._serving.ledger.take_freed():  # others of its client may wait for other models
+            for any_model in self:
+                self.touch(any_model)
         for name in self._touched:
             model = self.by_name.get(name)
             if model is not None:
@@ -325,12 +331,12 @@ class Fleet:
         ledger = self._serving.ledger
         for model in self:
             model.check_invariants()
-            if model.life.state is State.READY and model.queue and model.has_room:
+            waiting = [one for one in model.queue if ledger.may_run(one.account)]
+            if model.life.state is State.READY and waiting and model.has_room:
                 assert model.held, f"{model.name} has room and lets requests wait"
-                waiting = [ledger.get(key) for key in model.queue]
-                held = [*model.held, *(r.held for r in waiting if r is not None)]
+                held = [*model.held, *(request.held for request in waiting)]
                 assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
-        placed = [key for model in self for key in (*model.queue, *model.running)]
+        placed = [one.key for m in self for one in (*m.queue, *m.running.values())]
         assert sorted(placed) == sorted(request.key for request in ledger)
         loading = [model.life for model in self if model.life.is_loading]
         assert sum(life.is_after_crash for life in loading) <= 1
@@ -344,7 +350,8 @@ class Fleet:
     def _add(self, entry: ModelSettings) -> Model:
         """A model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
-        model = self.by_name[entry.name] = Model(life=life)
+        queue = Queue(Counters(self._serving.ledger.terms))
+        model = self.by_name[entry.name] = Model(life=life, queue=queue)
         return model
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
@@ -356,7 +363,7 @@ class Fleet:
             case RunningEnds(error=error):
                 self._endings.fail_running(model, error)
             case RunningLost(text=text, verdict=verdict):
-                self._endings.lose_running(model, text, verdict)
+                self._endings.lose_running(model, text, verdict, now)
                 self._serving.process_gone(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):

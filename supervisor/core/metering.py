@@ -1,4 +1,4 @@
-"""Charges engine steps to the requests, and to the models, that they were made for."""
+"""Charges engine steps to the requests, the accounts and the models that they were made for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Meter:
         alike = model.alike
         if (
             alike is not None
-            and len(step.rows) == alike.rows
+            and [row.key for row in step.rows] == alike.keys
             and not step.prefill
             and not step.between_steps
         ):
@@ -71,17 +71,18 @@ class Meter:
         for key, seconds in charges.requests.items():
             request = running.get(key)
             if request is not None:
-                request.engine_s += seconds
+                model.pay(request, seconds)
         for row in step.prefill:
             request = running.get(row.key)
             if request is not None and row.done > request.read_tokens:
                 request.read_tokens = row.done
         model.engine_s += sum(charges.requests.values())
         model.repeated_s += charges.repeated_s
-        rows = len(step.rows)
-        if rows and rows == len(charges.requests) and not step.prefill and not step.between_steps:
+        keys = [row.key for row in step.rows]
+        are_all = keys and len(keys) == len(charges.requests)
+        if are_all and not step.prefill and not step.between_steps:
             payers = [running[key] for key in charges.requests if key in running]
-            model.alike = AlikeSteps(device=device, payers=payers, rows=rows, at=now)
+            model.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
 
     def _settle_all(self) -> None:
         """Who works is about to change, and with it what a second of each engine costs."""

@@ -17,18 +17,17 @@ from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Ready
 from .requests.ledger import Request, Stage
+from .requests.line import MayRun
 from .requests.queue import Queue
+from .sharing.accounts import Account
 from .sharing.alike_steps import AlikeSteps
+from .sharing.counters import UNKNOWN_COST_S
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
 
 RATE_WINDOW_S = 5.0
 
-SERVICE_WEIGHT = 0.2
-"""The weight of a new measurement in the running estimate of how long a request runs."""
-
-UNKNOWN_FREE_S = 1.0
 SHORTEST_FREE_S = 0.1
 
 
@@ -42,7 +41,7 @@ class Model:
 
     Attributes:
         life: its worker's life.
-        queue: keys of the waiting requests.
+        queue: the waiting requests.
         running: requests that were dispatched to the live process.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
         blame: what it remembers about crashes.
@@ -58,13 +57,12 @@ class Model:
         engine_s: engine seconds charged to requests since the supervisor's start.
         repeated_s: engine seconds, since then, for what had been computed before and was lost.
         alike: steps that have not been charged yet; `settle` does that.
-        service_s: how long a request runs, estimated from earlier ones; None before any has run.
         idle_since: when its last request ended, or when it became READY.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
     life: Life
-    queue: Queue = field(default_factory=Queue)
+    queue: Queue
     running: dict[RequestKey, Request] = field(default_factory=dict)
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
     blame: Blame = field(default_factory=Blame)
@@ -81,7 +79,6 @@ class Model:
     engine_s: float = 0.0
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None
-    service_s: float | None = None
     idle_since: float = math.inf
     told_waiting: tuple[WaitReason, str, int] | None = None
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
@@ -97,10 +94,21 @@ class Model:
         is_unlinked = self.watch is not None and self.watch.unlinked_at is not None
         return not is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
 
-    @property
-    def can_start(self) -> bool:
-        """Whether a request that comes now would be dispatched at once, unless it is a suspect."""
-        if self.life.state is not State.READY or not self.has_room or self.queue:
+    def line_up(self, request: Request, now: float) -> None:
+        """A new request waits; its account may have had nothing here for a while."""
+        self.settle()
+        waiting, account = self.queue.accounts, request.account
+        running = {other.account for other in self.running.values()}
+        if account not in waiting and account not in running:
+            self.queue.counters.join(account, {*waiting, *running})
+        self.queue.join(request, now)
+
+    def can_start(self, account: Account, may_run: MayRun) -> bool:
+        """Whether a request of this account that comes now would be dispatched at once, unless it
+        is a suspect."""
+        if self.life.state is not State.READY or not self.has_room or not may_run(account):
+            return False
+        if self.queue.first(may_run) is not None:
             return False
         return not any(self.blame.is_due(one) for one in self.held)
 
@@ -149,12 +157,11 @@ class Model:
         return limit < max(self.life.footprint_bytes, reported)
 
     def deadline(self) -> float | None:
-        """When something is due for this model, or its process should be checked."""
-        when = self.state_deadline()
-        if self.watch is None or self.life.state not in WATCHED:
-            return when
-        watched = self.watch.deadline(self.step_timeout_s)
-        return watched if when is None else min(when, watched)
+        """When something is due for this model or its queue, or its process should be checked."""
+        times = [self.state_deadline(), self.queue.ages_at]
+        if self.watch is not None and self.life.state in WATCHED:
+            times.append(self.watch.deadline(self.step_timeout_s))
+        return min((when for when in times if when is not None), default=None)
 
     @property
     def step_timeout_s(self) -> float | None:
@@ -180,23 +187,23 @@ class Model:
                 "reason": ready.batching_reason,
             }
 
-    def learn_service(self, ran_s: float) -> None:
-        """A request has run to its end."""
-        before_s = ran_s if self.service_s is None else self.service_s
-        self.service_s = before_s + SERVICE_WEIGHT * (ran_s - before_s)
-
     def next_free_s(self) -> float:
-        """How long until a row should be free: the average time between the ends of requests."""
-        if self.service_s is None:
-            return UNKNOWN_FREE_S
-        return max(self.service_s / self.life.launch.max_concurrency, SHORTEST_FREE_S)
+        """How long until a row should be free: what requests cost the engine on average, because
+        those that run at the same time share its seconds."""
+        cost_s = self.queue.counters.cost_s
+        return UNKNOWN_COST_S if cost_s is None else max(cost_s, SHORTEST_FREE_S)
 
     def settle(self) -> None:
         """Charges what its requests have cost until now: before one of them leaves, and before
         anybody looks."""
         alike, self.alike = self.alike, None
         if alike is not None:
-            self.engine_s += alike.charge(self.name)
+            self.engine_s += alike.charge(self.name, self.pay)
+
+    def pay(self, request: Request, engine_s: float) -> None:
+        """A request, and its account, have received this much of the engine's time."""
+        request.engine_s += engine_s
+        self.queue.counters.charge(request.account, engine_s)
 
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason, NoticeKind, State, Wanted
+from mlxsup.protocol.states import FinishReason, NoticeKind, Priority, State, WaitReason, Wanted
 from mlxsup.protocol.worker_messages import Accepted, CancelRow, Dispatch, Resume, RowDelta, Step
 
-from .admission import refuse_for_quarantine, refuse_for_room, refuse_for_state
+from .admission import (
+    refuse_for_priority,
+    refuse_for_quarantine,
+    refuse_for_room,
+    refuse_for_state,
+)
 from .deadlines import Deadlines
 from .endings import Endings
 from .errors import (
@@ -54,6 +61,7 @@ class Serving:
         message: Generate,
         connection: ConnectionId,
         *,
+        process: str,
         settings: CoreSettings,
         models: int,
         now: float,
@@ -62,28 +70,29 @@ class Serving:
 
         Args:
             model: the model that must answer.
-            message: the request.
-            connection: who asks.
+            message, connection, process: who asks for what, as in `ClientSaid`.
             settings: the limits.
             models: how many models share the queue.
             now: monotonic seconds.
         """
         if self.ledger.find(connection, message.id) is not None:
             return duplicate_id(message.id)
-        client = message.client or connection.hex()
+        account = self.ledger.terms.account(message.client, process, connection)
+        priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body)
         model.blame.expire(now)
-        refusal = refuse_for_state(model.life) or refuse_for_quarantine(
-            model.name, model.blame, digest, now
-        )
-        refusal = refusal or refuse_for_room(
-            model,
-            connection=connection,
-            client=client,
-            body_bytes=len(message.body),
-            ledger=self.ledger,
-            models=models,
-            settings=settings,
+        refusal = (
+            refuse_for_priority(self.ledger.terms, account, priority)
+            or refuse_for_state(model.life)
+            or refuse_for_quarantine(model.name, model.blame, digest, now)
+            or refuse_for_room(
+                model,
+                account=account,
+                body_bytes=len(message.body),
+                ledger=self.ledger,
+                models=models,
+                settings=settings,
+            )
         )
         if refusal is not None:
             return refusal
@@ -91,33 +100,43 @@ class Serving:
             key=self.ledger.new_key(),
             connection=connection,
             id=message.id,
-            client=client,
+            account=account,
             model=model.name,
+            priority=priority,
             body=message.body,
             digest=digest,
             arrived_at=now,
-            queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
-            first_token_deadline=_after(
-                now, message.first_token_timeout_s, settings.first_token_timeout_s
-            ),
-            deadline=_after(now, message.timeout_s, 0.0),
             may_resume=message.resume,
             wants_notices=message.notices,
+            **_deadlines_of(message, settings, now),
         )
         self.ledger.add(request)
-        model.queue.join(request.key)
+        model.line_up(request, now)
         self._deadlines.set(request.key, request.next_deadline)
         return None
+
+    def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
+        """Gives a request another class; a person may go beyond its client's `max_priority`."""
+        if request.stage is Stage.QUEUED:
+            model.queue.prioritize(request, priority, now)
+        else:
+            request.priority = request.standing = priority
+            request.waited_s = 0.0
 
     def dispatch(self, model: Model, now: float) -> None:
         """Hands waiting requests to a READY worker while it has room; asks rows to leave if a
         suspect has to run alone."""
         model.blame.expire(now)
+        model.queue.age(now)
+        if model.queue:
+            model.settle()
         if model.life.state is not State.READY:
             return
         while model.has_room and (request := next_in_line(model, self.ledger)) is not None:
-            model.queue.leave(request.key)
+            model.queue.leave(request)
+            model.queue.counters.dispatched(request.account)
             self.ledger.move(request, Stage.RUNNING)
+            request.waited_s += now - request.waits_since
             request.dispatched_at = now
             model.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
@@ -146,11 +165,13 @@ class Serving:
         is_for_all, model.told_waiting = news != model.told_waiting, news
         places = model.queue.take_news()
         reason, progress = wait_reason(model), load_progress(model)
+        is_ready = model.life.state is State.READY
         for key, position in (model.queue.places() if is_for_all else places).items():
             request = self._request(key)
-            self._outbox.notify(
-                request, NoticeKind.QUEUED, {"position": position, "reason": reason.value}
-            )
+            is_limited = is_ready and not self.ledger.may_run(request.account)
+            own = WaitReason.LIMIT if is_limited else reason
+            detail: dict[str, Any] = {"position": position, "reason": own.value}
+            self._outbox.notify(request, NoticeKind.QUEUED, detail)
             if progress is not None:
                 detail = {"state": model.life.state.value, **progress}
                 self._outbox.notify(request, NoticeKind.LOADING, detail)
@@ -222,7 +243,7 @@ class Serving:
                 request.warnings.append(row.warning)
             if row.finish is FinishReason.CANCELLED and request.stage is Stage.YIELDING:
                 has_freed = True
-                self._wait_again(model, request)
+                self._wait_again(model, request, now)
             elif row.finish is not None:
                 del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
@@ -232,10 +253,8 @@ class Serving:
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
-            assert request.dispatched_at is not None
-            if request.dispatched_at == request.started_at:  # it ran through without interruption
-                model.learn_service(now - request.dispatched_at)
             if reason is not FinishReason.CANCELLED:
+                model.queue.counters.learn(request.engine_s)
                 model.blame.completed(request.digest)
             self._endings.end(request, finish=reason, now=now)
         if message.prefill and self.ledger.has_listeners:
@@ -269,7 +288,7 @@ class Serving:
         request.resumed += 1
         self._outbox.notify(request, NoticeKind.RESUMED, {"times": request.resumed})
 
-    def _wait_again(self, model: Model, request: Request) -> None:
+    def _wait_again(self, model: Model, request: Request, now: float) -> None:
         """The row of a request that yields has left the batch; what it delivered is kept."""
         del model.running[request.key]
         if model.life.wanted is not Wanted.UP:  # decided since: nothing is dispatched
@@ -282,7 +301,7 @@ class Serving:
         request.queue_deadline = (
             None  # it limits the wait for the start, and the request was started
         )
-        model.queue.rejoin([request.key])
+        model.queue.rejoin([request], now)
         self._deadlines.set(request.key, request.next_deadline)
 
     def _rest_if_empty(self, model: Model, now: float) -> None:
@@ -293,6 +312,15 @@ class Serving:
         request = self.ledger.get(key)
         assert request is not None
         return request
+
+
+def _deadlines_of(message: Generate, settings: CoreSettings, now: float) -> dict[str, Any]:
+    first_token_s = settings.first_token_timeout_s
+    return {
+        "queue_deadline": _after(now, message.queue_timeout_s, settings.queue_timeout_s),
+        "first_token_deadline": _after(now, message.first_token_timeout_s, first_token_s),
+        "deadline": _after(now, message.timeout_s, 0.0),
+    }
 
 
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.states import Priority
+
+ANYONE = "*"
+"""The entry of `[clients]` for every client that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +57,37 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """One `[clients.*]` entry.
+
+    Attributes:
+        weight: its share of the engines next to other clients; above 0.
+        priority: the class of its requests that name none.
+        max_priority: the highest class that its requests may name.
+        max_queue: its waiting requests; 0 for `max_queue_per_client`.
+        max_running: its requests that run at the same time, over all models; 0 for no limit.
+    """
+
+    weight: float = 1.0
+    priority: Priority = Priority.NORMAL
+    max_priority: Priority = Priority.INTERACTIVE
+    max_queue: int = 0
+    max_running: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """The part of the `[supervisor]` table that decisions depend on.
+    """The part of the `[supervisor]` table that decisions depend on, and the clients.
 
     Attributes:
         max_queue: waiting requests, over all models.
-        max_queue_per_client: waiting requests of one client, and of one connection.
+        max_queue_per_client: waiting requests of one client, unless its own entry says otherwise.
         max_queue_bytes: bodies and resume data of all open requests together.
         drain_timeout_s: how long running requests may take to finish when a worker is shut down.
         queue_timeout_s: how long a request may wait to be dispatched, unless it says otherwise.
         first_token_timeout_s: time limit for the first token, unless the request sets one; 0: none.
+        aging_s: after each wait of this length a request moves up one class; 0 for never.
+        clients: what each client is granted, by name; `ANYONE` is for all others.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
     """
 
@@ -72,3 +98,5 @@ class CoreSettings:
     queue_timeout_s: float = 600.0
     first_token_timeout_s: float = 0.0
     exit_grace_s: float = 2.0
+    aging_s: float = 60.0
+    clients: Mapping[str, ClientSettings] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from mlxsup.protocol.states import State, WaitReason
 
 from .lifecycle.states import Backoff, Loading, Pending, Ready
 from .model import Model
+from .queue_status import line_map, per_class_map, queue_map, rows_map
 from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
@@ -34,7 +35,8 @@ def status_map(
     models: Iterable[Model], ledger: Ledger, daemon: Daemon, now: float
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
-    rows = [model_row(model, now) for model in models]
+    fleet = list(models)
+    rows = [model_row(model, now) for model in fleet]
     return {
         "schema_version": SCHEMA_VERSION,
         **daemon.facts,
@@ -44,7 +46,7 @@ def status_map(
             "reserved_bytes": sum(row["footprint_bytes"] for row in rows),
             "machine_bytes": daemon.machine_bytes,
         },
-        "queue": {"waiting": ledger.waiting, "per_client": ledger.waiting_by_client},
+        "queue": queue_map(fleet, ledger),
         "models": rows,
     }
 
@@ -52,6 +54,7 @@ def status_map(
 def model_row(model: Model, now: float) -> dict[str, Any]:
     """One model's part of the status."""
     model.blame.expire(now)  # nothing else may have happened since an hour was over
+    model.queue.age(now)
     model.settle()
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
@@ -70,7 +73,10 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
         "queued": len(model.queue),
+        "queued_per_class": per_class_map(model),
+        "line": line_map(model, now),
         "running": [request.id for request in model.running.values()],
+        "rows": rows_map(model, now),
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
         "suspects": model.blame.suspects,
@@ -141,7 +147,8 @@ def wait_reason(model: Model) -> WaitReason:
     """Why the requests of this model are waiting."""
     match model.life.state:
         case State.READY:
-            return WaitReason.TURN if model.has_room else WaitReason.ROWS
+            has_turns = model.has_room and model.blame.is_anyone_on_probation
+            return WaitReason.TURN if has_turns else WaitReason.ROWS
         case State.BACKOFF:
             return WaitReason.BACKOFF
         case State.DRAINING | State.STOPPING:

@@ -18,7 +18,7 @@ class Turns:
     """The state of a model's turns.
 
     Attributes:
-        waiting: all waiting requests, in order.
+        waiting: the waiting requests whose accounts may run more, in order.
         due: those of them whose turn is due.
         is_taken: whether the worker holds a request whose turn is due.
         is_held_up: whether a row that no crash accuses cannot be asked to leave, because its
@@ -34,7 +34,7 @@ class Turns:
     def of(cls, model: Model, ledger: Ledger) -> Turns:
         """The current state; only worth computing while a request is on probation."""
         is_due = model.blame.is_due
-        waiting = [request for key in model.queue if (request := ledger.get(key)) is not None]
+        waiting = [request for request in model.queue if ledger.may_run(request.account)]
         return cls(
             waiting=waiting,
             due=[request for request in waiting if is_due(request.held)],
@@ -53,7 +53,7 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     if not model.queue:
         return None
     if not model.blame.is_anyone_on_probation:
-        return ledger.get(model.queue.first())
+        return model.queue.first(ledger.may_run)
     turns = Turns.of(model, ledger)
     if turns.is_taken:
         return None

@@ -29,6 +29,7 @@ from ..core.events import Event as CoreEvent
 from .connection import Connection
 from .doors import Doors, Verdict
 from .outbox import Tally
+from .peer_names import PeerNames
 from .peers import connection_at, process_of, turn_away
 from .transport import NO_SOURCE, Context, Monitor, TracedSocket, bound_socket
 
@@ -88,6 +89,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(CLIENT_MESSAGES, is_strict=True)
         self._doors = Doors(max_connections)
+        self._peer_names = PeerNames()
         # Both are bounded by the connections that the doors let in, plus those that just ended.
         self._connections: dict[ConnectionId, Connection] = {}
         self._speakers: dict[int, Connection] = {}
@@ -187,7 +189,9 @@ class Clients:
             connection = Connection(id, self._socket.source, self._tally)
             self._connections[id] = self._speakers[connection.descriptor] = connection
         connection.note_said(message)
-        self._post(ClientSaid(now=self._now(), connection=id, message=message))
+        process = self._peer_names.of(connection.descriptor)
+        said = ClientSaid(now=self._now(), connection=id, message=message, process=process)
+        self._post(said)
         if connection.outbox:
             self._flush(connection)  # a client that writes may well have read
         self._forget_if_idle(connection)
@@ -356,6 +360,7 @@ class Clients:
             self._on_accepted(descriptor)
         else:
             self._doors.go(descriptor)
+            self._peer_names.go(descriptor)
             speaker = self._speakers.get(descriptor)
             if speaker is not None:
                 self._doubt(speaker)
@@ -363,6 +368,7 @@ class Clients:
     def _on_accepted(self, descriptor: int) -> None:
         with connection_at(descriptor, str(self._path)) as peer:
             process = None if peer is None else process_of(peer)
+            self._peer_names.come(descriptor, process)
             verdict = self._doors.come(descriptor, process, self._now())
             if verdict is Verdict.TURNED_AWAY and peer is not None:
                 turn_away(peer)

@@ -22,6 +22,7 @@ DAEMON_COMMANDS = [
     ["load", "m"],
     ["unload", "m"],
     ["restart", "m"],
+    ["prioritize", "x", "batch"],
     ["generate", "m", "x"],
     ["chat", "m"],
     ["logs", "m"],

@@ -218,8 +218,8 @@ def test_errors_commands_and_events(path: Path) -> None:
                 "overloaded",
                 {"retry_after_s": 1.0},
             )
-            with pytest.raises(TypeError, match="priority"):
-                client.generate("m", prompt="x", priority=5)  # type: ignore[call-arg]  # unknown
+            with pytest.raises(TypeError, match="urgency"):
+                client.generate("m", prompt="x", urgency=5)  # type: ignore[call-arg]  # unknown
             assert await client.status() == {"kind": "status"}
             assert await client.load("m") == {"kind": "load"}
             assert await client.unload("m") == {"kind": "unload"}

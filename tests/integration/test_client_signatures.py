@@ -23,7 +23,10 @@ def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{8}-\d", name) for name in ids), "short enough for logs"
 
 
-COMMANDS = ("ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete")
+COMMANDS = (
+    "ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete",
+    "prioritize",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)

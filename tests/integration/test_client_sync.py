@@ -90,10 +90,10 @@ def test_bad_parameters_are_refused_before_anything_is_sent(path: Path) -> None:
             client.generate("m", prompt="x", timeout_s=-1)
         with pytest.raises(RequestError, match="model takes text"):
             client.load("")
-        with pytest.raises(TypeError, match="priority"):
-            client.generate("m", prompt="x", priority=5)  # type: ignore[call-arg]  # unknown
-        with pytest.raises(TypeError, match="priority"):
-            client.complete("m", prompt="x", priority=5)  # type: ignore[call-arg]  # unknown
+        with pytest.raises(TypeError, match="urgency"):
+            client.generate("m", prompt="x", urgency=5)  # type: ignore[call-arg]  # unknown
+        with pytest.raises(TypeError, match="urgency"):
+            client.complete("m", prompt="x", urgency=5)  # type: ignore[call-arg]  # unknown
 
 
 def test_many_threads_share_one_client_C4(path: Path) -> None:

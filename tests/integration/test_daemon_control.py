@@ -173,7 +173,7 @@ def test_every_kind_of_input_passes_one_gate_H2() -> None:
 
 
 def test_the_queue_of_a_model_that_loads_shuts_no_other_and_no_name_opens_it_H5() -> None:
-    limits = {"max_queue": 6, "max_queue_per_client": 3}
+    limits = {"max_queue": 6, "max_queue_per_client": 6}
     models = {"m": fake(), "slow": fake(fake={"load_s": 60.0}, preload=False)}
     with Daemon(models, limits) as daemon, daemon.client() as one, daemon.client() as other:
         one.load("m")

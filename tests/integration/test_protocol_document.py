@@ -30,6 +30,7 @@ from mlxsup.protocol.states import (
     FinishReason,
     LoadPhase,
     NoticeKind,
+    Priority,
     WaitReason,
     WorkerPhase,
 )
@@ -191,6 +192,7 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
     Channel,
     FinishReason,
     NoticeKind,
+    Priority,
     WaitReason,
     LoadPhase,
     WorkerPhase,

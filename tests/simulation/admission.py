@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import Generate
 
+from . import shares
 from .asks import Ask
 from .books import Book, Wanted
 
@@ -20,6 +21,8 @@ def refusals(record: Record, ask: Ask, message: Generate) -> set[str]:
     book = record.books.get(ask.model)
     if book is None or book.wanted is Wanted.GONE:
         return {"unknown_model"}
+    if shares.is_too_urgent(record, ask):
+        return {"invalid_request"}
     if book.failed:
         return {"model_failed"}
     life = book.life
@@ -36,14 +39,14 @@ def _is_full(record: Record, book: Book, ask: Ask) -> bool:
     others = [one for one in record.open if one is not ask]
     if sum(map(_held, others)) + len(ask.prompt.body) > settings.max_queue_bytes:
         return True
-    if can_start(book):
+    if can_start(record, book, ask.account):
         return False
     waiting = [one for one in others if one.is_waiting]
     share = max(1, settings.max_queue // len(record.books))
     if len(waiting) >= settings.max_queue and len(book.queue) >= share:
         return True
-    mine = sum(one.connection == ask.connection for one in waiting)
-    return mine >= settings.max_queue_per_client
+    mine = sum(one.account == ask.account for one in waiting)
+    return mine >= shares.most_waiting(record, ask.account)
 
 
 def _held(ask: Ask) -> int:
@@ -54,10 +57,12 @@ def _held(ask: Ask) -> int:
     return len(ask.acceptance.prompt_tokens) + parameters + len(ask.sent)
 
 
-def can_start(book: Book) -> bool:
-    """Whether a request that came now would be dispatched at once."""
+def can_start(record: Record, book: Book, account: str) -> bool:
+    """Whether a request of an account that came now would be dispatched at once."""
     life = book.life
-    if not book.serves or life is None or life.unlinked_at is not None or book.queue:
+    if not book.serves or life is None or life.unlinked_at is not None:
+        return False
+    if shares.startable(record, book) or not shares.may_run(record, account):
         return False
     if any(book.suspicion.takes_turn(number) for number, _ in life.held()):
         return False

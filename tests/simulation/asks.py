@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from mlxsup.protocol.client_messages import Done, Failed, Generate
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from .plan import Prompt
@@ -29,6 +30,7 @@ class Ask:
 
     Attributes:
         connection, id, model, prompt: what was asked, by whom, of whom.
+        client, priority: on whose behalf it asks, and how urgently, as the client said.
         may_resume, wants_notices: as the client said.
         queue_s, first_token_s, total_s: its own limits as the client said them; None: not said.
         number: its place in the order of admission.
@@ -46,6 +48,9 @@ class Ask:
         is_yielding: asked to leave the batch for the turn of another.
         passed_over: turns of others that came before it while it was the oldest new one.
         is_again: it had been dispatched before.
+        account: on whose behalf it is, as the supervisor must see it.
+        rank: its class; 0 for interactive.
+        waits_since, waited_s: when it last began to wait, and how long it had waited before.
         engine_s: what its steps have cost.
         read: places of its prompt that some process has read.
     """
@@ -54,6 +59,8 @@ class Ask:
     id: str
     model: ModelName
     prompt: Prompt
+    client: str | None = None
+    priority: Priority | None = None
     may_resume: bool = True
     wants_notices: bool = False
     queue_s: float | None = None
@@ -80,6 +87,10 @@ class Ask:
     is_yielding: bool = False
     is_again: bool = False
     passed_over: int = 0
+    account: str = ""
+    rank: int = 1
+    waits_since: float = 0.0
+    waited_s: float = 0.0
     engine_s: float = 0.0
     read: set[int] = field(default_factory=set)
     end: Done | Failed | None = None
@@ -107,6 +118,8 @@ class Ask:
         return Generate(
             id=RequestId(self.id),
             model=self.model,
+            client=self.client,
+            priority=self.priority,
             body=self.prompt.body,
             resume=self.may_resume,
             notices=self.wants_notices,

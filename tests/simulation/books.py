@@ -157,6 +157,9 @@ class Book:
         is_after_crash: the next start follows a crash.
         is_restarting: a restart was asked for, and it has not been READY since.
         engine_s, repeated_s: what its steps have cost, by who pays.
+        received: engine seconds over weight, by account.
+        latest: the account that was dispatched last.
+        cost_s: what a request is expected to cost; None before any has come to its end.
     """
 
     entry: ModelSettings
@@ -178,6 +181,9 @@ class Book:
     busy_at: float = 0.0
     engine_s: float = 0.0
     repeated_s: float = 0.0
+    received: dict[str, float] = field(default_factory=dict)
+    latest: str = ""
+    cost_s: float | None = None
 
     @property
     def name(self) -> ModelName:
@@ -201,11 +207,6 @@ class Book:
     def is_resting(self) -> bool:
         """Whether nothing happens until somebody asks, or until a back-off is over."""
         return bool(self.failed) or self.retry_at is not None
-
-    @property
-    def in_order(self) -> list[Ask]:
-        """Those who wait: first who had been dispatched, then the others, oldest first."""
-        return sorted(self.queue, key=lambda ask: (not ask.is_again, ask.number))
 
     def clean(self) -> None:
         """Somebody asked for a start: no crash is held against it."""

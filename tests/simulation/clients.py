@@ -31,6 +31,7 @@ class Client:
     """One connection.
 
     Attributes:
+        process: the process behind it; empty if the shell could not find it.
         up, down: its link, in both directions.
         said: how many ids it has used.
         streams: by request id, ended ones too.
@@ -43,6 +44,7 @@ class Client:
     """
 
     name: bytes
+    process: str
     up: Link
     down: Link
     said: int = 0

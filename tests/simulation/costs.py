@@ -10,6 +10,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import Step
 
+from . import shares
 from .asks import Ask
 from .violation import check
 
@@ -72,7 +73,7 @@ def step(record: Record, book: Book, life: Life, message: Step) -> None:
     if decoded and computed:
         decode_s = cost_s * message.decode_s / message.took_s
     for key in decoded:
-        _pay(book, life, key, decode_s / len(decoded))
+        _pay(record, book, life, key, decode_s / len(decoded))
     for row in message.prefill:
         ask = life.given.get(row.key)
         places = set(range(row.done - row.computed, row.done))
@@ -80,7 +81,7 @@ def step(record: Record, book: Book, life: Life, message: Step) -> None:
         if known:
             record.count("read again")
         token_s = (cost_s - decode_s) / computed
-        _pay(book, life, row.key, len(places - known) * token_s)
+        _pay(record, book, life, row.key, len(places - known) * token_s)
         book.repeated_s += len(known) * token_s
         if ask is not None:
             ask.read |= set(range(row.done))
@@ -93,11 +94,12 @@ def _known(ask: Ask | None, places: set[int]) -> set[int]:
     return places if ask.tokens else places & ask.read
 
 
-def _pay(book: Book, life: Life, key: RequestKey, seconds: float) -> None:
+def _pay(record: Record, book: Book, life: Life, key: RequestKey, seconds: float) -> None:
     book.engine_s += seconds
     ask = life.given.get(key)
     if ask is not None and ask.is_open:
         ask.engine_s += seconds
+        shares.pays(record, book, ask, seconds)
 
 
 def rests(life: Life) -> None:

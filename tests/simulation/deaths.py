@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 
-from . import costs, wishes
+from . import costs, shares, wishes
 from .asks import Ask, Place
 from .books import PERMANENT, Book, Cause, Life, Wanted
 from .suspicion import Finding, Says
@@ -152,6 +152,7 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
             record.count("interrupted")
         ask.place, ask.is_again, ask.is_yielding = Place.LINE, True, False
         ask.placed_at = record.now
+        shares.waits(record, ask)
         book.queue.append(ask)
     for ask in book.queue:
         if ask.acceptance is not None and not ask.may_resume:

@@ -12,6 +12,7 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Load,
     Notice,
+    Prioritize,
     Reply,
     Restart,
     StatusQuery,
@@ -32,7 +33,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 
-from . import costs
+from . import costs, shares
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .violation import Violation, check
@@ -88,16 +89,17 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
                 record.is_twin = False
             elif ask is not None:
                 _end(record, ask, message, error["code"])
+            elif record.is_unique.get((connection, id)):
+                raise Violation("not prioritized", f"{id}: {error}")
         case Reply(id=id, value=value):
             _reply(record, connection, id, value)
         case Notice(id=id, kind=kind, detail=detail):
             ask = record.asks[connection, id]
             check("notice to nobody", ask.is_open, id)
             if kind is NoticeKind.QUEUED:
-                in_order = record.books[ask.model].in_order
-                check("queued without waiting", ask in in_order, ask)
-                place = 1 + in_order.index(ask)
-                check("place in line", detail["position"] == place, f"{ask}: {detail}")
+                book = record.books[ask.model]
+                check("queued without waiting", ask in book.queue, ask)
+                shares.check_place(record, book, ask, detail["position"])
         case Event(id=id):
             check("event to nobody", connection not in record.gone, id)
 
@@ -143,6 +145,9 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
             check("unload answered early", book is None or book.life is None, message)
         case StatusQuery():
             _compare(record, value)
+        case Prioritize():
+            check("prioritized nobody", record.is_unique[connection, id], message)
+            check("another class", value["priority"] == message.priority, value)
 
 
 def _compare(record: Record, value: dict[str, object]) -> None:
@@ -163,6 +168,9 @@ def _compare(record: Record, value: dict[str, object]) -> None:
         check("status: pid", row["pid"] == (book.life.pid if book.life else None), row)
         check("status: suspects", row["suspects"] <= len(book.suspicion.suspects) + 8, row)
         costs.compare(book, row)
+    queue = value["queue"]
+    assert isinstance(queue, dict)
+    shares.compare(record, queue)
 
 
 # ---------------------------------------------------------------- workers
@@ -204,20 +212,19 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
         check("turn in company", not held, ask)
         if is_turn:
             record.count("turns")
-            _passes_over(book, ask)
-    else:
-        check("line order", ask is book.in_order[0], f"{ask} before {book.in_order[0]}")
+            _passes_over(record, book, ask)
+    shares.dispatched(record, book, ask, is_turn=book.suspicion.turns_are_taken)
     book.queue.remove(ask)
     ask.place, ask.key = Place.GIVEN, message.key
     life.given[message.key] = ask
     check("rows", len(life.given) <= book.rows, f"{len(life.given)} of {book.rows}")
 
 
-def _passes_over(book: Book, turn: Ask) -> None:
+def _passes_over(record: Record, book: Book, turn: Ask) -> None:
     """Before each turn new requests start, oldest first, as many as there are rows."""
     newcomers = [
         ask
-        for ask in book.in_order
+        for ask in shares.startable(record, book)
         if ask.acceptance is None
         and ask.may_resume
         and ask is not turn
@@ -232,7 +239,8 @@ def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:
     """By its key, or, the first time, by its body; of several with that body, the oldest."""
     found = [ask for ask in book.queue if ask.key == message.key]
     if not found and message.resume is None:
-        alike = [ask for ask in book.in_order if ask.prompt.body == message.body]
+        startable = shares.startable(record, book)
+        alike = [ask for ask in startable if ask.prompt.body == message.body]
         found = [ask for ask in alike if ask.key is None][:1]
     if len(found) != 1:
         raise Violation("dispatch of nobody's", f"{message}: {found}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from mlxsup.protocol.client_messages import (
     Generate,
     Load,
     Ping,
+    Prioritize,
     Reload,
     Restart,
     StatusQuery,
@@ -21,6 +23,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core.events import (
     Caller,
     ClientGone,
@@ -31,6 +34,7 @@ from mlxsup.supervisor.core.events import (
     ShutdownAsked,
 )
 
+from . import shares
 from .asks import Ask
 from .clients import Client, Stream
 from .plan import Kind, Prompt, other_launch
@@ -77,6 +81,7 @@ class People:
         self.clients = [self._connect() for _ in range(CONNECTIONS)]
         self.past: list[Client] = []
         self._asked: list[Ask] = []
+        self._own_dice = random.Random(f"people {world.plan.seed}")
         self._entries = list(world.plan.models)
         weights = dict(COMMON)
         if self._kind in (Kind.PEOPLE, Kind.STORM):
@@ -104,7 +109,10 @@ class People:
         self._connected += 1
         name = b"client%d" % self._connected
         return Client(
-            name=name, up=self._world.link("client_up"), down=self._world.link("client_down")
+            name=name,
+            process=shares.PROCESSES[self._connected % len(shares.PROCESSES)],
+            up=self._world.link("client_up"),
+            down=self._world.link("client_down"),
         )
 
     # ------------------------------------------------------------ what arrives
@@ -192,6 +200,7 @@ class People:
                         now=world.time.now,
                         connection=ConnectionId(client.name),
                         message=message,
+                        process=client.process,
                     )
                 )
 
@@ -243,6 +252,9 @@ class People:
             ask.queue_s = dice.choice((None, None, 0.0, 1.5))
             ask.first_token_s = dice.choice((None, None, 1.0, 3.0))
             ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
+        shares.ask_for(self._own_dice, ask)
+        if self._own_dice.random() < 0.1:
+            self._world.time.after(self._own_dice.uniform(0.0, 1.0), lambda: self._prioritize(ask))
         self._asked.append(ask)
         self._world.prompts.add(prompt)
         self._world.record.is_sent(ask)
@@ -253,10 +265,17 @@ class People:
             wait_s = dice.choice((0.0, 0.1, 0.5))
             self._world.time.after(dice.uniform(0.0, wait_s), lambda: self._say(client, cancel))
 
+    def _prioritize(self, ask: Ask) -> None:
+        """Somebody gives a request another class: others may have the same id, or it has ended."""
+        if not self._world.is_healing:
+            priority = self._own_dice.choice(tuple(Priority))
+            self._command(
+                lambda id: Prioritize(id=id, request=RequestId(ask.id), priority=priority)
+            )
+
     def _twin(self) -> None:
         client = self._client()
-        opened = client.open_streams()
-        if opened:
+        if opened := client.open_streams():
             ask = self._dice.choice(opened).ask
 
             def is_open() -> bool:
@@ -278,8 +297,7 @@ class People:
 
     def _cancel(self) -> None:
         client = self._client()
-        opened = client.open_streams()
-        if opened:
+        if opened := client.open_streams():
             stream = self._dice.choice(opened)
             self._say(client, Cancel(id=RequestId(stream.ask.id)))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core.settings import (
+    ClientSettings,
     CoreSettings,
     ModelSettings,
     RestartSettings,
@@ -140,7 +143,7 @@ class Plan:
             kind=kind,
             random=dice,
             models=models,
-            settings=_settings(dice, is_limited=is_limited),
+            settings=_settings(dice, seed, is_limited=is_limited),
             faults={name: min(chance * scale, 0.4) for name, chance in _faults(kind, dice)},
             delays_s=delays_s,
             step_s=dice.choice((0.02, 0.05, 0.1)),
@@ -211,10 +214,16 @@ def _model(dice: random.Random, name: str, kind: Kind) -> ModelSettings:
     )
 
 
-def _settings(dice: random.Random, *, is_limited: bool) -> CoreSettings:
+def _settings(dice: random.Random, seed: int, *, is_limited: bool) -> CoreSettings:
+    own = random.Random(f"who is next {seed}")  # what it decides changes nothing else of a seed
+    sharing: dict[str, Any] = {
+        "aging_s": own.choice((0.0, 0.37, 2.3, 60.0)),  # never due together with another limit
+        "clients": _clients(own),
+    }
     if not is_limited:
-        return CoreSettings(queue_timeout_s=0.0)
+        return CoreSettings(queue_timeout_s=0.0, **sharing)
     return CoreSettings(
+        **sharing,
         max_queue=dice.randint(3, 12),
         max_queue_per_client=dice.randint(2, 8),
         max_queue_bytes=dice.choice((1500, 1_000_000)),
@@ -229,3 +238,18 @@ def other_launch(dice: random.Random, entry: ModelSettings) -> ModelSettings:
     """The entry with another launch, as an edited file has it."""
     rows = dice.choice([n for n in range(1, 6) if n != entry.launch.max_concurrency])
     return replace(entry, launch=replace(entry.launch, max_concurrency=rows))
+
+
+def _clients(dice: random.Random) -> dict[str, ClientSettings]:
+    """What the configuration grants; eve has no entry, and never more than others without one."""
+    found = {}
+    for name in ("ann", "bob", "*"):
+        if dice.random() < 0.6:
+            found[name] = ClientSettings(
+                weight=dice.choice((0.5, 1.0, 3.0)),
+                priority=dice.choice((Priority.NORMAL, Priority.BATCH)),
+                max_priority=dice.choice((*[Priority.INTERACTIVE] * 4, Priority.NORMAL)),
+                max_queue=dice.choice((0, 0, 3)),
+                max_running=dice.choice((0, 0, 1, 2)),
+            )
+    return found

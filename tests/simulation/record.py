@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Stop
+from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Prioritize, Stop
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.version import VERSION
@@ -43,7 +43,7 @@ from mlxsup.supervisor.core.events import (
     WorkerUnlinked,
 )
 
-from . import admission, costs, deaths, doings, timely, wishes
+from . import admission, costs, deaths, doings, shares, timely, wishes
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .plan import Plan
@@ -76,6 +76,7 @@ class Record:
         self.is_twin = self.is_shutting_down = False
         self.machine_bytes = 0
         self.commands: dict[tuple[bytes, str], tuple[ClientMessage, float]] = {}
+        self.is_unique: dict[tuple[bytes, str], bool] = {}
         self.gone: set[bytes] = set()
         self.counts: dict[str, int] = {}
         self.devices = costs.Devices()
@@ -190,7 +191,7 @@ class Record:
         message, connection = event.message, bytes(event.connection)
         match message:
             case Generate():
-                self._asked(connection, message)
+                self._asked(connection, message, event.process)
             case Cancel(id=id):
                 ask = self.asks.get((connection, id))
                 if ask is not None and ask.is_open:
@@ -198,7 +199,10 @@ class Record:
                     self.count("cancelled")
             case _:
                 self.commands[connection, message.id] = (message, event.now)
-                if isinstance(message, Stop):
+                if isinstance(message, Prioritize):
+                    is_unique = shares.prioritized(self, message)
+                    self.is_unique[connection, message.id] = is_unique
+                elif isinstance(message, Stop):
                     limit_s = message.timeout_s
                     if limit_s is None:
                         limit_s = self.plan.settings.drain_timeout_s
@@ -206,7 +210,7 @@ class Record:
                 else:
                     wishes.command(self, message)
 
-    def _asked(self, connection: bytes, message: Generate) -> None:
+    def _asked(self, connection: bytes, message: Generate, process: str) -> None:
         ask = self.asks.get((connection, message.id))
         if ask is None:
             return  # nonsense, which its client expects to be refused
@@ -214,6 +218,7 @@ class Record:
             self.is_twin = True
             return
         ask.arrived_at = self.now
+        shares.identify(self, ask, process, message)
         self.open[ask] = None
         codes = admission.refusals(self, ask, message)
         if codes:
@@ -225,6 +230,8 @@ class Record:
         ask.place, ask.placed_at = Place.LINE, self.now
         admission.set_limits(self, ask)
         book = self.books[ask.model]
+        shares.joins(self, book, ask)
+        shares.waits(self, ask)
         book.queue.append(ask)
         if book.wanted is not Wanted.UP:
             wishes.up(self, book, by_user=False)
@@ -361,4 +368,5 @@ class Record:
             wishes.waits_again(self, book, ask)
             return
         self.must[ask] = {f"done:{row.finish}"}
+        shares.finished(book, ask)
         book.suspicion.completed(ask.prompt.number)

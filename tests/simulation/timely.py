@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
-from . import deaths, wishes
+from . import deaths, shares, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -124,10 +124,11 @@ def _works(record: Record, book: Book, life: Life) -> None:
     """Whoever waits runs if there is room; who has nothing to do is unloaded."""
     if not book.serves or life.unlinked_at is not None:
         return
-    if book.queue and book.suspicion.turns_are_taken:
-        check("turn missed", bool(life.given), book.queue[0])
-    elif book.queue:
-        check("room left", len(life.given) >= book.rows, book.queue[0])
+    startable = shares.startable(record, book) if book.queue else []
+    if startable and book.suspicion.turns_are_taken:
+        check("turn missed", bool(life.given), startable[0])
+    elif startable:
+        check("room left", len(life.given) >= book.rows, startable[0])
     idle_s = book.entry.idle_unload_s
     if idle_s and not book.queue and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)

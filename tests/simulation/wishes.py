@@ -9,6 +9,7 @@ from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ModelSettings
 
+from . import shares
 from .asks import Ask, Place
 from .books import Book, Cause, Wanted
 
@@ -147,6 +148,7 @@ def waits_again(record: Record, book: Book, ask: Ask) -> None:
         record.must.setdefault(ask, set()).add(cut_off(record, book))
         return
     ask.place, ask.is_again, ask.queue_until = Place.LINE, True, None
+    shares.waits(record, ask)
     book.queue.append(ask)
 
 

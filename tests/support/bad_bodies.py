@@ -183,4 +183,8 @@ CLIENT_ONLY = (
     ),
     _input("`client` empty", {"prompt": "hello", "client": ""}, "client takes text of 1 to"),
     _input("`client` of another type", {"prompt": "hello", "client": 5}, "client takes text"),
+    _input("`priority` that is no class", {"prompt": "hello", "priority": "urgent"},
+           "priority takes one of interactive, normal, batch"),
+    _input("`priority` of another type", {"prompt": "hello", "priority": 5},
+           "priority takes one of"),
 )  # fmt: skip

@@ -242,6 +242,9 @@ REQUESTS = (
             ("a model by the name of a repository", "mlx-community/other"),
         )
     ),
+    _headers("`prioritize` of an id that no open request has",
+             [header("prioritize", request="nobody", priority="batch")],
+             "no open request has the id 'nobody'"),
     BadInput(name="an id that is open on this connection",
              sends=(generate(_LONG), generate(HELLO_BODY)), code=ErrorCode.DUPLICATE_ID,
              words="already has an open request 'x'"),

@@ -14,13 +14,14 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Generate,
     Load,
+    Prioritize,
     Restart,
     Stop,
     Unload,
 )
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.states import FinishReason, LoadPhase, WorkerPhase
+from mlxsup.protocol.states import FinishReason, LoadPhase, Priority, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -135,17 +136,30 @@ class Driver(Looks):
         self.actions = gathered
         return gathered
 
-    def say(self, message: ClientMessage, connection: ConnectionId = ALICE) -> list[Action]:
+    def say(
+        self, message: ClientMessage, connection: ConnectionId = ALICE, process: str = ""
+    ) -> list[Action]:
         """A client says something."""
-        return self.do(ClientSaid(now=self.now, connection=connection, message=message))
+        said = ClientSaid(now=self.now, connection=connection, message=message, process=process)
+        return self.do(said)
 
     def ask(
-        self, id: str = "r1", model: str = "m", connection: ConnectionId = ALICE, **more: Any
+        self,
+        id: str = "r1",
+        model: str = "m",
+        connection: ConnectionId = ALICE,
+        process: str = "",
+        **more: Any,
     ) -> list[Action]:
         """A client asks for an answer."""
         more.setdefault("body", b"body")
         message = Generate(id=RequestId(id), model=ModelName(model), **more)
-        return self.say(message, connection)
+        return self.say(message, connection, process)
+
+    def prioritize(self, request: str, priority: Priority) -> RequestId:
+        """`mlxsup prioritize`; returns the command's id."""
+        id = self._next_id()
+        return self._say_command(Prioritize(id=id, request=RequestId(request), priority=priority))
 
     def cancel(self, id: str = "r1", connection: ConnectionId = ALICE) -> list[Action]:
         """A client cancels."""
@@ -340,6 +354,13 @@ class Driver(Looks):
             for key in keys
         ]
         return self.worker(Step(step=1, rows=rows), model)
+
+    def compute(self, seconds: float, *keys: int, model: str = "m") -> list[Action]:
+        """One step that takes so long and gives each row a token; its engine is alone."""
+        self.accept(keys[0], model)
+        rows = [RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9])) for key in keys]
+        self.now += seconds
+        return self.worker(Step(step=1, rows=rows, took_s=seconds, decode_s=seconds), model)
 
     def row_left(self, key: int, model: str = "m") -> list[Action]:
         """The worker says that a cancelled row has left the batch."""

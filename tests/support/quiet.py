@@ -10,7 +10,7 @@ def is_quiet(client: Client, model: str = "m") -> bool:
     status = client.status()
     [found] = [r for r in status["models"] if r["name"] == model]
     return bool(
-        status["queue"] == {"waiting": 0, "per_client": {}}
+        (status["queue"]["waiting"], status["queue"]["clients"]) == (0, {})
         and found["running"] == []
         and found["queued"] == 0
         and found["held_by_worker"] == 0

@@ -100,6 +100,11 @@ def test_row_of_a_ready_model() -> None:
         ({"batching": {"mode": "serial_prefill", "reason": "why"}}, "prompts one by one"),
         ({"batching": {"mode": "one_row", "reason": "why"}}, "one row at a time"),
         ({"batching": {"mode": "together", "reason": ""}, "warnings": ["a"]}, "1 warning"),
+        ({"queued_per_class": {"interactive": 0, "normal": 3, "batch": 0}}, ""),
+        (
+            {"queued_per_class": {"interactive": 1, "normal": 0, "batch": 3}, "warnings": ["a"]},
+            "waiting: 1 interactive, 3 batch, 1 warning",
+        ),
         (
             {"batching": {"mode": "one_row", "reason": "why"}, "warnings": ["a", "b"]},
             "one row at a time, 2 warnings",

@@ -16,6 +16,7 @@ from mlxsup.client.parameters import encode_generate
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.states import Priority
 
 LIMITS: dict[str, Any] = {
     "timeout_s": None,
@@ -24,6 +25,7 @@ LIMITS: dict[str, Any] = {
     "notices": False,
     "resume": True,
     "client": None,
+    "priority": None,
 }
 
 
@@ -40,8 +42,10 @@ def test_parameters_arrive_as_they_were_given() -> None:
         timeout_s=2,
         queue_timeout_s=0.5,
         client="someone",
+        priority="batch",
     )
     assert (message.timeout_s, message.queue_timeout_s, message.client) == (2.0, 0.5, "someone")
+    assert message.priority is Priority.BATCH
     body = decode_body(message.body)
     assert body.messages == [{"role": "user", "content": "é"}]
     assert (body.max_tokens, body.stop) == (3, ["."])
@@ -55,6 +59,8 @@ def test_parameters_arrive_as_they_were_given() -> None:
         ({"model": 3}, "model"),
         ({"model": "\ud800"}, "model"),
         ({"client": ""}, "client"),
+        ({"priority": "urgent"}, "priority"),
+        ({"priority": 3}, "priority"),
         ({"client": "x" * 1025}, "client"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"timeout_s": math.inf}, "timeout_s"),

@@ -33,6 +33,7 @@ def encoded(model: Any = "m", **changes: Any) -> Message:
         "queue_timeout_s": None,
         "first_token_timeout_s": None,
         "client": None,
+        "priority": None,
         "resume": True,
         "notices": False,
     }
@@ -62,6 +63,11 @@ def test_every_argument_reaches_the_header() -> None:
         ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not lone surrogates"),
         ({"client": ""}, "client takes text of 1 to 1024 characters, not text of 0"),
         ({"client": "x" * 1025}, "client takes text of 1 to 1024 characters, not text of 1025"),
+        (
+            {"priority": "urgent"},
+            "priority takes one of interactive, normal, batch, not 'urgent'",
+        ),
+        ({"priority": 1}, "priority takes one of interactive, normal, batch, not 1"),
         ({"resume": 1}, "resume takes true or false, not 1"),
         ({"timeout_s": -0.1}, "timeout_s takes seconds, from 0 up, not -0.1"),
         ({"timeout_s": True}, "timeout_s takes seconds, from 0 up, not True"),

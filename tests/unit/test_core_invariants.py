@@ -14,9 +14,10 @@ from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.sharing.accounts import Account
 
 from support.core_driver import LAUNCH, Driver, entry
-from support.core_looks import ALICE, BOB
+from support.core_looks import ALICE
 from support.core_states import in_state
 
 SOMEONE = Held(digest=Digest(b"someone"))
@@ -30,7 +31,7 @@ def ledger_of(driver: Driver) -> Ledger:
 def smuggled(driver: Driver, key: int = 99) -> Request:
     """A request that the ledger has and nobody else."""
     request = Request(
-        key=RequestKey(key), connection=ALICE, id=RequestId("smuggled"), client="c",
+        key=RequestKey(key), connection=ALICE, id=RequestId("smuggled"), account=Account("c"),
         model=ModelName("m"), body=b"", digest=Digest(b"d"), arrived_at=0.0,
     )  # fmt: skip
     ledger_of(driver).add(request)
@@ -86,7 +87,7 @@ def change_first(name: str, value: object) -> Callable[[Driver], None]:
 
 def two_of_one_name(driver: Driver) -> None:
     for key in (98, 99):
-        driver.model().queue.join(smuggled(driver, key).key)
+        driver.model().queue.join(smuggled(driver, key), driver.now)
 
 
 def runs_without_process(driver: Driver) -> None:
@@ -105,7 +106,7 @@ def waits_in(phase: type[Failed] | type[Stopped]) -> Callable[[Driver], None]:
 
 
 def waits_beside_room(driver: Driver) -> None:
-    driver.model().queue.join(smuggled(driver).key)
+    driver.model().queue.join(smuggled(driver), driver.now)
 
 
 def set_life(name: str, value: object) -> Callable[[Driver], None]:
@@ -125,8 +126,8 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
     "waits at the end": (lambda: in_state(State.READY), waits_at_the_end, ""),
     "bytes": (waiting, change_first("body", b"longer than it was"), ""),
     "waiting": (Driver, miscount, ""),
-    "waiting, by client": (waiting, change_first("client", "x"), ""),
-    "waiting, by connection": (waiting, change_first("connection", BOB), ""),
+    "waiting, by account": (waiting, change_first("account", "x"), ""),
+    "running, by account": (lambda: in_state(State.READY), change_first("account", "x"), ""),
     "listeners": (waiting, change_first("wants_notices", True), ""),
     "two of one name": (waiting, two_of_one_name, ""),
     "runs and is queued": (

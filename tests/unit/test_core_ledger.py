@@ -10,7 +10,8 @@ from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.worker_messages import Acceptance
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
-from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
+from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
+from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 
 from support.core_looks import ALICE, BOB
 
@@ -21,33 +22,39 @@ ACCEPTANCE = Acceptance(
 
 def request(key: int, **changes: Any) -> Request:
     plain = Request(
-        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), client="c",
+        key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), account=Account("c"),
         model=ModelName("m"), body=b"12345", digest=Digest(b"d"), arrived_at=10.0,
     )  # fmt: skip
     return replace(plain, **changes)
 
 
-def counts(ledger: Ledger) -> tuple[int, dict[str, int], int, int]:
+X = Account("x")
+
+
+def ledger_of(**clients: ClientSettings) -> Ledger:
+    return Ledger(Terms(CoreSettings(clients=clients)))
+
+
+def counts(ledger: Ledger) -> tuple[int, dict[Account, int], int, int]:
     ledger.check_invariants()
-    return (ledger.waiting, ledger.waiting_by_client, len(ledger), ledger.held_bytes)
+    return (ledger.waiting, ledger.waiting_by_account, len(ledger), ledger.held_bytes)
 
 
 def test_requests_are_counted_from_their_admission_to_their_end() -> None:
-    ledger = Ledger()
+    ledger = ledger_of()
     assert counts(ledger) == (0, {}, 0, 0)
     assert [ledger.new_key(), ledger.new_key()] == [1, 2]
-    one, two = request(1), request(2, connection=BOB, client="x", wants_notices=True)
-    three = request(3, client="x")
+    one, two = request(1), request(2, connection=BOB, account=X, wants_notices=True)
+    three = request(3, account=X)
     for each in (one, two, three):
         ledger.add(each)
     assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
     assert list(ledger) == [one, two, three]
-    assert (ledger.waiting_of("x"), ledger.waiting_of("nobody")) == (2, 0)
-    assert (ledger.waiting_of_connection(ALICE), ledger.waiting_of_connection(BOB)) == (2, 1)
+    assert (ledger.waiting_of(X), ledger.waiting_of(Account("nobody"))) == (2, 0)
     assert ledger.has_listeners
     ledger.move(two, Stage.RUNNING)
     assert counts(ledger) == (2, {"c": 1, "x": 1}, 3, 15)
-    assert ledger.waiting_of_connection(BOB) == 0
+    assert ledger.running_by_account == {X: 1}
     ledger.move(two, Stage.QUEUED)
     assert counts(ledger) == (3, {"c": 1, "x": 2}, 3, 15)
     ledger.remove(two)
@@ -60,7 +67,7 @@ def test_requests_are_counted_from_their_admission_to_their_end() -> None:
 
 
 def test_requests_are_found_by_key_and_by_who_asked() -> None:
-    ledger = Ledger()
+    ledger = ledger_of()
     one, two, other = request(1), request(2), request(3, id=RequestId("r1"), connection=BOB)
     for each in (one, two, other):
         ledger.add(each)
@@ -75,7 +82,7 @@ def test_requests_are_found_by_key_and_by_who_asked() -> None:
 
 
 def test_an_answer_that_has_begun_takes_no_place_and_its_resume_data_counts() -> None:
-    ledger = Ledger()
+    ledger = ledger_of()
     one = request(1)
     ledger.add(one)
     ledger.move(one, Stage.RUNNING)
@@ -108,46 +115,33 @@ def test_a_request_knows_its_tokens_and_where_its_time_has_gone() -> None:
     )
 
 
-# ---------------------------------------------------------------- the line
+def test_how_many_of_an_account_run_decides_whether_one_more_may() -> None:
+    ledger = ledger_of(x=ClientSettings(max_running=2))
+    requests = [request(key, account=X) for key in range(1, 4)]
+    for each in requests:
+        ledger.add(each)
+    for number, each in enumerate(requests[:2]):
+        assert ledger.may_run(X), number
+        ledger.move(each, Stage.RUNNING)
+    assert not ledger.may_run(X)
+    assert ledger.may_run(Account("c")), "nothing limits it"
+    assert not ledger.take_freed()
+    ledger.move(requests[0], Stage.YIELDING)
+    assert not ledger.may_run(X), "its row has yet to leave"
+    ledger.move(requests[0], Stage.QUEUED)
+    assert (ledger.may_run(X), ledger.take_freed(), ledger.take_freed()) == (True, True, False)
+    ledger.remove(requests[0])
+    assert not ledger.take_freed(), "it did not run"
+    ledger.remove(requests[1])
+    assert ledger.take_freed()
+    assert ledger.running_by_account == {}
+    ledger.check_invariants()
 
 
-def keys(*numbers: int) -> list[RequestKey]:
-    return [RequestKey(number) for number in numbers]
-
-
-def test_who_was_dispatched_before_comes_first_and_the_oldest_of_them_first_of_all() -> None:
-    line = Queue()
-    for key in keys(5, 6, 7):
-        line.join(key)
-    line.rejoin(keys(4, 2))
-    line.rejoin(keys(3))
-    assert (list(line), len(line), line.first()) == ([2, 3, 4, 5, 6, 7], 6, 2)
-    assert line.places() == {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
-    assert [key in line for key in keys(1, 2, 7)] == [False, True, True]
-    for key in keys(3, 6):
-        line.leave(key)
-    assert list(line) == [2, 4, 5, 7]
-
-
-def test_places_are_news_near_the_front_at_the_end_and_at_the_marks() -> None:
-    assert (NEAR, FARTHEST_TOLD) == (8, 1024)
-    line = Queue()
-    for key in range(1, 41):
-        line.join(RequestKey(key))
-    assert line.take_news() == {key: key for key in range(1, 41)}, "all have come"
-    assert line.take_news() == {key: key for key in range(1, 9)}, "nothing has changed"
-    line.leave(RequestKey(20))
-    assert line.take_news() == {**{key: key for key in range(1, 9)}, 16: 16, 33: 32}
-    for key in keys(1, 2, 3):
-        line.leave(key)
-    line.join(RequestKey(99))
-    near = {key: key - 3 for key in range(4, 12)}
-    marks = {17: 14, 18: 15, 19: 16, 34: 30, 35: 31, 36: 32}
-    assert line.take_news() == {**near, **marks, 99: 37}
-    line.leave(RequestKey(10))
-    line.join(RequestKey(100))
-    line.skip_news()
-    assert set(line.take_news()) == set(list(line)[:8]), "skipped"
-    line.join(RequestKey(101))
-    line.leave(RequestKey(101))
-    assert set(line.take_news()) == set(list(line)[:8]), "it came and went: nobody moved"
+def test_who_runs_without_a_limit_holds_nobody_up() -> None:
+    ledger = ledger_of()
+    one = request(1)
+    ledger.add(one)
+    ledger.move(one, Stage.RUNNING)
+    ledger.remove(one)
+    assert not ledger.take_freed()

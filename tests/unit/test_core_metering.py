@@ -259,10 +259,12 @@ def test_steps_before_another_engine_begins_or_rests_are_charged_whole() -> None
     for model in ("a", "b"):
         driver.load(model)
         driver.come_up(model)
-    driver.accept(*driver.serve("xa", model="a"), "a")
+    [key] = driver.serve("xa", model="a")
+    driver.accept(key, "a")
     for _ in range(4):
         spend(driver, 1.0, token(1), model="a")
-    driver.accept(*driver.serve("xb", model="b"), "b")
+    [key] = driver.serve("xb", model="b")
+    driver.accept(key, "b")
     for _ in range(4):
         spend(driver, 1.0, token(1), model="a")
     driver.worker(Step(step=1, rows=[token(2, FinishReason.STOP)], took_s=4.0), "b")
@@ -276,7 +278,8 @@ def test_a_crash_that_ends_a_request_is_told_with_all_its_steps() -> None:
     driver = Driver([entry()])
     driver.load()
     driver.come_up()
-    driver.accept(*driver.serve("a", resume=False))
+    [key] = driver.serve("a", resume=False)
+    driver.accept(key)
     for _ in range(4):
         spend(driver, 1.0, token(1))
     driver.exit(generation=driver.model().life.generation)

@@ -42,9 +42,7 @@ def places(driver: Driver) -> dict[str, int]:
 
 
 def true_places(driver: Driver) -> dict[str, int]:
-    model = driver.model()
-    ids = {request.key: request.id for request in driver.core.ledger}
-    return {ids[key]: place for place, key in enumerate(model.queue, 1)}
+    return {request.id: place for place, request in enumerate(driver.model().queue, 1)}
 
 
 def test_a_departure_tells_few_however_many_wait() -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
-from mlxsup.protocol.states import State
+from mlxsup.protocol.states import Priority, State
 from mlxsup.supervisor.core import model, worker_events
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.health import blame, watchdog
 from mlxsup.supervisor.core.health.death_cause import Cause
 from mlxsup.supervisor.core.lifecycle import life
 from mlxsup.supervisor.core.requests import ledger
-from mlxsup.supervisor.core.settings import ModelSettings, RestartSettings
+from mlxsup.supervisor.core.settings import (
+    ClientSettings,
+    CoreSettings,
+    ModelSettings,
+    RestartSettings,
+)
+from mlxsup.supervisor.core.sharing import counters
 
 from support.core_states import in_state
 
@@ -47,7 +53,17 @@ def test_an_entry_that_names_only_a_path_has_these_settings() -> None:
 def test_the_limits_that_no_entry_sets() -> None:
     assert (life.KILL_LIMIT_S, life.KILL_LIMIT_S_PER_GB, life.DUMP_GRACE_S) == (10.0, 0.5, 0.5)
     assert (model.MACHINE_SHARE, life.STORY_LENGTH, model.RATE_WINDOW_S) == (0.9, 200, 5.0)
-    assert (model.SERVICE_WEIGHT, model.UNKNOWN_FREE_S, model.SHORTEST_FREE_S) == (0.2, 1.0, 0.1)
+    assert model.SHORTEST_FREE_S == 0.1
+    assert (counters.COST_WEIGHT, counters.UNKNOWN_COST_S) == (0.2, 1.0)
+    assert counters.MAX_ACCOUNTS == 4096
+    assert CoreSettings().aging_s == 60.0
+    assert ClientSettings() == ClientSettings(
+        weight=1.0,
+        priority=Priority.NORMAL,
+        max_priority=Priority.INTERACTIVE,
+        max_queue=0,
+        max_running=0,
+    )
     assert (blame.MAX_SUSPECTS, blame.MAX_QUARANTINED, blame.MAX_PLACES) == (
         4096, 4096, 8,
     )  # fmt: skip

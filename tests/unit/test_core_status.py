@@ -12,6 +12,8 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core.events import Sampled
 from mlxsup.supervisor.core.requests.ledger import Ledger
+from mlxsup.supervisor.core.settings import CoreSettings
+from mlxsup.supervisor.core.sharing.accounts import Terms
 from mlxsup.supervisor.core.status import Daemon, status_map
 
 from support.core_driver import LAUNCH, Driver, entry
@@ -32,7 +34,10 @@ NEVER_STARTED: dict[str, Any] = {
     "retry_in_s": None,
     "progress": None,
     "queued": 0,
+    "queued_per_class": {"interactive": 0, "normal": 0, "batch": 0},
+    "line": [],
     "running": [],
+    "rows": [],
     "alone": None,
     "row_limit": 2,
     "suspects": 0,
@@ -79,8 +84,20 @@ def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
     assert not driver.model().is_over_memory
 
 
+def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
+    """A request of ALICE in the line or in the batch."""
+    return {
+        "id": id,
+        "number": f"#{number}",
+        "client": "connection 616c696365",
+        "priority": "normal",
+        "class": "normal",
+        "waited_s": waited_s,
+    }
+
+
 def test_a_daemon_that_has_not_begun_counts_from_the_beginning_of_its_clock() -> None:
-    assert status_map([], Ledger(), Daemon(facts={}), 5.0)["uptime_s"] == 5.0
+    assert status_map([], Ledger(Terms(CoreSettings())), Daemon(facts={}), 5.0)["uptime_s"] == 5.0
 
 
 def test_the_whole_status_of_a_daemon() -> None:
@@ -89,8 +106,8 @@ def test_the_whole_status_of_a_daemon() -> None:
         driver.load(name)
         driver.come_up(name, pid)
     driver.ask("r1", "a")
-    driver.ask("r2", "a", BOB, client="them")
-    driver.ask("r3", "a", BOB, client="them")
+    driver.ask("r2", "a", BOB, "process 7@1")
+    driver.ask("r3", "a", BOB, "process 7@1")
     driver.now += 12.0
     driver.do(Sampled(now=driver.now, footprint_bytes={5: 300, 6: 40}, machine_bytes=9000))
     status = driver.core.status(driver.now)
@@ -102,7 +119,15 @@ def test_the_whole_status_of_a_daemon() -> None:
         "version": VERSION,
         "uptime_s": 12.0,
         "memory": {"budget_bytes": None, "reserved_bytes": 340, "machine_bytes": 9000},
-        "queue": {"waiting": 1, "per_client": {"them": 1}},
+        "queue": {
+            "waiting": 1,
+            "per_client": {"process 7@1": 1},
+            "per_class": {"interactive": 0, "normal": 1, "batch": 0},
+            "clients": {
+                "connection 616c696365": {"waiting": 0, "running": 1, "weight": 1.0},
+                "process 7@1": {"waiting": 1, "running": 1, "weight": 1.0},
+            },
+        },
     }
 
 
@@ -135,7 +160,10 @@ def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
         "generation": 1,
         "pid": 77,
         "queued": 1,
+        "queued_per_class": {"interactive": 0, "normal": 1, "batch": 0},
+        "line": [shown("r3", 3, 2.5)],
         "running": ["r1", "r2"],
+        "rows": [shown("r1", 1), shown("r2", 2)],
         "steps": 1,
         "footprint_bytes": 1234,
         "phase": "prefill",
@@ -206,6 +234,8 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
         },
         "retry_in_s": 0.0,
         "queued": 1,
+        "queued_per_class": {"interactive": 1, "normal": 0, "batch": 0},
+        "line": [shown("r1", 1, 60.25) | {"class": "interactive"}],
         "suspects": 1,
         "on_probation": 1,
     }

@@ -106,7 +106,7 @@ def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
     assert driver.told(CancelRow) == []
 
 
-def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service() -> None:
+def test_a_turn_that_ended_leaves_no_limit_for_the_start() -> None:
     driver = engine_of(2)
     for round_ in range(2):
         driver.ask(f"a{round_}", body=b"a")
@@ -123,8 +123,6 @@ def test_a_turn_that_ended_leaves_no_limit_for_the_start_and_no_time_of_service(
     driver.pass_time(6.0)
     assert driver.row()["queued"] == 1
     assert prove(driver, 6) == [5]
-    finish(driver, 5)
-    assert driver.model().service_s is None, "it ran in two pieces"
 
 
 def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:

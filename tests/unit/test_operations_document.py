@@ -45,6 +45,7 @@ def example_tables() -> dict[str, dict[str, Any]]:
     restart, sampling = model.pop("restart"), model.pop("sampling")
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
+        "`[clients.NAME]`": EXAMPLE["clients"]["*"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,
         "`[models.NAME.sampling]`": sampling,

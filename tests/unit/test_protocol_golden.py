@@ -24,6 +24,7 @@ from mlxsup.protocol.states import (
     FinishReason,
     LoadPhase,
     NoticeKind,
+    Priority,
     WorkerPhase,
 )
 
@@ -39,9 +40,18 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
         client_messages.CLIENT_MESSAGES,
         [
             client_messages.Generate(
-                id=ID, model=MODEL, client="me", queue_timeout_s=1.5, timeout_s=60.0, body=b"\x80"
+                id=ID,
+                model=MODEL,
+                client="me",
+                priority=Priority.BATCH,
+                queue_timeout_s=1.5,
+                timeout_s=60.0,
+                body=b"\x80",
             ),
             client_messages.Cancel(id=ID),
+            client_messages.Prioritize(
+                id=ID, request=RequestId("r-0"), priority=Priority.INTERACTIVE
+            ),
             client_messages.Ping(id=ID),
             client_messages.StatusQuery(id=ID),
             client_messages.Load(id=ID, model=MODEL),

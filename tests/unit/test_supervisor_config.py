@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import sampling_defaults
+from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import ConfigError, load_config
@@ -25,6 +26,7 @@ from mlxsup.supervisor.config.tables import (
     SupervisorTable,
 )
 from mlxsup.supervisor.core.settings import (
+    ClientSettings,
     CoreSettings,
     ModelSettings,
     RestartSettings,
@@ -67,6 +69,16 @@ log_level = "debug"
 drain_timeout_s = "90s"
 queue_timeout_s = "5m"
 first_token_timeout_s = "1h"
+aging_s = "2m"
+[clients.alice]
+weight = 3
+priority = "normal"
+max_priority = "normal"
+max_queue = 9
+max_running = 2
+[clients."*"]
+weight = 0.5
+priority = "batch"
 [models."a.b-c_1"]
 path = "/models/x"
 preload = false
@@ -100,6 +112,13 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
         drain_timeout_s=90.0,
         queue_timeout_s=300.0,
         first_token_timeout_s=3600.0,
+        aging_s=120.0,
+        clients={
+            "alice": ClientSettings(
+                weight=3.0, max_priority=Priority.NORMAL, max_queue=9, max_running=2
+            ),
+            "*": ClientSettings(weight=0.5, priority=Priority.BATCH),
+        },
     )
     assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
     assert config.log_dir == Path("~/logs").expanduser()

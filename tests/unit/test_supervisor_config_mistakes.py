@@ -68,7 +68,7 @@ UNKNOWN = [
     ),
     (f"{M}pinned = true\n", 3, f"unknown key models.m.pinned; known are {MODEL_KEYS}"),
     (f"[modles.m]\n{M}", 1, "unknown key modles; did you mean models?"),
-    (f"zzz = 1\n{M}", 1, "unknown key zzz; known are supervisor, defaults, models"),
+    (f"zzz = 1\n{M}", 1, "unknown key zzz; known are supervisor, clients, defaults, models"),
     (
         f"{M}[models.m.restart]\nwindows_s = 1\n",
         4,
@@ -180,7 +180,7 @@ VALUES = [
     ),
     *(
         (f"[supervisor]\n{key} = -1\n{M}", 2, f"supervisor.{key} takes {SECONDS}, not -1")
-        for key in ("drain_timeout_s", "queue_timeout_s", "first_token_timeout_s")
+        for key in ("drain_timeout_s", "queue_timeout_s", "first_token_timeout_s", "aging_s")
     ),
     (f"{M}step_timeout_s = nan\n", 3, f"models.m.step_timeout_s takes {SECONDS}, above 0, not nan"),
     (f"{M}step_timeout_s = 0\n", 3, f"models.m.step_timeout_s takes {SECONDS}, above 0, not 0.0"),

@@ -10,11 +10,12 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
-from mlxsup.protocol.states import NoticeKind
+from mlxsup.protocol.states import NoticeKind, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from ..events import ConnectionId
 from ..health.blame import Digest, Held
+from ..sharing.accounts import Account, Terms
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After this many deaths in a row without a new token a request is given up."""
@@ -36,13 +37,18 @@ class Request:
         key: the supervisor's name for it.
         connection: who asked.
         id: the client's name for it.
-        client: on whose behalf, for fairness.
+        account: on whose behalf, for limits and fairness.
         model: the model that must answer.
+        priority: its class, as it was asked for.
         body: the body frame, until the worker has accepted it.
         digest: hash of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
         stage: queued, running or yielding.
+        standing: the class in which it waits, or in which it was dispatched: higher than its
+            priority if it has waited long.
+        waits_since: when it last began to wait.
+        waited_s: how long it had waited before, since it was asked for or got its class.
         dispatched_at: time of the last dispatch.
         started_at: time of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
@@ -64,15 +70,19 @@ class Request:
     key: RequestKey
     connection: ConnectionId
     id: RequestId
-    client: str
+    account: Account
     model: ModelName
     body: bytes
     digest: Digest
     arrived_at: float
+    priority: Priority = Priority.NORMAL
     queue_deadline: float | None = None
     first_token_deadline: float | None = None
     deadline: float | None = None
     stage: Stage = Stage.QUEUED
+    standing: Priority = Priority.NORMAL
+    waits_since: float = 0.0
+    waited_s: float = 0.0
     dispatched_at: float | None = None
     started_at: float | None = None
     acceptance: Acceptance | None = None
@@ -149,17 +159,23 @@ class Request:
 class Ledger:
     """Every open request, by key or by who asked; counts what is bounded (H5).
 
+    Args:
+        terms: what each account is granted.
+
     Attributes:
+        terms: what each account is granted.
         waiting: requests that are queued and have not begun, over all models.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine.
         self._by_key: dict[RequestKey, Request] = {}
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
-        self._waiting_by_client: Counter[str] = Counter()
-        self._waiting_by_connection: Counter[ConnectionId] = Counter()
+        self._waiting_by_account: Counter[Account] = Counter()
+        self._running_by_account: Counter[Account] = Counter()
+        self._has_freed = False
         self.waiting = 0
         self._held_bytes = 0
         self._listening = 0
@@ -172,9 +188,14 @@ class Ledger:
         return iter(self._by_key.values())
 
     @property
-    def waiting_by_client(self) -> dict[str, int]:
-        """Requests that are queued, by client."""
-        return dict(self._waiting_by_client)
+    def waiting_by_account(self) -> dict[Account, int]:
+        """Requests that are queued and have not begun, by account."""
+        return dict(self._waiting_by_account)
+
+    @property
+    def running_by_account(self) -> dict[Account, int]:
+        """Requests that were dispatched and do not wait again, by account."""
+        return dict(self._running_by_account)
 
     @property
     def connections(self) -> set[ConnectionId]:
@@ -191,13 +212,20 @@ class Ledger:
         """Whether any request wants notices."""
         return self._listening > 0
 
-    def waiting_of(self, client: str) -> int:
-        """Requests of one client that are queued."""
-        return self._waiting_by_client[client]
+    def waiting_of(self, account: Account) -> int:
+        """Requests of one account that are queued and have not begun."""
+        return self._waiting_by_account[account]
 
-    def waiting_of_connection(self, connection: ConnectionId) -> int:
-        """Requests of one connection that are queued, no matter which clients it names."""
-        return self._waiting_by_connection[connection]
+    def may_run(self, account: Account) -> bool:
+        """Whether one more request of the account may run."""
+        most = self.terms.of(account).max_running
+        return not most or self._running_by_account[account] < most
+
+    def take_freed(self) -> bool:
+        """Whether, since the last call, a request of an account with a `max_running` has ended or
+        waits again."""
+        has_freed, self._has_freed = self._has_freed, False
+        return has_freed
 
     def new_key(self) -> RequestKey:
         """A key that was never used before."""
@@ -221,6 +249,8 @@ class Ledger:
             del self._by_connection[request.connection]
         if request.is_counted:
             self._count_waiting(request, -1)
+        elif request.stage is not Stage.QUEUED:
+            self._count_running(request, -1)
         self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
 
@@ -238,8 +268,11 @@ class Ledger:
 
     def move(self, request: Request, stage: Stage) -> None:
         """A request was dispatched, must yield, or waits again."""
-        was_counted = request.is_counted
+        was_counted, was_running = request.is_counted, request.stage is not Stage.QUEUED
         request.stage = stage
+        is_running = stage is not Stage.QUEUED
+        if is_running is not was_running:
+            self._count_running(request, 1 if is_running else -1)
         if request.is_counted is not was_counted:
             self._count_waiting(request, 1 if request.is_counted else -1)
 
@@ -260,19 +293,24 @@ class Ledger:
         """Raises AssertionError if the counts and the requests disagree."""
         requests = list(self)
         assert self._held_bytes == sum(r.held_bytes for r in requests)
-        waiting = Counter(r.client for r in requests if r.is_counted)
-        assert dict(self._waiting_by_client) == dict(waiting)
+        waiting = Counter(r.account for r in requests if r.is_counted)
+        assert dict(self._waiting_by_account) == dict(waiting)
         assert self.waiting == waiting.total()
-        by_connection = Counter(r.connection for r in requests if r.is_counted)
-        assert dict(self._waiting_by_connection) == dict(by_connection)
+        running = Counter(r.account for r in requests if r.stage is not Stage.QUEUED)
+        assert dict(self._running_by_account) == dict(running)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:
         self.waiting += change
-        self._waiting_by_client[request.client] += change
-        if not self._waiting_by_client[request.client]:
-            del self._waiting_by_client[request.client]
-        self._waiting_by_connection[request.connection] += change
-        if not self._waiting_by_connection[request.connection]:
-            del self._waiting_by_connection[request.connection]
+        self._waiting_by_account[request.account] += change
+        if not self._waiting_by_account[request.account]:
+            del self._waiting_by_account[request.account]
+
+    def _count_running(self, request: Request, change: int) -> None:
+        account = request.account
+        self._running_by_account[account] += change
+        if not self._running_by_account[account]:
+            del self._running_by_account[account]
+        if change < 0 and self.terms.of(account).max_running:
+            self._has_freed = True

@@ -1,93 +1,224 @@
 """Decides which waiting request of a model is dispatched next, and who is notified of moving up.
 
-For now in order of arrival, with requests that had been dispatched before, oldest first, ahead of
-new ones. Everything that depends on the order asks here, so a fairer order changes only this file.
+By class; within a class, requests that had been dispatched before come first, and new ones in the
+order of their accounts' counters (`Line`). A request that has waited long moves up one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Priority
+
+from ..deadlines import Deadlines
+from ..sharing.accounts import Account
+from ..sharing.counters import Counters
+from .ledger import Request
+from .line import Line, MayRun
 
 NEAR = 8
 """This many at the front are notified of each change of place, and all that had been dispatched."""
 
 FARTHEST_TOLD = 1024
-"""Behind those, a place is news at each power of two up to this one."""
+"""Behind those, a place is news if there is another power of two at or above it, up to this one."""
 
-_MARKS = tuple(2**n for n in range(4, 11))
-assert (_MARKS[0], _MARKS[-1]) == (2 * NEAR, FARTHEST_TOLD)
+LATE_S = 1e-6
+"""Sums of waiting times are rounded: one that falls short of `aging_s` by less has reached it."""
 
 
 class Queue:
-    """The requests of one model that are waiting to be dispatched."""
+    """The requests of one model that are waiting to be dispatched.
 
-    def __init__(self) -> None:
-        # Bounded by admission: at most twice `max_queue` over all models. A dict keeps the order
-        # and gives removal from the middle in constant time.
-        self._again: dict[RequestKey, None] = {}
-        self._new: dict[RequestKey, None] = {}
-        # Since the news was last taken: who has come and still waits, and how many others left.
-        self._come: dict[RequestKey, None] = {}
-        self._left = 0
+    Args:
+        counters: of the model's accounts.
+
+    Attributes:
+        counters: of the model's accounts.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        # Bounded by admission: at most twice `max_queue` over all models.
+        self._requests: dict[RequestKey, Request] = {}
+        self._waiting: Counter[Account] = Counter()
+        self._lines = {priority: Line(counters) for priority in Priority}
+        self._aging = Deadlines()
+        self._aging_s = counters.terms.aging_s
+        # Since the news was last taken: who has come and still waits, and whether anybody may have
+        # moved up. And the place that each was last notified of.
+        self._come: dict[RequestKey, Request] = {}
+        self._has_moved_up = False
+        self._told: dict[RequestKey, int] = {}
 
     def __len__(self) -> int:
-        return len(self._again) + len(self._new)
+        return len(self._requests)
 
-    def __iter__(self) -> Iterator[RequestKey]:
-        return chain(self._again, self._new)
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self._lines.values())
 
     def __contains__(self, key: RequestKey) -> bool:
-        return key in self._again or key in self._new
+        return key in self._requests
 
-    def join(self, key: RequestKey) -> None:
+    @property
+    def accounts(self) -> Set[Account]:
+        """The accounts that have a request waiting."""
+        return self._waiting.keys()
+
+    @property
+    def per_class(self) -> dict[Priority, int]:
+        """How many wait in each class, as they stand in the line now."""
+        return {priority: len(line) for priority, line in self._lines.items()}
+
+    # ------------------------------------------------------------ who comes and goes
+
+    def join(self, request: Request, now: float) -> None:
         """Adds a new request."""
-        self._new[key] = None
-        self._come[key] = None
+        self._add(request, now, is_again=False)
+        self._come[request.key] = request
 
-    def rejoin(self, keys: Iterable[RequestKey]) -> None:
-        """Puts requests that had been dispatched back, ahead of all new ones, oldest first."""
-        self._again = dict.fromkeys(sorted([*keys, *self._again]))
+    def rejoin(self, requests: Iterable[Request], now: float) -> None:
+        """Puts requests that had been dispatched back, ahead of the new ones of their class."""
+        for request in sorted(requests, key=lambda request: request.key):
+            self._add(request, now, is_again=True)
 
-    def leave(self, key: RequestKey) -> None:
+    def leave(self, request: Request) -> None:
         """Removes a request that was dispatched, cancelled or answered."""
-        if key in self._again:
-            del self._again[key]
-        else:
-            del self._new[key]
-        if key in self._come:
-            del self._come[key]
-        else:
-            self._left += 1
+        key = request.key
+        del self._requests[key]
+        self._lines[request.standing].remove(request)
+        self._waiting[request.account] -= 1
+        if not self._waiting[request.account]:
+            del self._waiting[request.account]
+        self._aging.set(key, None)
+        self._told.pop(key, None)
+        self._come.pop(key, None)
+        self._has_moved_up = True
 
-    def first(self) -> RequestKey:
-        """The request to dispatch next; the queue must not be empty."""
-        return next(iter(self))
+    def prioritize(self, request: Request, priority: Priority, now: float) -> None:
+        """A waiting request gets another class, in which its wait counts afresh."""
+        request.priority, request.waited_s, request.waits_since = priority, 0.0, now
+        self._stand_anew(request, priority)
+
+    def first(self, may_run: MayRun) -> Request | None:
+        """The request to dispatch next; None if none of the accounts may run more."""
+        for line in self._lines.values():
+            if line and (request := line.first(may_run)) is not None:
+                return request
+        return None
+
+    # ------------------------------------------------------------ who has waited long
+
+    @property
+    def ages_at(self) -> float | None:
+        """When the next request moves up; None if none does."""
+        return self._aging.earliest()
+
+    def age(self, now: float) -> None:
+        """Moves up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
+        if self._aging_s != self.counters.terms.aging_s:
+            self._age_anew(now)
+        for subject in self._aging.take_due(now):
+            assert not isinstance(subject, str)
+            request = self._requests[subject]
+            _wait_until(request, now)
+            self._stand_anew(request, self._standing(request))
+
+    def _age_anew(self, now: float) -> None:
+        self._aging_s = self.counters.terms.aging_s
+        for request in self._requests.values():
+            _wait_until(request, now)
+            self._stand_anew(request, self._standing(request))
+
+    # ------------------------------------------------------------ places
 
     def places(self) -> dict[RequestKey, int]:
         """The place of each request, from 1."""
-        return {key: place for place, key in enumerate(self, start=1)}
+        self.skip_news()
+        self._told = {request.key: place for place, request in enumerate(self, start=1)}
+        return self._told
 
     def take_news(self) -> dict[RequestKey, int]:
         """The places, from 1, that are news since the last call; some may turn out not to be.
 
-        Those of all newcomers, of the near ones, and of those that moved up to or past a mark. Each
-        request that leaves adds at most one per mark, without looking at the others.
+        Those of all newcomers, of the near ones, of those that had been dispatched, and of those
+        that have moved past a power of two. Looks at no more than the first `FARTHEST_TOLD`, and
+        only at the near ones unless somebody left or moved up.
         """
-        left, come = self._left, self._come
+        come, has_moved_up = self._come, self._has_moved_up
         self.skip_news()
-        near = max(NEAR, len(self._again))
-        news = {key: place for place, key in enumerate(islice(self, near), start=1)}
-        if left:
-            front = list(islice(self, FARTHEST_TOLD))
-            for mark in _MARKS:
-                start = max(mark - left, mark // 2)
-                news |= {key: start + n for n, key in enumerate(front[start:mark], start=1)}
-        first_new = len(self) - len(come) + 1
-        return news | {key: place for place, key in enumerate(come, start=first_new)}
+        news: dict[RequestKey, int] = {}
+        ahead = 0
+        for line in self._lines.values():
+            news |= {key: place for place, key in enumerate(line.again, start=ahead + 1)}
+            ahead += len(line)
+        front = islice(self, FARTHEST_TOLD if has_moved_up else NEAR)
+        for place, request in enumerate(front, start=1):
+            told = self._told.get(request.key)
+            if place <= NEAR or told is None or _band(told) != _band(place):
+                news[request.key] = place
+        news |= {key: self._place(request) for key, request in come.items() if key not in news}
+        self._told |= news
+        return news
 
     def skip_news(self) -> None:
         """Discards all news so far."""
-        self._left, self._come = 0, {}
+        self._has_moved_up, self._come = False, {}
+
+    # ------------------------------------------------------------ inside
+
+    def _add(self, request: Request, now: float, *, is_again: bool) -> None:
+        self._requests[request.key] = request
+        self._waiting[request.account] += 1
+        request.waits_since = now
+        self._stand(request, self._standing(request), is_again=is_again)
+
+    def _stand(self, request: Request, standing: Priority, *, is_again: bool) -> None:
+        """Puts a request into a class, from which it moves up in time."""
+        request.standing = standing
+        self._lines[standing].add(request, is_again=is_again)
+        aging_s, when = self._aging_s, None
+        if standing.above is not None and aging_s > 0:
+            left_s = aging_s * (1 + _steps(request, aging_s)) - request.waited_s
+            when = request.waits_since + left_s
+        self._aging.set(request.key, when)
+
+    def _stand_anew(self, request: Request, standing: Priority) -> None:
+        """Moves a request to another class, and leaves it where that class has it."""
+        line = self._lines[request.standing]
+        is_again = request.key in line.again
+        line.remove(request)
+        self._stand(request, standing, is_again=is_again)
+        self._has_moved_up = True
+
+    def _standing(self, request: Request) -> Priority:
+        """The class in which its wait so far puts a request."""
+        standing, aging_s = request.priority, self._aging_s
+        for _ in range(_steps(request, aging_s) if aging_s > 0 else 0):
+            standing = standing.above or standing
+        return standing
+
+    def _place(self, request: Request) -> int:
+        ahead = 0
+        for priority, line in self._lines.items():
+            if priority is request.standing:
+                break
+            ahead += len(line)
+        return ahead + line.place(request)
+
+
+def _wait_until(request: Request, now: float) -> None:
+    request.waited_s += now - request.waits_since
+    request.waits_since = now
+
+
+def _steps(request: Request, aging_s: float) -> int:
+    """How many classes its wait so far lifts a request; at most as many as there are."""
+    return min(int((request.waited_s + LATE_S) / aging_s), len(Priority))
+
+
+def _band(place: int) -> int:
+    """The power of two at or above a place, as its exponent."""
+    return (place - 1).bit_length()

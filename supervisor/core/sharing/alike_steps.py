@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import ModelName, RequestKey
 
 from ..requests.ledger import Request
 from .device_time import DeviceTime
@@ -18,20 +19,20 @@ class AlikeSteps:
     Attributes:
         device: of the engine.
         payers: the requests of the rows that have not ended.
-        rows: how many rows each step decoded, those of ended requests included.
+        keys: of the rows that each step decoded, in order, those of ended requests included.
         took_s: seconds of all of them.
         at: when the last was heard of, in monotonic seconds.
     """
 
     device: DeviceTime
     payers: list[Request]
-    rows: int
+    keys: list[RequestKey]
     took_s: float = 0.0
     at: float
 
-    def charge(self, engine: ModelName) -> float:
-        """Charges the payers, and returns what all steps cost."""
+    def charge(self, engine: ModelName, pay: Callable[[Request, float], None]) -> float:
+        """Has each payer pay its part, and returns what all steps cost."""
         cost_s = self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
         for request in self.payers:
-            request.engine_s += cost_s / self.rows
+            pay(request, cost_s / len(self.keys))
         return cost_s

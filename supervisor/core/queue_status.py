@@ -1,0 +1,65 @@
+"""Who waits and who runs, by class and by client, as maps of `status --json`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from .model import Model
+from .requests.ledger import Ledger, Request, Stage
+from .requests.naming import number_of
+
+MOST_LISTED = 32
+"""The status lists at most this many waiting requests of a model, those that are next."""
+
+
+def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
+    """What waits, over all models; `per_client` and `waiting` leave out interrupted answers."""
+    per_class: Counter[str] = Counter()
+    for model in models:
+        per_class.update(per_class_map(model))
+    waiting, running = ledger.waiting_by_account, ledger.running_by_account
+    clients = {
+        account: {
+            "waiting": waiting.get(account, 0),
+            "running": running.get(account, 0),
+            "weight": ledger.terms.of(account).weight,
+        }
+        for account in sorted({*waiting, *running})
+    }
+    return {
+        "waiting": ledger.waiting,
+        "per_client": waiting,
+        "per_class": dict(per_class),
+        "clients": clients,
+    }
+
+
+def per_class_map(model: Model) -> dict[str, int]:
+    """How many requests of a model wait in each class, as they stand in the line now."""
+    return {priority.value: count for priority, count in model.queue.per_class.items()}
+
+
+def line_map(model: Model, now: float) -> list[dict[str, Any]]:
+    """The next requests of a model, in order."""
+    return [request_map(request, now) for request in islice(model.queue, MOST_LISTED)]
+
+
+def rows_map(model: Model, now: float) -> list[dict[str, Any]]:
+    """The running requests of a model."""
+    return [request_map(request, now) for request in model.running.values()]
+
+
+def request_map(request: Request, now: float) -> dict[str, Any]:
+    """One open request: how people name it, on whose behalf it is, and its class."""
+    waits_s = now - request.waits_since if request.stage is Stage.QUEUED else 0.0
+    return {
+        "id": request.id,
+        "number": number_of(request),
+        "client": request.account,
+        "priority": request.priority.value,
+        "class": request.standing.value,
+        "waited_s": request.waited_s + waits_s,
+    }

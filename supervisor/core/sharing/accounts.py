@@ -1,0 +1,58 @@
+"""Accounts: on whose behalf a request is, and what the configuration grants them."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+from ..events import ConnectionId
+from ..settings import ANYONE, ClientSettings, CoreSettings
+
+Account = NewType("Account", str)
+"""A name that `[clients]` lists, or else the process behind a connection."""
+
+_UNLISTED = ClientSettings()
+
+
+class Terms:
+    """What each account is granted, and when a waiting request moves up: `[clients]` and `aging_s`
+    as they were last read.
+
+    Args:
+        settings: the configuration.
+
+    Attributes:
+        aging_s: after each wait of this length a request moves up one class; 0 for never.
+    """
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.change(settings)
+
+    def change(self, settings: CoreSettings) -> None:
+        """The configuration was read again."""
+        self.aging_s = settings.aging_s
+        self._clients = settings.clients
+        self._others = settings.clients.get(ANYONE, _UNLISTED)
+
+    def of(self, account: Account) -> ClientSettings:
+        """What the account is granted: its own table, or else that of everybody else."""
+        return self._clients.get(account, self._others)
+
+    def account(self, client: str | None, process: str, connection: ConnectionId) -> Account:
+        """On whose behalf a request is.
+
+        Names are only believed if the configuration lists them: with invented ones, or with
+        many connections, a process would otherwise get the places and the share of many.
+
+        Args:
+            client: the name that the request gives.
+            process: the process behind its connection, as the shell names it; empty if it could
+                not be found, in which case the connection is the account.
+            connection: who asks.
+        """
+        if client is not None and client != ANYONE and client in self._clients:
+            return Account(client)
+        return Account(process or f"connection {connection.hex()}")
+
+    def table_of(self, account: Account) -> str:
+        """The table of the configuration that grants an account what it has: `clients.NAME`."""
+        return f"clients.{account}" if account in self._clients else f'clients."{ANYONE}"'

@@ -1,0 +1,198 @@
+"""Who must be next, by the oracle's own account of classes, waits and engine seconds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from mlxsup.protocol.client_messages import Generate, Prioritize
+from mlxsup.protocol.states import Priority
+from mlxsup.supervisor.core.settings import ClientSettings
+
+from .asks import Ask, Place
+from .violation import check
+
+if TYPE_CHECKING:
+    from .books import Book
+    from .record import Record
+
+CLASSES = ("interactive", "normal", "batch")
+NAMES = ("ann", "bob", "eve")
+PROCESSES = ("", "process 7@1", "process 8@1")
+EPSILON_S = 1e-6
+
+Places = tuple[int, int, float, int]
+"""Class, whether it is new, what its account will have received, number: what an order is by."""
+
+
+def ask_for(dice: random.Random, ask: Ask) -> None:
+    """On whose behalf a client asks, and how urgently."""
+    ask.client = dice.choice((None, None, *NAMES))
+    ask.priority = dice.choice((None, None, None, *Priority))
+
+
+# ---------------------------------------------------------------- who, and what it may
+
+
+def _terms(record: Record, account: str) -> ClientSettings:
+    granted = record.plan.settings.clients
+    return granted.get(account) or granted.get("*") or ClientSettings()
+
+
+def identify(record: Record, ask: Ask, process: str, message: Generate) -> None:
+    """The supervisor reads a request: whose it is, and of which class."""
+    name = message.client or ""
+    if name in record.plan.settings.clients:
+        ask.account = name
+    else:
+        ask.account = process or f"connection {ask.connection.hex()}"
+    wanted = message.priority or _terms(record, ask.account).priority
+    ask.rank = CLASSES.index(wanted)
+
+
+def is_too_urgent(record: Record, ask: Ask) -> bool:
+    """Whether its class is above what its account may use."""
+    return ask.rank < CLASSES.index(_terms(record, ask.account).max_priority)
+
+
+def most_waiting(record: Record, account: str) -> int:
+    """How many of an account may wait."""
+    return _terms(record, account).max_queue or record.plan.settings.max_queue_per_client
+
+
+def may_run(record: Record, account: str) -> bool:
+    """Whether one more of an account may run, over all models."""
+    most = _terms(record, account).max_running
+    running = sum(one.place is Place.GIVEN and one.account == account for one in record.open)
+    return not most or running < most
+
+
+def startable(record: Record, book: Book) -> list[Ask]:
+    """Those who wait and whom no limit of their account keeps from running, in order."""
+    return [ask for ask in in_order(record, book) if may_run(record, ask.account)]
+
+
+# ---------------------------------------------------------------- what accounts have received
+
+
+def joins(record: Record, book: Book, ask: Ask) -> None:
+    """An account comes to a line, perhaps after an absence."""
+    held = book.life.given.values() if book.life else ()
+    others = {one.account for one in book.queue} | {one.account for one in held if one.is_open}
+    if ask.account in others:
+        return
+    if others:
+        floor = min(book.received[account] for account in others)
+    else:
+        floor = book.received.get(book.latest, 0.0)
+    book.received[ask.account] = max(book.received.get(ask.account, floor), floor)
+
+
+def pays(record: Record, book: Book, ask: Ask, engine_s: float) -> None:
+    """A step has cost an open request this much."""
+    book.received[ask.account] += engine_s / _terms(record, ask.account).weight
+
+
+def finished(book: Book, ask: Ask) -> None:
+    """A request has come to its end: the next ones are expected to cost as much."""
+    before_s = ask.engine_s if book.cost_s is None else book.cost_s
+    book.cost_s = before_s + 0.2 * (ask.engine_s - before_s)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def waits(record: Record, ask: Ask) -> None:
+    """A request begins to wait, or to wait again."""
+    ask.waits_since = record.now
+
+
+def rank_now(record: Record, ask: Ask) -> int:
+    """The class in which a request waits: one higher each time it has waited long enough."""
+    aging_s = record.plan.settings.aging_s
+    waited_s = ask.waited_s + record.now - ask.waits_since + EPSILON_S
+    return max(0, ask.rank - int(waited_s / aging_s)) if aging_s else ask.rank
+
+
+def in_order(record: Record, book: Book) -> list[Ask]:
+    """Those who wait for a model, as they would start if each cost as much as earlier ones."""
+    places = _places(record, book)
+    return sorted(book.queue, key=places.__getitem__)
+
+
+def _places(record: Record, book: Book) -> dict[Ask, Places]:
+    cost_s = 1.0 if book.cost_s is None else book.cost_s
+    taken: Counter[tuple[int, str]] = Counter()
+    places = {}
+    for ask in sorted(book.queue, key=lambda ask: ask.number):
+        rank = rank_now(record, ask)
+        if ask.is_again:
+            places[ask] = (rank, 0, 0.0, ask.number)
+            continue
+        before = taken[rank, ask.account]
+        taken[rank, ask.account] += 1
+        step_s = cost_s / _terms(record, ask.account).weight
+        places[ask] = (rank, 1, book.received[ask.account] + before * step_s, ask.number)
+    return places
+
+
+def dispatched(record: Record, book: Book, ask: Ask, *, is_turn: bool) -> None:
+    """A request starts; without turns of suspects it must be the first of those that may."""
+    check("runs more than its client may", may_run(record, ask.account), ask)
+    if not is_turn:
+        places = _places(record, book)
+        first, own = startable(record, book)[0], places[ask]
+        is_alike = own[:2] == places[first][:2] and own[1] == 1
+        is_first = ask is first or (is_alike and abs(own[2] - places[first][2]) < EPSILON_S)
+        check("line order", is_first, f"{ask} {own} before {first} {places[first]}")
+        if own[0] < ask.rank:
+            record.count("moved up")
+    for other in book.queue:
+        if other.number < ask.number:
+            other.passed_over = 0  # by a newer one, as the order has it
+    ask.waited_s += record.now - ask.waits_since
+    book.latest = ask.account
+
+
+def check_place(record: Record, book: Book, ask: Ask, position: int) -> None:
+    """A place is that in the order; those who have received as much may be before it or behind."""
+    places = _places(record, book)
+    rank, is_new, received_s, number = places[ask]
+    before = sum(
+        place < (rank, is_new, received_s - EPSILON_S, number) for place in places.values()
+    )
+    last = (rank, is_new, received_s + EPSILON_S * is_new, number)
+    most = sum(place <= last for place in places.values())
+    check("place in line", before + 1 <= position <= most, f"{ask}: {position} of {places}")
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def prioritized(record: Record, message: Prioritize) -> bool:
+    """Somebody names a request; returns whether it is the only one of that name."""
+    named = [ask for ask in record.open if ask.id == message.request]
+    if len(named) != 1:
+        return False
+    [ask] = named
+    ask.rank, ask.waited_s, ask.waits_since = CLASSES.index(message.priority), 0.0, record.now
+    record.count("prioritized")
+    return True
+
+
+def compare(record: Record, queue: dict[str, object]) -> None:
+    """What the status says of all who wait and run."""
+    waiting = Counter(ask.account for ask in record.open if ask.is_waiting)
+    check("status: per client", queue["per_client"] == dict(waiting), queue)
+    standing = Counter(
+        CLASSES[rank_now(record, ask)] for book in record.books.values() for ask in book.queue
+    )
+    shown = queue["per_class"]
+    assert isinstance(shown, dict)
+    check("status: per class", +Counter(shown) == standing, f"{queue} {standing}")
+    running = Counter(ask.account for ask in record.open if ask.place is Place.GIVEN)
+    clients = queue["clients"]
+    assert isinstance(clients, dict)
+    shown_running = {name: one["running"] for name, one in clients.items() if one["running"]}
+    check("status: running", shown_running == dict(running), f"{queue} {running}")
