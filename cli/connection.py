@@ -198,6 +198,7 @@ def explain_request_error(error: RequestError) -> CliError:
         "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
         "unloaded": "load it with `mlxsup load MODEL`",
         "overloaded": "see what is running with `mlxsup status`, and try again later",
+        "insufficient_memory": "see what holds memory with `mlxsup status`",
         "shutting_down": "start a daemon with `mlxsup start`",
         "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
     }.get(error.code, "")

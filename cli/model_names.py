@@ -29,11 +29,9 @@ def complete_model(
     """The names that begin so, each with the model's state if a daemon answers."""
     from click.shell_completion import CompletionItem
 
-    config = context.params.get("config")
-    target = Target(
-        endpoint=context.params.get("endpoint"), config=Path(config) if config else None
-    )
-    names = _ask_daemon(target) or _read_configuration(target)
+    target = target_of(context)
+    states = {row["name"]: str(row["state"]) for row in ask_status(target)}
+    names = states or _read_configuration(target)
     return [
         CompletionItem(name, help=state)
         for name, state in names.items()
@@ -55,9 +53,16 @@ def check_known(status: Mapping[str, Any], model: str) -> None:
         raise unknown_model(model, names)
 
 
-def _ask_daemon(target: Target) -> dict[str, str]:
+def target_of(context: click.Context) -> Target:
+    """The daemon that the options so far name."""
+    config = context.params.get("config")
+    return Target(endpoint=context.params.get("endpoint"), config=Path(config) if config else None)
+
+
+def ask_status(target: Target) -> list[dict[str, Any]]:
+    """The models of a daemon that answers at once; nothing if none does."""
     # Filled by the thread at most once, and read after it has ended or been given up.
-    answers: list[dict[str, str]] = []
+    answers: list[list[dict[str, Any]]] = []
 
     def ask() -> None:
         from mlxsup.client import Client, ConnectionLost, RequestError
@@ -66,8 +71,7 @@ def _ask_daemon(target: Target) -> dict[str, str]:
 
         try:
             with Client(target.find_endpoint()) as client:
-                rows = client.status()["models"]
-            answers.append({row["name"]: str(row["state"]) for row in rows})
+                answers.append(client.status()["models"])
         except (CliError, ConnectionLost, RequestError):
             # A shell has no place for errors: use the configuration instead.
             return
@@ -75,7 +79,7 @@ def _ask_daemon(target: Target) -> dict[str, str]:
     thread = threading.Thread(target=ask, name="mlxsup-completion", daemon=True)
     thread.start()
     thread.join(ANSWER_LIMIT_S)
-    return answers[0] if answers else {}
+    return answers[0] if answers else []
 
 
 def _read_configuration(target: Target) -> dict[str, str]:

@@ -9,10 +9,11 @@ from typing import Any, Self, Unpack
 
 from mlxsup.protocol.client_messages import (
     Load,
+    PauseRequest,
     Ping,
-    Prioritize,
     Reload,
     Restart,
+    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
@@ -24,7 +25,14 @@ from mlxsup.protocol.message import Message
 from .api import ClientBase, GenerateParameters
 from .connection import Connection
 from .io_thread import IoThread
-from .parameters import check_limit, check_model, encode_command, prioritize
+from .parameters import (
+    Command,
+    check_limit,
+    check_model,
+    check_request,
+    encode_command,
+    prioritize,
+)
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import OnNotice, StreamBase, value_of
@@ -140,9 +148,17 @@ class Client(ClientBase[Stream]):
         """Returns what `mlxsup status --json` prints; `debug` adds each model's latest events."""
         return self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
-    def load(self, model: str) -> dict[str, Any]:
-        """Returns once the model is READY."""
-        return self._call(Load(id=self._ids.next(), model=check_model(model)))
+    def load(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Returns once the model is READY.
+
+        Args:
+            model: which one.
+            dry_run: change nothing, and return at once what the load would lead to: `outcome`
+                (`loaded`, `fits`, `evicts` or `waits`), `evicts` (names), `needed_bytes` and
+                `reason`. A load that would be refused raises its error.
+        """
+        load = Load(id=self._ids.next(), model=check_model(model), dry_run=dry_run)
+        return self._call(load)
 
     def unload(self, model: str) -> dict[str, Any]:
         """Returns once the model's process is gone."""
@@ -177,6 +193,37 @@ class Client(ClientBase[Stream]):
         """
         return self._call(prioritize(self._ids.next(), request, priority))
 
+    def pause(self, request: str) -> dict[str, Any]:
+        """Makes an open request of anybody wait until it is resumed; returns at once.
+
+        Args:
+            request: as for `prioritize`.
+
+        Returns:
+            `request`, `number`, `model`, `tokens_sent`, and `stage`: `pausing` until its row has
+            left the batch, then `paused`.
+
+        Raises:
+            RequestError: `invalid_request`: no open request has that id, or several do, or it is
+                paused already or may not be paused.
+        """
+        return self._call(PauseRequest(id=self._ids.next(), request=check_request(request)))
+
+    def resume(self, request: str) -> dict[str, Any]:
+        """Lets a paused request continue; returns at once.
+
+        Args:
+            request: as for `prioritize`.
+
+        Returns:
+            The same as `pause`; its `stage` is `queued`.
+
+        Raises:
+            RequestError: `invalid_request`: no open request has that id, or several do, or it is
+                not paused.
+        """
+        return self._call(ResumeRequest(id=self._ids.next(), request=check_request(request)))
+
     def reload(self) -> dict[str, Any]:
         """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
@@ -205,9 +252,7 @@ class Client(ClientBase[Stream]):
         inbox = self._post(subscribe, subscribe.id, is_subscription=True)
         return EventStream(subscribe.id, inbox, self._cancel)
 
-    def _call(
-        self, message: Ping | StatusQuery | Load | Unload | Stop | Reload | Prioritize
-    ) -> dict[str, Any]:
+    def _call(self, message: Command) -> dict[str, Any]:
         return value_of(self._post(message, message.id).get())
 
     def _post(

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxsup.protocol.client_messages import Generate, Prioritize
+from mlxsup.protocol.client_messages import (
+    Generate,
+    Load,
+    PauseRequest,
+    Ping,
+    Prioritize,
+    Reload,
+    ResumeRequest,
+    StatusQuery,
+    Stop,
+    Unload,
+)
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName, RequestId
@@ -15,6 +26,11 @@ from .errors import RequestError
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
+
+Command = (
+    Ping | StatusQuery | Prioritize | Load | Unload | PauseRequest | ResumeRequest | Stop | Reload
+)
+"""What is answered with one reply, whatever comes before it."""
 
 MAX_LIMIT_S = 1e9
 """Longer than any daemon runs."""
@@ -77,14 +93,26 @@ def check_model(model: str) -> ModelName:
         raise RequestError.of(error) from None
 
 
+def check_request(request: str) -> RequestId:
+    """Returns the name if it is valid for a request: an id, or a number like `#12`.
+
+    Raises:
+        RequestError: `invalid_request`.
+    """
+    try:
+        return RequestId(_check_name("request", request, MAX_ID_CHARACTERS))
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
 def prioritize(id: RequestId, request: str, priority: str) -> Prioritize:
     """The command that gives a request another class.
 
     Raises:
         RequestError: `invalid_request`, naming the parameter and what it takes.
     """
+    name = check_request(request)
     try:
-        name = RequestId(_check_name("request", request, MAX_ID_CHARACTERS))
         return Prioritize(id=id, request=name, priority=_check_priority(priority))
     except RemoteError as error:
         raise RequestError.of(error) from None

@@ -33,10 +33,10 @@ class Notice:
     """What a request is waiting for.
 
     Attributes:
-        kind: `queued`, `loading`, `prefilling`, `interrupted` or `resumed`.
+        kind: `queued`, `loading`, `prefilling`, `interrupted`, `paused` or `resumed`.
         detail: `queued`: position, from 1, and reason · `loading`: state, phase, fraction ·
-            `prefilling`: done and total, in tokens · `interrupted`, `resumed`: as the daemon
-            sent it.
+            `prefilling`: done and total, in tokens · `paused`: reason, tokens_sent · `resumed`:
+            times, after (`crash` or `pause`) · `interrupted`: as the daemon sent it.
     """
 
     kind: NoticeKind
@@ -59,6 +59,7 @@ class Result:
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
         resumed: how many times the stream continued after a crash or a restart.
+        paused: how many times it continued after a pause.
         warnings: sentences for people.
     """
 
@@ -72,4 +73,5 @@ class Result:
     timings: Timings = field(default_factory=Timings)
     seed: int | None = None
     resumed: int = 0
+    paused: int = 0
     warnings: list[str] = field(default_factory=list)

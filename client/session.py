@@ -103,6 +103,7 @@ class _Open:
             timings=done.timings,
             seed=done.seed,
             resumed=done.resumed,
+            paused=done.paused,
             warnings=[*done.warnings, *warnings],
         )
 

@@ -102,11 +102,16 @@ class StatusQuery(Message):
 
 @record
 class Load(Message):
-    """Client → supervisor: make the model READY; answered when it is, or when it cannot be."""
+    """Client → supervisor: make the model READY; answered when it is, or when it cannot be.
+
+    Attributes:
+        dry_run: change nothing; answer at once with what would have to go.
+    """
 
     TYPE: ClassVar[str] = "load"
     id: RequestId
     model: ModelName
+    dry_run: bool = False
     v: int = PROTOCOL_VERSION
 
 
@@ -132,6 +137,35 @@ class Restart(Message):
     id: RequestId
     model: ModelName
     now: bool = False
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class PauseRequest(Message):
+    """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
+    until somebody resumes it; answered at once.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "pause"
+    id: RequestId
+    request: RequestId
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class ResumeRequest(Message):
+    """Client → supervisor: let a paused request continue; answered at once.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "resume"
+    id: RequestId
+    request: RequestId
     v: int = PROTOCOL_VERSION
 
 
@@ -180,6 +214,8 @@ ClientMessage = (
     | Load
     | Unload
     | Restart
+    | PauseRequest
+    | ResumeRequest
     | Stop
     | Subscribe
     | Reload
@@ -230,7 +266,8 @@ class Notice(Message):
         kind: what it is waiting for, or what happened.
         detail: `queued`: position, from 1, and reason (a `WaitReason`) · `loading`: state, phase,
             fraction · `prefilling`: done and total, in tokens · `interrupted`: cause, tokens_sent
-            · `resumed`: times.
+            · `paused`: reason (a `PauseReason`), tokens_sent · `resumed`: times, after (`crash` or
+            `pause`).
     """
 
     TYPE: ClassVar[str] = "notice"
@@ -252,13 +289,17 @@ class Usage(Record):
 
 @record
 class Timings(Record):
-    """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival."""
+    """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival.
+
+    `paused_s` is the time from each pause until it was dispatched again.
+    """
 
     queued_s: float = 0.0
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    paused_s: float = 0.0
 
 
 @record
@@ -273,6 +314,7 @@ class Done(Message):
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
         resumed: how many times the stream continued after a crash or a restart.
+        paused: how many times it continued after a pause.
         warnings: sentences for people.
     """
 
@@ -284,6 +326,7 @@ class Done(Message):
     timings: Timings = field(default_factory=Timings)
     seed: int | None = None
     resumed: int = 0
+    paused: int = 0
     warnings: list[str] = field(default_factory=list)
 
 

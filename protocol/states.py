@@ -43,6 +43,7 @@ class Why(StrEnum):
     RESTART = "restart"
     RELOAD = "reload"
     SHUTDOWN = "shutdown"
+    MEMORY = "memory"
 
 
 class PendingReason(StrEnum):
@@ -78,6 +79,24 @@ _ABOVE = {
 }
 
 
+class PauseReason(StrEnum):
+    """Why a row leaves the batch although its answer is not complete."""
+
+    USER = "user"
+    """`mlxsup pause`: it waits until `mlxsup resume`."""
+    TURN = "turn"
+    """A suspect of two crashes has to run alone; then it continues by itself."""
+
+
+class RowState(StrEnum):
+    """What a worker does with the computed state of a row that was paused."""
+
+    KEPT = "kept"
+    """The answer can continue without reading anything again."""
+    DROPPED = "dropped"
+    """The prompt and the answer so far are read again, as after a crash."""
+
+
 class WaitReason(StrEnum):
     """Why a request is waiting to be started."""
 
@@ -89,6 +108,8 @@ class WaitReason(StrEnum):
     """The client has as many requests running as its `max_running` allows."""
     LOAD = "load"
     """The model is loading, or waiting for its turn."""
+    MEMORY = "memory"
+    """The model is waiting until there is memory for it."""
     RESTART = "restart"
     """The model's process is being replaced."""
     BACKOFF = "backoff"
@@ -159,6 +180,7 @@ class NoticeKind(StrEnum):
     LOADING = "loading"
     PREFILLING = "prefilling"
     INTERRUPTED = "interrupted"
+    PAUSED = "paused"
     RESUMED = "resumed"
 
 

@@ -1,8 +1,9 @@
-"""Text for people that several parts share: durations, times, log lines."""
+"""Text for people that several parts share: durations, sizes, times, log lines."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 
@@ -10,6 +11,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 """From the least to the most important."""
 
 DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
+
+MIB = 2**20
+GIB = 2**30
 
 _DURATION = re.compile(DURATION_PATTERN + "?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -30,6 +34,13 @@ def parse_duration(text: str, *, default_unit: str | None = None) -> float:
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a duration")
     return float(match.group(1)) * _SECONDS[unit]
+
+
+def size_text(count: int) -> str:
+    """At least that many bytes, in the form that the configuration takes: `512.0MiB`."""
+    if count < GIB:
+        return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
+    return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"
 
 
 def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:

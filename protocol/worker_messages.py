@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
+from .cache_layers import CacheLayers
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
-from .states import Batching, Channel, FinishReason, LoadPhase, WorkerPhase
+from .states import Batching, Channel, FinishReason, LoadPhase, RowState, WorkerPhase
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker
@@ -38,10 +39,10 @@ class Acceptance(Record):
 
 @record
 class Resume(Record):
-    """How far an answer had got when its worker died.
+    """How far an answer had got when its worker died, or when its row was paused.
 
     Attributes:
-        acceptance: what the worker that died had made of the request.
+        acceptance: what the worker that first took the request had made of it.
         delivered: ids of all tokens that the client was sent, packed as `ids.pack_tokens` does.
     """
 
@@ -75,13 +76,36 @@ class CancelRow(Message):
 
 
 @record
+class PauseRow(Message):
+    """Supervisor → worker: take this request out, but not for good; the answer is a row that was
+    paused, or its end, if that is already on the way.
+
+    Attributes:
+        key: the request to take out.
+        keep: whether to keep what was computed for it until it is dispatched again, or dropped.
+    """
+
+    TYPE: ClassVar[str] = "pause_row"
+    key: RequestKey
+    keep: bool
+
+
+@record
+class DropKept(Message):
+    """Supervisor → worker: this paused request does not come back; nothing answers."""
+
+    TYPE: ClassVar[str] = "drop_kept"
+    key: RequestKey
+
+
+@record
 class Exit(Message):
     """Supervisor → worker: close the engine and exit with code 0."""
 
     TYPE: ClassVar[str] = "exit"
 
 
-MessageToWorker = Dispatch | CancelRow | Exit
+MessageToWorker = Dispatch | CancelRow | PauseRow | DropKept | Exit
 """Everything that the supervisor sends to workers."""
 
 SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWorker)
@@ -121,6 +145,8 @@ class Ready(Message):
         backend: `cpu`, `cuda`, `metal` or `fake`.
         versions: those of mlx and mlx-lm.
         active_bytes: memory the engine holds after the load.
+        own_bytes: memory that its process holds besides; None: it cannot tell, as on a GPU.
+        cache_layers: what its layers keep for each row; empty: not known.
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
         warnings: what users should know about this model, a sentence each.
@@ -132,6 +158,8 @@ class Ready(Message):
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
     active_bytes: int = 0
+    own_bytes: int | None = None
+    cache_layers: list[CacheLayers] = field(default_factory=list)
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -173,6 +201,7 @@ class RowDelta:
         tokens: new token ids, packed; absent for a row that only ended.
         channel: which part of the answer.
         finish: set on the row's last delta; by then the row has left the batch.
+        paused: set on the last delta of a row that was paused; it has left the batch, too.
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
         logprobs: of each new token, where the request asked for them.
@@ -186,6 +215,7 @@ class RowDelta:
     logprobs: list[Logprobs] | None = None
     warning: str | None = None
     finish: FinishReason | None = None
+    paused: RowState | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
 
@@ -211,7 +241,7 @@ class PrefillProgress(Record):
 class Step(Message):
     """Worker → supervisor: everything that one engine step produced, in one message.
 
-    Also carries rows that a cancel took out between two steps.
+    Also carries rows that a cancel or a pause took out between two steps.
 
     Attributes:
         step: how many engine steps this worker has made.
@@ -250,6 +280,7 @@ class Heartbeat(Message):
         active_bytes: memory held by the engine's arrays.
         cache_bytes: memory kept by the allocator for reuse.
         peak_bytes: the most memory ever held.
+        kept_bytes: those of the active ones that hold the state of paused rows.
         prefill_chunk: tokens of each waiting prompt that a step would process now.
     """
 
@@ -265,6 +296,7 @@ class Heartbeat(Message):
     active_bytes: int = 0
     cache_bytes: int = 0
     peak_bytes: int = 0
+    kept_bytes: int = 0
     prefill_chunk: int = 0
 
 

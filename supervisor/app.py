@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
 from .clock import PULSE_S, Clock
@@ -36,6 +35,7 @@ from .core.actions import (
 )
 from .core.core import Core
 from .core.events import (
+    Appraised,
     Caller,
     Event,
     Reloaded,
@@ -46,8 +46,10 @@ from .core.events import (
     Tick,
     WorkerSeen,
 )
+from .facts import daemon_facts
 from .log_files import LogWriter
 from .logs import DaemonLog
+from .memory.briefing import MemoryBriefing
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
@@ -86,6 +88,9 @@ class App:
         context: makes the sockets.
         argv: the command that starts a worker.
         on_change: called with each change of a model's state.
+
+    Raises:
+        ConfigError: the pinned models do not fit into the memory budget together.
     """
 
     def __init__(
@@ -115,10 +120,13 @@ class App:
             post=self.dispatch,
             now=self._clock.now,
         )
+        self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
+        self._briefing = MemoryBriefing(self._workers.measurements, log)
+        self._briefing.adopt(config.models, self._briefing.needs_of(config))
         self._core = Core(
-            config.core,
+            self._briefing.settings_of(config),
             config.models,
-            facts=self._facts(folder),
+            facts=daemon_facts(config, folder.client_socket),
             random=random.Random(),
             is_strict=False,
         )
@@ -129,7 +137,6 @@ class App:
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
-        self._workers = Workers(self._surroundings, config.log_dir, writer)
 
     async def run(self, on_listening: OnListening, *, open_files: int) -> int:
         """Serves until `Finish`; returns the exit code.
@@ -296,7 +303,13 @@ class App:
     # ------------------------------------------------------------ what happens by itself
 
     def _start(self) -> None:
+        self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
         self.dispatch(Started(now=self._clock.now()))
+
+    def _learnt(self, launch: LaunchSettings) -> None:
+        """A worker has measured its model: the next load is planned with that."""
+        self._briefing.measured(launch)
+        self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
 
     async def _pulse(self) -> None:
         """Keeps the clock running and, every second, the clients informed."""
@@ -338,6 +351,7 @@ class App:
             if old.config_path is None:
                 raise ConfigError(["the daemon was started without a file: there is none to read"])
             config = load_config(old.config_path)
+            needs = self._briefing.needs_of(config)
             self._make_room_for(config)
         except ConfigError as error:
             self._log.write("error", "reload refused", problems=len(error.problems))
@@ -348,10 +362,11 @@ class App:
             return
         later = tuple(name for name in FIXED_KEYS if getattr(config, name) != getattr(old, name))
         self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
+        self._briefing.adopt(config.models, needs)
+        settings = self._briefing.settings_of(config)
+        self.dispatch(Appraised(now=now, needs=needs))
         self.dispatch(
-            Reloaded(
-                now=now, settings=config.core, models=config.models, caller=caller, later=later
-            )
+            Reloaded(now=now, settings=settings, models=config.models, caller=caller, later=later)
         )
 
     def _make_room_for(self, config: DaemonConfig) -> None:
@@ -381,17 +396,3 @@ class App:
             self._log.block("\n".join([f"story of {name}:", *story]))
         report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
         self._finished.set()
-
-    def _facts(self, folder: RuntimeFolder) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "pid": os.getpid(),
-            "endpoint": f"ipc://{_text(folder.client_socket)}",
-            "config_path": _text(self._config.config_path) if self._config.config_path else None,
-            "log_dir": _text(self._config.log_dir),
-        }
-
-
-def _text(path: Path) -> str:
-    """A path as text that can be encoded, whatever bytes its name has."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -51,6 +51,7 @@ def run_daemon(
     Raises:
         RuntimeFolderError: a folder cannot be used, or too few files may be open (exit 73).
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
+        ConfigError: the pinned models do not fit into the memory budget together (exit 78).
     """
     os.umask(0o077)
     return_large_blocks()
@@ -78,17 +79,17 @@ def _serve(
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
     context: Context = zmq.Context()
-    app = App(
-        config,
-        folder=folder,
-        record=record,
-        log=log,
-        writer=writer,
-        context=context,
-        argv=argv,
-        on_change=on_change,
-    )
     try:
+        app = App(
+            config,
+            folder=folder,
+            record=record,
+            log=log,
+            writer=writer,
+            context=context,
+            argv=argv,
+            on_change=on_change,
+        )
         code = asyncio.run(app.run(on_listening, open_files=open_files))
     finally:
         context.term()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
@@ -65,6 +66,7 @@ class EngineFacts:
         warnings: what users should know about this model, a sentence each.
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused.
         prefix_cache_tokens: the longest prompt that is kept whole.
+        cache_layers: what the layers keep for each row.
     """
 
     context_length: int
@@ -77,6 +79,7 @@ class EngineFacts:
     warnings: tuple[str, ...] = ()
     prefix_cache_bytes: int = 0
     prefix_cache_tokens: int = 0
+    cache_layers: tuple[CacheLayers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,22 @@ class RowToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowSetAside:
+    """A row that was taken out for a pause.
+
+    Attributes:
+        key: the request this belongs to.
+        token: one that was computed already and that no step has returned; its `finish` says that
+            the answer has ended, and nothing is kept then.
+        is_kept: whether the engine keeps what it has computed for the row: all tokens but the last.
+    """
+
+    key: RequestKey
+    token: RowToken | None = None
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowPrefill:
     """How many tokens of a row's prompt, and of what was delivered, have been processed.
 
@@ -210,11 +229,13 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held."""
+    """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held; `kept`
+    is what of the first belongs to rows that were set aside."""
 
     active: int = 0
     cache: int = 0
     peak: int = 0
+    kept: int = 0
 
 
 class Detokenizer(Protocol):
@@ -289,6 +310,21 @@ class Engine(Protocol):
 
         Rows that leave together cost one change of the batch, not one each.
         """
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """Takes rows out at once for a pause; `insert` of the same key continues them.
+
+        Args:
+            keys: of rows, or of rows that were set aside before and have not returned; others are
+                not kept.
+            keep: whether to keep what was computed, until the row returns or is dropped.
+
+        Returns:
+            One for each key, in this order.
+        """
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """Frees what is kept of rows that do not return; unknown keys are ignored."""
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""

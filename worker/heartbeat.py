@@ -115,6 +115,7 @@ class Board:
             active_bytes=current.held.active,
             cache_bytes=current.held.cache,
             peak_bytes=current.held.peak,
+            kept_bytes=current.held.kept,
             prefill_chunk=current.prefill_chunk,
         )
 

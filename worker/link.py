@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from typing import Protocol
 
 import zmq
 
@@ -22,6 +23,25 @@ HIGH_WATER_MARK = 32
 
 class LinkBrokenError(Exception):
     """The supervisor sent something that it never should; the message says what."""
+
+
+class MessageLink(Protocol):
+    """What the step loop needs from `Link`."""
+
+    sent: int
+    received: int
+
+    def receive(self) -> MessageToWorker | None:
+        """The next message, or None."""
+
+    def send(self, message: WorkerMessage) -> None:
+        """Sends now or later, in order."""
+
+    def flush(self) -> bool:
+        """Whether nothing is left to send."""
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Blocks until something happens."""
 
 
 class Link:

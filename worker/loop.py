@@ -9,59 +9,37 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.states import FinishReason, WorkerPhase
+from mlxsup.protocol.states import FinishReason, RowState, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
     Accepted,
     CancelRow,
     Dispatch,
+    DropKept,
     Exit,
-    MessageToWorker,
-    PrefillProgress,
+    PauseRow,
     Rejected,
     RowDelta,
     Step,
-    WorkerMessage,
 )
 
-from .answer import AnswerText
-from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
+from .engine import Engine, EngineFacts, Row, RowToken, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
-from .link import LinkBrokenError
+from .link import LinkBrokenError, MessageLink
 from .preparing import Preparing, TextSide
-from .rows import RunningRow, acceptance, check_resume, plan_row, tools_warnings
-from .text.tool_calls import ToolCallReader
+from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
 from .text_threads import Refused, Tokenised
 
 GIVE_BACK_AFTER_S = 300.0
 """After this long without a request, known prompts and memory for reuse are freed."""
 
 logger = logging.getLogger(__name__)
-
-
-class MessageLink(Protocol):
-    """What the loop needs from `link.Link`."""
-
-    sent: int
-    received: int
-
-    def receive(self) -> MessageToWorker | None:
-        """The next message, or None."""
-
-    def send(self, message: WorkerMessage) -> None:
-        """Sends now or later, in order."""
-
-    def flush(self) -> bool:
-        """Whether nothing is left to send."""
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Blocks until something happens."""
 
 
 class StepLoop:
@@ -101,6 +79,7 @@ class StepLoop:
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
         self._running: dict[RequestKey, RunningRow] = {}
         self._ended: list[RowDelta] = []
+        self._refused: list[tuple[RequestKey, RemoteError]] = []  # by their grammars
         # Mostly requests whose end is already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
@@ -158,6 +137,7 @@ class StepLoop:
         """Reads what the supervisor has sent; cancels take effect at once."""
         self._publish_rows()
         leaving: list[RequestKey] = []
+        pausing: dict[bool, list[RequestKey]] = {True: [], False: []}  # by whether to keep them
         while (message := self._link.receive()) is not None:
             match message:
                 case Dispatch():
@@ -166,12 +146,18 @@ class StepLoop:
                     if key in self._running:
                         leaving.append(key)
                     self._cancel(key)
+                case PauseRow(key=key, keep=keep):
+                    pausing[keep].append(key)
+                case DropKept(key=key):
+                    self._engine.drop_kept(key)
                 case Exit():
                     self._is_exit_asked = True
                 case _:
                     assert_never(message)
         if leaving:
             self._engine.remove(*leaving)
+        for keep, keys in pausing.items():
+            self._pause(keys, keep=keep)
 
     def _begin(self, message: Dispatch) -> None:
         key, resume = message.key, message.resume
@@ -190,12 +176,10 @@ class StepLoop:
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11), and its
         row leaves the engine with those of the other cancels that have come."""
-        if key in self._preparing:
-            self._preparing.forget(key)
-        elif key in self._waiting:
-            del self._waiting[key]
-        elif key in self._running:
+        if key in self._running:
             del self._running[key]
+        elif self._take_back(key):
+            self._engine.drop_kept(key)  # it may have been paused before
         else:
             # Its end is on the way (D6), or the cancel has overtaken it, which our link never lets
             # happen (D5). Remembering it is harmless: a key that has ended never comes again, and
@@ -203,6 +187,36 @@ class StepLoop:
             self._cancelled_early.append(key)
             return
         self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+
+    def _take_back(self, key: RequestKey) -> bool:
+        """Takes out a request that has no row yet; returns whether it was there."""
+        if key in self._preparing:
+            self._preparing.forget(key)
+            return True
+        return self._waiting.pop(key, None) is not None
+
+    def _pause(self, keys: Sequence[RequestKey], *, keep: bool) -> None:
+        """Takes requests out wherever they are, in one change; they come again as a resume.
+
+        A token that was computed ahead is delivered first, and may be the end of the answer. The
+        end of a request that is not known here is on the way.
+        """
+        known = [key for key in keys if key in self.open_keys]
+        if not known:
+            return
+        now = self._clock()
+        for left in self._engine.set_aside(*known, keep=keep):
+            deltas, is_over = [RowDelta(key=left.key)], False
+            running = self._running.pop(left.key, None)
+            if running is None:
+                self._take_back(left.key)
+            elif left.token is not None:
+                deltas, is_over = self._advance(running, left.token, now)
+            if is_over:
+                self._engine.drop_kept(left.key)  # a stop string was complete
+            else:
+                deltas[-1].paused = RowState.KEPT if left.is_kept else RowState.DROPPED
+            self._ended += deltas
 
     def _take_prepared(self) -> None:
         for result in self._preparing.take():
@@ -232,29 +246,17 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        calls = ToolCallReader(ready.body.offered_tools, row.seed)
-        answer = AnswerText(
-            self._engine.text,
-            ready.body.stop or (),
-            ready.prompt.opening,
-            calls,
-            has_form=row.grammar is not None,
-            min_tokens=row.min_tokens,
-        )
-        running = RunningRow(
-            key=ready.key,
-            answer=answer,
-            grammar=row.grammar,
-            warnings=() if delivered else tools_warnings(ready.body, self._engine.text),
-        )
+        running = running_row(row, ready.body, ready.prompt.opening, self._engine.text)
         end = running.replay(row, report=self._publish_rows)
         if end is None:
             self._waiting[ready.key] = (row, running)
         else:
+            self._engine.drop_kept(ready.key)
             self._ended += end
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that has something wrong with it: it fails alone (C7)."""
+        self._engine.drop_kept(key)
         logger.info(log_line("request rejected", key=key, code=error.code))
         self._link.send(Rejected(key=key, error=error.to_wire()))
 
@@ -287,7 +289,6 @@ class StepLoop:
         rows, self._ended = self._ended, []
         between_steps = len(rows)
         leaving: list[RequestKey] = []
-        refused: list[tuple[RequestKey, RemoteError]] = []
         now = self._clock()
         for token in result.tokens:
             running = self._running.get(token.key)
@@ -296,35 +297,40 @@ class StepLoop:
                 logger.warning(log_line("token for a row that is gone", key=token.key))
                 leaving.append(token.key)
                 continue
-            deltas = running.advance(token, now)
-            if deltas[-1].finish is not None:
+            deltas, is_over = self._advance(running, token, now)
+            if is_over:
                 del self._running[token.key]
                 if token.finish is None:
                     leaving.append(token.key)
-                refusal = running.grammar.refusal if running.grammar is not None else None
-                if refusal is not None:
-                    deltas[-1].finish = None
-                    refused.append((token.key, refusal))
             rows += deltas
         if leaving:
             self._engine.remove(*leaving)
-        prefill = [
-            PrefillProgress(key=row.key, done=row.done, total=row.total, computed=row.computed)
-            for row in result.prefill
-            if row.key in self._running
-        ]
         self._link.send(
             Step(
                 step=self._steps,
                 rows=rows,
-                prefill=prefill,
+                prefill=progress_of(result.prefill, self._running),
                 took_s=result.took_s,
                 decode_s=result.decode_s,
                 between_steps=between_steps,
             )
         )
+        refused, self._refused = self._refused, []
         for key, error in refused:
             self._reject(key, error)
+
+    def _advance(
+        self, running: RunningRow, token: RowToken, now: float
+    ) -> tuple[list[RowDelta], bool]:
+        """What a token means for its stream, and whether the answer is over with it."""
+        deltas = running.advance(token, now)
+        if deltas[-1].finish is None:
+            return deltas, False
+        refusal = running.grammar.refusal if running.grammar is not None else None
+        if refusal is not None:
+            deltas[-1].finish = None
+            self._refused.append((running.key, refusal))
+        return deltas, True
 
     def _publish_rows(self) -> None:
         """Begins work outside a step, or its next part: each has the time limit of a step.
@@ -343,7 +349,8 @@ class StepLoop:
         )
 
     def _books(self) -> Books:
-        untold = sum(delta.finish is not None for delta in self._ended)
+        untold = len(self._refused)
+        untold += sum(bool(delta.finish or delta.paused) for delta in self._ended)
         return Books(
             requests=self._held_requests() + untold,
             preparing=len(self._preparing),

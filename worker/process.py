@@ -31,6 +31,7 @@ from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .loop import StepLoop
+from .own_memory import own_bytes
 from .preparing import StuckPreprocessingError
 from .text_threads import TextThreads
 from .thread_guard import OwnedEngine
@@ -234,6 +235,8 @@ class Life:
                 backend=facts.backend,
                 versions=facts.versions,
                 active_bytes=held.active,
+                own_bytes=own_bytes(facts.backend, held),
+                cache_layers=list(facts.cache_layers),
                 batching=facts.batching,
                 batching_reason=facts.batching_reason,
                 warnings=list(facts.warnings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Acceptance, Resume, RowDelta
+from mlxsup.protocol.worker_messages import Acceptance, PrefillProgress, Resume, RowDelta
 
 from .answer import AnswerText
-from .engine import EngineFacts, Prompt, Row, RowToken, TextCodec
+from .engine import EngineFacts, Prompt, Row, RowPrefill, RowToken, TextCodec
 from .text.channels import Piece
 from .text.grammar import Grammar
+from .text.tool_calls import ToolCallReader
 
 SEED_BITS = 63
 BYTES_PER_TOKEN = 4
@@ -246,3 +247,40 @@ class RunningRow:
         ] or [RowDelta(key=self.key, channel=self.answer.channel)]
         deltas[-1].finish = finish
         return deltas
+
+
+def running_row(row: Row, body: RequestBody, opening: str, codec: TextCodec) -> RunningRow:
+    """The text of a request's answer, before its first token.
+
+    Args:
+        row: what the engine gets.
+        body: what was asked for.
+        opening: see `Prompt`.
+        codec: the model's text side.
+    """
+    answer = AnswerText(
+        codec,
+        body.stop or (),
+        opening,
+        ToolCallReader(body.offered_tools, row.seed),
+        has_form=row.grammar is not None,
+        min_tokens=row.min_tokens,
+    )
+    return RunningRow(
+        key=row.key,
+        answer=answer,
+        grammar=row.grammar,
+        warnings=() if row.delivered else tools_warnings(body, codec),
+    )
+
+
+def progress_of(
+    prefill: Sequence[RowPrefill], running: Container[RequestKey]
+) -> list[PrefillProgress]:
+    """What the supervisor is sent of the prompts that a step has read; rows that have left since
+    are nobody's any longer."""
+    return [
+        PrefillProgress(key=row.key, done=row.done, total=row.total, computed=row.computed)
+        for row in prefill
+        if row.key in running
+    ]

@@ -12,7 +12,16 @@ import threading
 
 from mlxsup.protocol.ids import RequestKey
 
-from .engine import Engine, EngineBytes, EngineFacts, ReportProgress, Row, StepResult, TextCodec
+from .engine import (
+    Engine,
+    EngineBytes,
+    EngineFacts,
+    ReportProgress,
+    Row,
+    RowSetAside,
+    StepResult,
+    TextCodec,
+)
 
 WEDGE_FACTOR = 10.0
 
@@ -65,6 +74,16 @@ class OwnedEngine:
         """See `Engine.remove`."""
         self._check()
         self._engine.remove(*keys)
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """See `Engine.set_aside`."""
+        self._check()
+        return self._engine.set_aside(*keys, keep=keep)
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """See `Engine.drop_kept`."""
+        self._check()
+        self._engine.drop_kept(*keys)
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""

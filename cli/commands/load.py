@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from ..changed_model import show_changed
@@ -13,13 +16,39 @@ from ..terminal.waiting import progress_shown
 
 @click.command(short_help="Load a model.")
 @model_argument
+@click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Only say which models would be evicted for it."
+)
 @daemon_options
-def load(model: str, target: Target, output: Output) -> None:
+def load(model: str, is_dry: bool, target: Target, output: Output) -> None:
     """Example: mlxsup load smollm2
 
-    Loads MODEL and returns once it is READY.
+    Loads MODEL and returns once it is READY. Idle models are evicted if the memory budget has no
+    room for it; with --dry-run nothing changes.
     """
     with connect(target) as client:
+        if is_dry:
+            _show(client.load(model, dry_run=True), output)
+            return
         with progress_shown(client, model, output):
             client.load(model)
         show_changed(client, model, output)
+
+
+def _show(forecast: Mapping[str, Any], output: Output) -> None:
+    """What a load would lead to, in one sentence."""
+    if output.is_json:
+        output.object(forecast)
+        return
+    name, reason = forecast["model"], forecast["reason"]
+    match forecast["outcome"]:
+        case "loaded":
+            sentence = f"nothing to do: {name} {reason}"
+        case "fits":
+            sentence = f"{name} would be loaded, and no other model would go: {reason}"
+        case "evicts":
+            gone = ", ".join(forecast["evicts"])
+            sentence = f"{name} would be loaded after evicting {gone}: it {reason}"
+        case _:
+            sentence = f"{name} would wait: it {reason}"
+    output.data(sentence)

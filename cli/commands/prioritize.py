@@ -6,11 +6,12 @@ import click
 
 from ..connection import Target, connect, daemon_options
 from ..priority_options import PRIORITY
+from ..request_ids import request_argument
 from ..terminal.output import Output
 
 
 @click.command(short_help="Give a request another class.")
-@click.argument("request", metavar="ID")
+@request_argument
 @click.argument("priority", metavar="CLASS", type=PRIORITY)
 @daemon_options
 def prioritize(request: str, priority: str, target: Target, output: Output) -> None:

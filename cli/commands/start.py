@@ -1,4 +1,4 @@
-"""`mlxsup start`. With config.py, the one file of the command line that knows the supervisor."""
+"""`mlxsup start`. With config.py and plan.py, all that knows the supervisor in the command line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start(
         configuration = configure(models, output, is_shown=not is_detached)
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
-        path = _find_configuration(config_path)
+        path = find_configuration(config_path)
         configuration = read_configuration(path)
         arguments = ["--config", str(path.expanduser().resolve())]
     target = Target(config=config_path)
@@ -107,8 +107,10 @@ def serve(
         on_listening: called with the endpoint once it answers there.
 
     Raises:
-        CliError: another one is running, or its folder cannot be used.
+        CliError: another one is running, its folder cannot be used, or the models that are pinned
+            do not fit into the machine.
     """
+    from mlxsup.supervisor.config.load import ConfigError
     from mlxsup.supervisor.daemon import run_daemon
     from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
@@ -120,6 +122,13 @@ def serve(
             code="already_running",
             hint=RUNNING_HINT,
             status=ExitStatus.ALREADY_RUNNING,
+        ) from None
+    except ConfigError as error:
+        raise CliError(
+            str(error),
+            code="bad_configuration",
+            hint="`mlxsup plan` shows what each model needs",
+            status=ExitStatus.BAD_CONFIGURATION,
         ) from None
     except RuntimeFolderError as error:
         raise CliError(
@@ -258,5 +267,6 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
         ) from None
 
 
-def _find_configuration(given: Path | None) -> Path:
+def find_configuration(given: Path | None) -> Path:
+    """The file that `start` would read."""
     return given or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)

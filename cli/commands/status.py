@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from ..connection import Target, connect, daemon_options
-from ..terminal.output import Output
+from ..terminal.memory_lines import memory_lines
+from ..terminal.output import Output, width_of
 from ..terminal.status_table import table_lines
 from ..terminal.watch import watch
 
@@ -32,6 +33,8 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
             if not value["models"]:
                 output.note("no models configured")
             table = table_lines(output, value, value["models"])
+            for line in memory_lines(value, width_of(sys.stdout)):
+                table.append(output.style(line, sys.stdout, dim=True))
             if not is_debug:
                 return table
             return [*table, *_finding_lines(output, value), *_story_lines(output, value)]

@@ -52,7 +52,8 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
     """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
-    waits in which class, how rows are batched and how many warnings there are."""
+    waits in which class, how rows are batched and how many warnings there are. Then how many
+    requests are paused."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -65,7 +66,10 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         cause = str(model.get("cause") or "")
     if cause and (not parts or model["state"] == "BACKOFF"):
         parts.append(cause)
-    return ", ".join(parts or _remarks(model))
+    parts = parts or _remarks(model)
+    if model.get("paused"):
+        parts.append(f"{len(model['paused'])} paused")
+    return ", ".join(parts)
 
 
 def _remarks(model: Mapping[str, Any]) -> list[str]:

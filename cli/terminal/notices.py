@@ -32,6 +32,9 @@ def notice_text(notice: Notice) -> str:
     if notice.kind == "loading":
         progress = progress_text(detail) or str(detail.get("state", "")).lower()
         return f"loading, {progress}" if progress else "loading"
+    if notice.kind == "paused":
+        is_by_person = detail.get("reason") == "user"
+        return "paused, until `mlxsup resume`" if is_by_person else "paused, another has its turn"
     if notice.kind == "prefilling":
         return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
     return str(notice.kind)

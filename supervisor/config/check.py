@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,9 +13,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import check_runtime_dir
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority
+from mlxsup.protocol.text import size_text
 
+from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
+from ..memory.backend import find_backend
+from ..memory.machine import largest_budget_bytes
 from .lines import LineIndex
 from .tables import (
     ClientTable,
@@ -26,6 +31,7 @@ from .tables import (
     SupervisorTable,
     Table,
 )
+from .values import size_or_auto
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
@@ -156,6 +162,32 @@ class Check:
                 f"models.{name}.restart.backoff_max_s takes at least backoff_initial_s"
                 f" ({restart.backoff_initial_s:g}), not {restart.backoff_max_s:g}",
             )
+
+    def memory_budget(self, value: int | str) -> None:
+        """Checks that the machine has as much memory as the models may take."""
+        size = size_or_auto(value)
+        where = ("supervisor", "memory_budget")
+        if size == 0:
+            self._add(where, "supervisor.memory_budget takes a size above 0")
+        elif size is not None:
+            most = largest_budget_bytes(size, find_backend())
+            if size > most:
+                self._add(
+                    where,
+                    f"supervisor.memory_budget takes at most what this machine has "
+                    f"({size_text(most)}), not {size_text(size)}",
+                )
+
+    def pins(self, entries: Mapping[str, ModelTable], budget: int | str) -> None:
+        """Checks that the pinned models fit together, as far as the file gives the sizes."""
+        budget_bytes = size_or_auto(budget)
+        sizes = {
+            name: size_or_auto(entry.memory) for name, entry in entries.items() if entry.pinned
+        }
+        pinned = {ModelName(name): size for name, size in sizes.items() if size is not None}
+        problem = pins_problem(pinned, budget_bytes) if budget_bytes else ""
+        if problem:
+            self._add(("models", [*pinned][-1], "pinned"), problem)
 
     def runtime_dir(self, path: Path) -> None:
         """Checks that the paths of the sockets in this folder are short enough."""

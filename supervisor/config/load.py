@@ -47,6 +47,7 @@ class DaemonConfig:
         runtime_dir: where the sockets and the lock are.
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
+        memory_budget: what all models may take together, in bytes; None: automatic.
         core: the limits.
         models: the entries, in the order of the file.
     """
@@ -55,6 +56,7 @@ class DaemonConfig:
     runtime_dir: Path
     log_dir: Path
     log_level: str
+    memory_budget: int | None
     core: CoreSettings
     models: tuple[ModelSettings, ...]
 
@@ -99,6 +101,8 @@ def parse_config(
     effective = {name: _with_defaults(table, entry) for name, entry in table.models.items()}
     for name, entry in effective.items():
         check.effective(name, entry)
+    check.memory_budget(table.supervisor.memory_budget)
+    check.pins(effective, table.supervisor.memory_budget)
     runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
     if has_sockets:
         check.runtime_dir(runtime_dir)
@@ -108,6 +112,7 @@ def parse_config(
         runtime_dir=runtime_dir,
         log_dir=_absolute(table.supervisor.log_dir, folder),
         log_level=table.supervisor.log_level,
+        memory_budget=size_or_auto(table.supervisor.memory_budget),
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
     )
@@ -169,6 +174,7 @@ def _core_settings(file: FileTable) -> CoreSettings:
         queue_timeout_s=table.queue_timeout_s,
         first_token_timeout_s=table.first_token_timeout_s,
         aging_s=table.aging_s,
+        min_residency_s=table.min_residency_s,
         clients={name: _client_settings(entry) for name, entry in file.clients.items()},
     )
 
@@ -207,6 +213,7 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
         name=ModelName(name),
         launch=_launch_settings(entry, folder),
         preload=entry.preload,
+        pinned=entry.pinned,
         idle_unload_s=entry.idle_unload_s,
         load_stall_timeout_s=entry.load_stall_timeout_s,
         restart=RestartSettings(**entry.restart.model_dump()),

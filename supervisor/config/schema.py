@@ -18,6 +18,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 SIZES = {
     "memory": (AUTO,),
+    "memory_budget": (AUTO,),
     "cache_limit": (AUTO,),
     "prefix_cache": (AUTO,),
     "wired": (OFF, AUTO),

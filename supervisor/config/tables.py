@@ -109,6 +109,14 @@ class SupervisorTable(Table):
         title="one log for each model, and the daemon's own",
         description="a folder",
     )
+    memory_budget: SizeOrAuto = Field(
+        AUTO,
+        title="what `mlxsup plan` fits all models into",
+        description=f'"auto", or {SIZE_EXPECTED}',
+        json_schema_extra=_more(
+            '; not more than the machine has. `"auto"`: see [memory](#what-fits-into-memory)'
+        ),
+    )
     max_queue: int = _integer(
         CoreSettings,
         "max_queue",
@@ -160,6 +168,13 @@ class SupervisorTable(Table):
         "aging_s",
         "a request moves up one class each time it has waited this long",
         more="; 0: never",
+    )
+    min_residency_s: Duration = _duration(
+        CoreSettings,
+        "min_residency_s",
+        "a request evicts no model that became READY more recently",
+        more=", or three times as long as its load took if that is longer; except one that has been"
+        " idle for as long as its load took",
     )
 
 
@@ -217,6 +232,14 @@ class ModelTable(Table):
         _default(ModelSettings, "preload"),
         title="load at startup; otherwise on the first request",
         description="true or false",
+        json_schema_extra=_more(
+            ". At startup nothing is evicted: what does not fit into `memory_budget` stays PENDING"
+        ),
+    )
+    pinned: bool = Field(
+        _default(ModelSettings, "pinned"),
+        title="never evicted; its memory is reserved even while it is not loaded",
+        description="true or false",
     )
     max_concurrency: int = _integer(
         LaunchSettings,
@@ -270,7 +293,8 @@ class ModelTable(Table):
         title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
         json_schema_extra=_more(
-            '; `"auto"`: MLX\'s own limit. Smaller than the weights: FAILED; more than 0.8 of it in'
+            ', and `mlxsup plan` counts this much; `"auto"`: MLX\'s own limit, and what the model'
+            " needs. Smaller than the weights: FAILED; more than 0.8 of it in"
             " use before the first request: a warning"
         ),
     )

@@ -9,10 +9,12 @@ from mlxsup.protocol.client_messages import (
     ClientMessage,
     Generate,
     Load,
+    PauseRequest,
     Ping,
     Prioritize,
     Reload,
     Restart,
+    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
@@ -27,11 +29,12 @@ from .endings import Endings
 from .errors import shutting_down, slow_consumer, superseded_subscription
 from .events import Caller, ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from .fleet import Fleet
+from .forecast import forecast
 from .lifecycle.triggers import WantDown, WantRestart, WantUp
 from .model import Model
 from .outbox import Outbox
-from .queue_status import request_map
-from .requests.ledger import Stage
+from .pausing import Pausing
+from .queue_status import paused_map, request_map
 from .requests.naming import find_named
 from .serving import Serving
 from .status import Daemon, status_map
@@ -44,16 +47,24 @@ class ClientEvents:
         fleet: the models.
         serving: queues their requests.
         endings: ends their requests.
+        pausing: pauses and resumes them.
         outbox: takes what they are sent.
         daemon: what the status says about the daemon itself.
     """
 
     def __init__(
-        self, fleet: Fleet, serving: Serving, endings: Endings, outbox: Outbox, daemon: Daemon
+        self,
+        fleet: Fleet,
+        serving: Serving,
+        endings: Endings,
+        pausing: Pausing,
+        outbox: Outbox,
+        daemon: Daemon,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
         self._endings = endings
+        self._pausing = pausing
         self._outbox = outbox
         self._daemon = daemon
 
@@ -68,14 +79,14 @@ class ClientEvents:
     def gone(self, event: ClientGone) -> None:
         """A connection is closed: its requests are cancelled, its commands forgotten."""
         for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.drop(self._fleet.touched_by(request), request)
+            self._endings.drop(self._fleet.touched_by(request), request, event.now)
         self._forget_callers(event.connection)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: whatever it has open fails."""
         error = slow_consumer()
         for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.fail(self._fleet.touched_by(request), request, error)
+            self._endings.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
@@ -93,6 +104,10 @@ class ClientEvents:
                 self._on_unload(caller, message, now)
             case Restart():
                 self._on_restart(caller, message, now)
+            case PauseRequest():
+                self._on_pause(caller, message, now)
+            case ResumeRequest():
+                self._on_resume(caller, message, now)
             case Reload():
                 self._on_reload(caller)
             case Stop():
@@ -145,12 +160,26 @@ class ClientEvents:
         before = request.priority
         self._serving.prioritize(self._fleet.touched_by(request), request, message.priority, now)
         value = {"model": request.model, "before": before.value, **request_map(request, now)}
-        self._outbox.reply(caller, {**value, "is_running": request.stage is not Stage.QUEUED})
+        self._outbox.reply(caller, {**value, "is_running": request.has_row})
+
+    def _on_pause(self, caller: Caller, message: PauseRequest, now: float) -> None:
+        request = find_named(self._serving.ledger, message.request)
+        self._pausing.pause(self._fleet.touched_by(request), request, now)
+        self._outbox.reply(caller, paused_map(request))
+
+    def _on_resume(self, caller: Caller, message: ResumeRequest, now: float) -> None:
+        request = find_named(self._serving.ledger, message.request)
+        self._pausing.resume(self._fleet.touched_by(request), request, now)
+        self._outbox.reply(caller, paused_map(request))
 
     # ------------------------------------------------------------ commands
 
     def _on_load(self, caller: Caller, message: Load, now: float) -> None:
         model = self._model(message.model)
+        if message.dry_run:
+            value = forecast(model, self._fleet, self._fleet.settings, now)
+            self._outbox.reply(caller, value)
+            return
         model.up_callers.append(caller)
         if model.life.state is State.FAILED:
             model.blame.lift()
@@ -196,7 +225,8 @@ class ClientEvents:
     # ------------------------------------------------------------ questions
 
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
-        value = status_map(self._fleet, self._serving.ledger, self._daemon, now)
+        budget = self._fleet.settings.budget
+        value = status_map(self._fleet, self._serving.ledger, self._daemon, budget, now)
         if message.debug:
             value["stories"] = self._fleet.stories()
         self._outbox.reply(caller, value)

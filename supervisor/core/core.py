@@ -18,6 +18,7 @@ from .deadlines import Deadlines
 from .endings import Endings
 from .errors import bad_configuration, shutting_down
 from .events import (
+    Appraised,
     ClientGone,
     ClientSaid,
     ClientTooSlow,
@@ -38,6 +39,8 @@ from .events import (
 )
 from .fleet import Fleet
 from .outbox import Outbox
+from .pausing import Pausing
+from .reload import differences
 from .requests.ledger import Ledger
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -75,8 +78,9 @@ class Core:
         self._deadlines = Deadlines()
         self.ledger = Ledger(Terms(settings))
         self._daemon = Daemon(facts=facts)
-        self._endings = Endings(self.ledger, self._deadlines, self.outbox)
-        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox)
+        pausing = Pausing(self.ledger, self._deadlines, self.outbox)
+        self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing)
+        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing)
         self.fleet = Fleet(
             settings,
             models,
@@ -87,7 +91,9 @@ class Core:
             random=random,
             is_strict=is_strict,
         )
-        self._clients = ClientEvents(self.fleet, serving, self._endings, self.outbox, self._daemon)
+        self._clients = ClientEvents(
+            self.fleet, serving, self._endings, pausing, self.outbox, self._daemon
+        )
         self._workers = WorkerEvents(self.fleet, serving)
         self._has_finished = False
         self._woken_at: float | None = None
@@ -107,7 +113,7 @@ class Core:
 
     def status(self, now: float) -> dict[str, Any]:
         """What `status --json` prints."""
-        return status_map(self.fleet, self.ledger, self._daemon, now)
+        return status_map(self.fleet, self.ledger, self._daemon, self.fleet.settings.budget, now)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
@@ -144,6 +150,8 @@ class Core:
                 self._on_tick(event.now)
             case Sampled():
                 self._on_sampled(event)
+            case Appraised():
+                self._on_appraised(event)
             case Started():
                 self._daemon.started_at = event.now
                 self.fleet.preload(event.now)
@@ -176,6 +184,14 @@ class Core:
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
+            if model.life.holds(model.measured_bytes):
+                self.fleet.touch(model)
+
+    def _on_appraised(self, event: Appraised) -> None:
+        self.fleet.needs = event.needs
+        for model in self.fleet:
+            model.life.appraise(event.needs.get(model.name))
+            self.fleet.touch(model)
 
     def _on_reloaded(self, event: Reloaded) -> None:
         if self.fleet.is_shutting_down:
@@ -183,8 +199,8 @@ class Core:
                 self.outbox.fail(event.caller, shutting_down())
             return
         if event.caller is not None:
-            differences = self.fleet.differences(event.models)
-            self.outbox.reply(event.caller, {**differences, "later": list(event.later)})
+            changes = differences(self.fleet, event.models)
+            self.outbox.reply(event.caller, {**changes, "later": list(event.later)})
         self.fleet.reload(event.settings, event.models, event.now)
 
     # ------------------------------------------------------------ after every event

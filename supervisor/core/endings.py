@@ -25,6 +25,7 @@ from .errors import (
 from .health.blame import QUARANTINE_S, Evidence, Verdict
 from .model import Model
 from .outbox import Outbox
+from .pausing import Pausing
 from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 
 
@@ -35,28 +36,32 @@ class Endings:
         ledger: the open requests.
         deadlines: where their times are kept.
         outbox: takes what their clients and workers are sent.
+        pausing: knows which of them are paused.
     """
 
-    def __init__(self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox) -> None:
+    def __init__(
+        self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox, pausing: Pausing
+    ) -> None:
         self._ledger = ledger
         self._deadlines = deadlines
         self._outbox = outbox
+        self._pausing = pausing
 
     # ------------------------------------------------------------ one request
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
         """The client cancelled: it is answered at once, whatever the worker does (D4, D13)."""
-        self._withdraw(model, request)
+        self._withdraw(model, request, now)
         self.end(request, finish=FinishReason.CANCELLED, now=now)
 
-    def drop(self, model: Model, request: Request) -> None:
+    def drop(self, model: Model, request: Request, now: float) -> None:
         """The client is gone: nobody gets an answer (D12)."""
-        self._withdraw(model, request)
+        self._withdraw(model, request, now)
         self._forget(request)
 
-    def fail(self, model: Model, request: Request, error: RemoteError) -> None:
+    def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
         """The request ends with an error, at whatever stage it is."""
-        self._withdraw(model, request)
+        self._withdraw(model, request, now)
         self.end(request, error=error)
 
     def due(self, model: Model, request: Request, now: float) -> None:
@@ -71,7 +76,7 @@ class Endings:
             error = deadline_exceeded(model.name, "the first token", 0)
         else:
             error = queue_timeout(model.name, now - request.arrived_at)
-        self.fail(model, request, error)
+        self.fail(model, request, error, now)
 
     def end(
         self,
@@ -98,23 +103,30 @@ class Endings:
                 seed=request.acceptance.seed if request.acceptance else None,
                 warnings=request.warnings,
                 resumed=request.resumed,
+                paused=request.paused,
             )
         self._outbox.send(request.connection, message)
 
     # ------------------------------------------------------------ all requests of a model
 
-    def fail_queue(self, model: Model, error: RemoteError) -> None:
-        """Answers everything that waits for this model."""
-        for request in list(model.queue):
-            if request.acceptance is not None:
-                self.fail(model, request, for_interrupted(error, model.name, request.tokens_sent))
+    def fail_queue(self, model: Model, error: RemoteError, now: float) -> None:
+        """Answers everything that waits for this model, except what a living worker may still
+        bring to its end: answers that were paused."""
+        is_served = model.life.state is State.DRAINING
+        for request in _waiting(model):
+            if is_served and request.is_paused:
+                if request.stage is Stage.PAUSED:
+                    self._pausing.let_queue(model, request, now)
+            elif request.acceptance is not None:
+                begun = for_interrupted(error, model.name, request.tokens_sent)
+                self.fail(model, request, begun, now)
             else:
-                self.fail(model, request, error)
+                self.fail(model, request, error, now)
 
-    def fail_running(self, model: Model, error: RemoteError) -> None:
+    def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answers everything that runs, while the process is still alive."""
         for request in list(model.running.values()):
-            self.fail(model, request, error)
+            self.fail(model, request, error, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
         """The process is gone with its rows, which queue again, ahead of all others.
@@ -129,18 +141,23 @@ class Endings:
             error = _loss(model, request, text, verdict)
             if error is not None:
                 self.end(request, error=error)
+                continue
+            was_pausing = request.stage is Stage.PAUSING
+            self._interrupt(request, text)
+            if was_pausing:
+                self._pausing.put_aside(model, request, now)
             else:
-                self._interrupt(request, text)
                 again.append(request)
-        for request in list(model.queue):
+        for request in _waiting(model):
             if request.acceptance is not None and not request.may_resume:
-                self.fail(model, request, worker_crashed(model.name, text, request.tokens_sent))
+                lost = worker_crashed(model.name, text, request.tokens_sent)
+                self.fail(model, request, lost, now)
         model.queue.rejoin(again, now)
         if verdict.culprit is not None:
-            for request in list(model.queue):
+            for request in _waiting(model):
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
-                    self.fail(model, request, error)
+                    self.fail(model, request, error, now)
 
     # ------------------------------------------------------------ inside
 
@@ -158,10 +175,15 @@ class Endings:
             self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
         self._deadlines.set(request.key, request.next_deadline)
 
-    def _withdraw(self, model: Model, request: Request) -> None:
-        """Takes a request out of the queue or the batch; a row keeps its place until it left."""
-        if request.stage is Stage.QUEUED:
-            model.queue.leave(request)
+    def _withdraw(self, model: Model, request: Request, now: float) -> None:
+        """Takes a request out of wherever it is; a row keeps its place until it has left."""
+        if not request.has_row:
+            if request.stage is Stage.QUEUED:
+                model.queue.leave(request)
+            else:
+                del model.paused[request.key]
+            model.idle_since = now
+            self._pausing.forget_state(model, request.key)
             return
         model.settle()
         del model.running[request.key]
@@ -172,6 +194,11 @@ class Endings:
     def _forget(self, request: Request) -> None:
         self._ledger.remove(request)
         self._deadlines.set(request.key, None)
+
+
+def _waiting(model: Model) -> list[Request]:
+    """Those in the queue, and those that are paused."""
+    return [*model.queue, *model.paused.values()]
 
 
 def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:

@@ -92,6 +92,36 @@ def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteE
     )
 
 
+def does_not_fit(
+    name: ModelName,
+    reason: str,
+    *,
+    needed_bytes: int,
+    budget_bytes: int,
+    blockers: Iterable[ModelName],
+) -> RemoteError:
+    """A load for which there is no memory, whatever is evicted (I4).
+
+    Args:
+        name: the model.
+        reason: what it needs and what is in the way, a phrase that follows its name.
+        needed_bytes: what it needs.
+        budget_bytes: what all models may take together.
+        blockers: the models that would have to go.
+    """
+    return RemoteError(
+        ErrorCode.INSUFFICIENT_MEMORY,
+        f"{name} cannot be loaded: it {reason}",
+        detail={
+            "model": name,
+            "cause": reason,
+            "needed_bytes": needed_bytes,
+            "budget_bytes": budget_bytes,
+            "blocked_by": list(blockers),
+        },
+    )
+
+
 def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> RemoteError:
     """The same error for a request whose answer had begun, with how far it had got."""
     if error.code is ErrorCode.LOAD_FAILED:
@@ -167,6 +197,25 @@ def superseded_subscription() -> RemoteError:
         ErrorCode.SUPERSEDED,
         "the connection subscribed again; it can have one subscription at a time",
     )
+
+
+def already_paused(name: ModelName, id: RequestId) -> RemoteError:
+    """A second pause."""
+    return _unsuitable(name, id, f"request {id!r} is paused already: resume it, or cancel it")
+
+
+def not_paused(name: ModelName, id: RequestId) -> RemoteError:
+    """A resume of a request that nobody has paused."""
+    return _unsuitable(name, id, f"request {id!r} is not paused: it runs, or waits for its turn")
+
+
+def may_not_be_paused(name: ModelName, id: RequestId, why: str) -> RemoteError:
+    """A pause of a request that must not leave its batch and come back."""
+    return _unsuitable(name, id, f"request {id!r} may not be paused: {why}")
+
+
+def _unsuitable(name: ModelName, id: RequestId, sentence: str) -> RemoteError:
+    return RemoteError(ErrorCode.INVALID_REQUEST, sentence, detail={"request": id, "model": name})
 
 
 def queue_timeout(name: ModelName, waited_s: float) -> RemoteError:

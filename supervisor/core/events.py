@@ -10,6 +10,7 @@ from mlxsup.protocol.client_messages import ClientMessage
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.worker_messages import WorkerMessage
 
+from .memory.need import Need
 from .settings import CoreSettings, ModelSettings
 
 ConnectionId = NewType("ConnectionId", bytes)
@@ -177,6 +178,17 @@ class Sampled(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Appraised(_Event):
+    """What models need in memory: before they are loaded from their files, then as measured.
+
+    Attributes:
+        needs: of every model that could be appraised, by name; it replaces what was known.
+    """
+
+    needs: Mapping[ModelName, Need]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownAsked(_Event):
     """A signal asked the supervisor to end.
 
@@ -231,6 +243,7 @@ Event = (
     | WorkerUnlinked
     | Exited
     | Sampled
+    | Appraised
     | ShutdownAsked
     | Reloaded
     | ReloadRefused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -52,11 +52,11 @@ from .lifecycle.triggers import (
     Stalled,
     Suspended,
     Trigger,
-    Turn,
     WantDown,
     WantUp,
 )
-from .loading import next_loads
+from .loading import next_steps
+from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .requests.ledger import Request
@@ -65,6 +65,9 @@ from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.counters import Counters
 from .status import change_map, model_row
+
+MOST_PASSES = 10
+"""Over all models that wait for a load, in one event; each pass leaves less to do."""
 
 
 class Fleet:
@@ -84,6 +87,7 @@ class Fleet:
         settings: the `[supervisor]` table as it was last read.
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
+        needs: what the models of the configuration were appraised at.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Fleet:
     ) -> None:
         self.settings = settings
         self.is_shutting_down = False
+        self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self._serving = serving
@@ -184,16 +189,6 @@ class Fleet:
                     self.trigger(added, WantUp(why=Why.RELOAD), now)
         in_order = {entry.name: self.by_name[entry.name] for entry in models}
         self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
-
-    def differences(self, models: Sequence[ModelSettings]) -> dict[str, list[str]]:
-        """The names of the models that a reload adds, changes and removes."""
-        old = {m.name: m.life.settings for m in self if m.life.wanted is not Wanted.GONE}
-        new = {entry.name: entry for entry in models}
-        return {
-            "added": [name for name in new if name not in old],
-            "changed": [name for name in new if name in old and new[name] != old[name]],
-            "removed": [name for name in old if name not in new],
-        }
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
         """Ends every process, and starts none again.
@@ -290,33 +285,39 @@ class Fleet:
     def settle(self, now: float) -> None:
         """Does what follows for every model that was touched, whatever touched it."""
         self._end_drains(now)
-        self._grant_load_turns(now)
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        for name in self._touched:
-            model = self.by_name.get(name)
-            if model is not None:
-                self._serving.dispatch(model, now)
-                self._serving.tell_waiting(model)
-                self._deadlines.set(name, model.deadline())
-        self._touched.clear()
+        if self._touched:  # nothing else changes who may load
+            self._grant_load_turns(now)
+        while self._touched:
+            touched, self._touched = self._touched, {}
+            for name in touched:
+                model = self.by_name.get(name)
+                if model is not None:
+                    self._serving.dispatch(model, now)
+                    self._serving.tell_waiting(model)
+                    self._deadlines.set(name, model.deadline())
+            if self._serving.ledger.take_filled():  # a turn that was due elsewhere must wait
+                for any_model in self:
+                    if any_model.blame.is_anyone_on_probation:
+                        self.touch(any_model)
         self._note_what_workers_are_sent(now)
 
     def _end_drains(self, now: float) -> None:
         for name in list(self._touched):
             model = self.by_name.get(name)
-            if (
-                model is not None
-                and model.life.state is State.DRAINING
-                and not model.running
-                and not model.leaving
-            ):
+            if model is not None and model.life.state is State.DRAINING and model.has_drained:
                 self.trigger(model, Drained(), now)
 
     def _grant_load_turns(self, now: float) -> None:
-        for model in next_loads(self):
-            self.trigger(model, Turn(), now)
+        for _ in range(MOST_PASSES):  # what one gives back may be enough for one before it
+            steps = next_steps(self, self.settings, now)
+            for model, trigger in steps:
+                self.trigger(model, trigger, now)
+            self._end_drains(now)  # of models that were evicted
+            if not steps:
+                return
 
     def _note_what_workers_are_sent(self, now: float) -> None:
         """Counts the messages sent to each worker, because its heartbeats count them, too."""
@@ -336,7 +337,11 @@ class Fleet:
                 assert model.held, f"{model.name} has room and lets requests wait"
                 held = [*model.held, *(request.held for request in waiting)]
                 assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
-        placed = [one.key for m in self for one in (*m.queue, *m.running.values())]
+        placed = [
+            one.key
+            for model in self
+            for one in (*model.queue, *model.paused.values(), *model.running.values())
+        ]
         assert sorted(placed) == sorted(request.key for request in ledger)
         loading = [model.life for model in self if model.life.is_loading]
         assert sum(life.is_after_crash for life in loading) <= 1
@@ -350,6 +355,7 @@ class Fleet:
     def _add(self, entry: ModelSettings) -> Model:
         """A model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
+        life.appraise(self.needs.get(entry.name))
         queue = Queue(Counters(self._serving.ledger.terms))
         model = self.by_name[entry.name] = Model(life=life, queue=queue)
         return model
@@ -359,9 +365,9 @@ class Fleet:
             case Changed(note=note):
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
-                self._endings.fail_queue(model, error)
+                self._endings.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self._endings.fail_running(model, error)
+                self._endings.fail_running(model, error, now)
             case RunningLost(text=text, verdict=verdict):
                 self._endings.lose_running(model, text, verdict, now)
                 self._serving.process_gone(model, now)

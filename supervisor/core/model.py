@@ -7,7 +7,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, WorkerPhase
+from mlxsup.protocol.states import (
+    HAS_PROCESS,
+    SERVES,
+    State,
+    WaitReason,
+    Wanted,
+    WorkerPhase,
+)
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
@@ -16,6 +23,7 @@ from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Ready
+from .memory.planner import Urgency
 from .requests.ledger import Request, Stage
 from .requests.line import MayRun
 from .requests.queue import Queue
@@ -43,6 +51,8 @@ class Model:
         life: its worker's life.
         queue: the waiting requests.
         running: requests that were dispatched to the live process.
+        paused: requests that somebody has paused; they wait outside the queue.
+        kept: keys of paused requests whose state the live process keeps.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
         blame: what it remembers about crashes.
         lets_newcomers_in: whether, while suspects take turns, new requests start before the next.
@@ -58,6 +68,7 @@ class Model:
         repeated_s: engine seconds, since then, for what had been computed before and was lost.
         alike: steps that have not been charged yet; `settle` does that.
         idle_since: when its last request ended, or when it became READY.
+        load_s: how long its latest load took, from the spawn to READY.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
@@ -65,6 +76,8 @@ class Model:
     queue: Queue
     running: dict[RequestKey, Request] = field(default_factory=dict)
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
+    paused: dict[RequestKey, Request] = field(default_factory=dict)
+    kept: set[RequestKey] = field(default_factory=set)
     blame: Blame = field(default_factory=Blame)
     lets_newcomers_in: bool = True
     up_callers: list[Caller] = field(default_factory=list)
@@ -80,6 +93,7 @@ class Model:
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None
     idle_since: float = math.inf
+    load_s: float = 0.0
     told_waiting: tuple[WaitReason, str, int] | None = None
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
@@ -95,13 +109,37 @@ class Model:
         return not is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
 
     def line_up(self, request: Request, now: float) -> None:
-        """A new request waits; its account may have had nothing here for a while."""
+        """A request comes that neither waits nor runs: a new one, or one that was paused.
+
+        What the worker has accepted goes before new ones; everything else is as new. Its account
+        may have had nothing here for a while.
+        """
         self.settle()
         waiting, account = self.queue.accounts, request.account
         running = {other.account for other in self.running.values()}
         if account not in waiting and account not in running:
             self.queue.counters.join(account, {*waiting, *running})
-        self.queue.join(request, now)
+        self.line_up_again(request, now)
+
+    def line_up_again(self, request: Request, now: float) -> None:
+        """The row of a request has left, and it waits: as new, if it had not been accepted."""
+        if request.acceptance is None:
+            self.queue.join(request, now)
+        else:
+            self.queue.rejoin([request], now)
+
+    @property
+    def serves_queue(self) -> bool:
+        """Whether requests of its queue may be dispatched; while it goes down, only answers that
+        were paused are left there."""
+        if self.life.state is State.DRAINING:
+            return self.life.wanted is not Wanted.UP
+        return self.life.state is State.READY
+
+    @property
+    def has_drained(self) -> bool:
+        """Whether nothing is left to finish before its process ends."""
+        return not (self.running or self.leaving or (self.queue and self.serves_queue))
 
     def can_start(self, account: Account, may_run: MayRun) -> bool:
         """Whether a request of this account that comes now would be dispatched at once, unless it
@@ -142,8 +180,28 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is waiting or running."""
-        return not (self.queue or self.running or self.leaving)
+        """Whether nothing is waiting, paused or running."""
+        return not (self.queue or self.paused or self.running or self.leaving)
+
+    @property
+    def urgency(self) -> Urgency:
+        """Who waits for it to be loaded."""
+        if self.up_callers:
+            return Urgency.COMMAND
+        return Urgency.REQUEST if self.queue else Urgency.NOBODY
+
+    @property
+    def reported_bytes(self) -> int:
+        """What its worker last said that MLX holds."""
+        beat = self.heartbeat
+        return beat.active_bytes + beat.cache_bytes if beat else 0
+
+    @property
+    def measured_bytes(self) -> int:
+        """What its process holds of the memory that the budget is for: with CUDA, the device's."""
+        if self.ready is not None and self.ready.backend == "cuda":
+            return self.reported_bytes
+        return max(self.life.footprint_bytes, self.reported_bytes)
 
     @property
     def is_over_memory(self) -> bool:
@@ -152,9 +210,7 @@ class Model:
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
             return 0 < self.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
-        beat = self.heartbeat
-        reported = beat.active_bytes + beat.cache_bytes if beat else 0
-        return limit < max(self.life.footprint_bytes, reported)
+        return limit < max(self.life.footprint_bytes, self.reported_bytes)
 
     def deadline(self) -> float | None:
         """When something is due for this model or its queue, or its process should be checked."""
@@ -216,6 +272,7 @@ class Model:
         self.steps = 0
         self.lets_newcomers_in = True
         self.leaving.clear()
+        self.kept.clear()
         self._rate_samples.clear()
 
     def sample_rate(self, now: float) -> None:
@@ -233,11 +290,14 @@ class Model:
         """Raises AssertionError if the parts disagree."""
         state = self.life.state
         limit = self.life.launch.max_concurrency
-        assert all(r.stage is not Stage.QUEUED for r in self.running.values())
+        assert all(r.has_row for r in self.running.values())
+        assert all(r.stage is Stage.PAUSED for r in self.paused.values())
+        assert all(key in self.paused or key in self.queue for key in self.kept)
         assert not self.leaving.keys() & self.running.keys()
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"
+            assert not self.kept, f"{self.name} has kept rows in {state}"
             assert (self.life.pid is None) != self.life.has_process
             assert (self.life.launched is None) != self.life.has_process
         if state in (State.LOADING, State.READY):
@@ -246,6 +306,7 @@ class Model:
             assert len(self.running) + len(self.leaving) <= limit
         if state in (State.STOPPED, State.FAILED):
             assert not self.queue, f"{self.name} lets requests wait in {state}"
+            assert not self.paused, f"{self.name} has paused requests in {state}"
             assert not self.up_callers, f"{self.name} lets callers wait in {state}"
         if state is State.STOPPED:
             assert not self.down_callers

@@ -52,6 +52,27 @@ def rows_map(model: Model, now: float) -> list[dict[str, Any]]:
     return [request_map(request, now) for request in model.running.values()]
 
 
+def paused_rows_map(model: Model, now: float) -> list[dict[str, Any]]:
+    """The requests of a model that somebody has paused."""
+    return [request_map(request, now) for request in model.paused.values()]
+
+
+def paused_map(request: Request) -> dict[str, Any]:
+    """The answer to a pause or a resume.
+
+    Its `stage` is `pausing` until the row has left the batch, then `paused`; `queued` if it waits
+    for a row, or will as soon as its own has left.
+    """
+    is_to_queue = request.stage is Stage.YIELDING
+    return {
+        "request": request.id,
+        "number": number_of(request),
+        "model": request.model,
+        "stage": "queued" if is_to_queue else request.stage.name.lower(),
+        "tokens_sent": request.tokens_sent,
+    }
+
+
 def request_map(request: Request, now: float) -> dict[str, Any]:
     """One open request: how people name it, on whose behalf it is, and its class."""
     waits_s = now - request.waits_since if request.stage is Stage.QUEUED else 0.0

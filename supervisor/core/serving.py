@@ -7,8 +7,16 @@ from typing import Any
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason, NoticeKind, Priority, State, WaitReason, Wanted
-from mlxsup.protocol.worker_messages import Accepted, CancelRow, Dispatch, Resume, RowDelta, Step
+from mlxsup.protocol.states import (
+    SERVES,
+    FinishReason,
+    NoticeKind,
+    PauseReason,
+    Priority,
+    RowState,
+    WaitReason,
+)
+from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, RowDelta, Step
 
 from .admission import (
     refuse_for_priority,
@@ -18,16 +26,13 @@ from .admission import (
 )
 from .deadlines import Deadlines
 from .endings import Endings
-from .errors import (
-    cut_off,
-    duplicate_id,
-    for_interrupted,
-)
+from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
 from .health.blame import digest_of
 from .metering import Meter
 from .model import Model
 from .outbox import Outbox
+from .pausing import Pausing
 from .requests.ledger import Ledger, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
@@ -42,15 +47,22 @@ class Serving:
         endings: ends them.
         deadlines: where their times are kept.
         outbox: takes what their clients and workers are sent.
+        pausing: makes rows leave that have not ended.
     """
 
     def __init__(
-        self, ledger: Ledger, endings: Endings, deadlines: Deadlines, outbox: Outbox
+        self,
+        ledger: Ledger,
+        endings: Endings,
+        deadlines: Deadlines,
+        outbox: Outbox,
+        pausing: Pausing,
     ) -> None:
         self.ledger = ledger
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
+        self._pausing = pausing
         self._meter = Meter()
 
     # ------------------------------------------------------------ in
@@ -124,26 +136,27 @@ class Serving:
             request.waited_s = 0.0
 
     def dispatch(self, model: Model, now: float) -> None:
-        """Hands waiting requests to a READY worker while it has room; asks rows to leave if a
-        suspect has to run alone."""
+        """Hands waiting requests to a worker that serves while it has room; asks rows to leave if a
+        suspect has to run alone. While a model goes down, only answers that were paused wait."""
         model.blame.expire(now)
         model.queue.age(now)
         if model.queue:
             model.settle()
-        if model.life.state is not State.READY:
+        if not model.serves_queue:
             return
         while model.has_room and (request := next_in_line(model, self.ledger)) is not None:
             model.queue.leave(request)
             model.queue.counters.dispatched(request.account)
             self.ledger.move(request, Stage.RUNNING)
-            request.waited_s += now - request.waits_since
+            request.end_wait(now)
             request.dispatched_at = now
+            request.end_pause(now)
+            model.kept.discard(request.key)
             model.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
             self._outbox.tell(model.life, self._dispatch_of(request, now))
         for request in end_intake(model, self.ledger):
-            self.ledger.move(request, Stage.YIELDING)
-            self._outbox.tell(model.life, CancelRow(key=request.key))
+            self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
 
     @staticmethod
     def _dispatch_of(request: Request, now: float) -> Dispatch:
@@ -165,10 +178,9 @@ class Serving:
         is_for_all, model.told_waiting = news != model.told_waiting, news
         places = model.queue.take_news()
         reason, progress = wait_reason(model), load_progress(model)
-        is_ready = model.life.state is State.READY
         for key, position in (model.queue.places() if is_for_all else places).items():
             request = self._request(key)
-            is_limited = is_ready and not self.ledger.may_run(request.account)
+            is_limited = model.serves_queue and not self.ledger.may_run(request.account)
             own = WaitReason.LIMIT if is_limited else reason
             detail: dict[str, Any] = {"position": position, "reason": own.value}
             self._outbox.notify(request, NoticeKind.QUEUED, detail)
@@ -223,15 +235,16 @@ class Serving:
         has_freed = False
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
+        left: list[tuple[Request, RowState]] = []
         for row in message.rows:
             request = model.running.get(row.key)
             if request is None:
-                if row.finish is not None:
-                    model.leaving.pop(row.key, None)
+                if row.finish is not None or row.paused is not None:
+                    self._row_is_gone(model, row)
                     has_freed = True
                 continue
-            if request.is_interrupted:
-                self._go_on(request)
+            if request.is_interrupted or request.is_paused:
+                self._go_on(request, row)
             if row.text or row.tokens:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
@@ -241,13 +254,13 @@ class Serving:
                 has_freed = True
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
-            if row.finish is FinishReason.CANCELLED and request.stage is Stage.YIELDING:
-                has_freed = True
-                self._wait_again(model, request, now)
+            if row.paused is not None:
+                del model.running[row.key]
+                left.append((request, row.paused))
             elif row.finish is not None:
                 del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
-        if has_freed or finished:
+        if has_freed or finished or left:
             self._rest_if_empty(model, now)
             model.settle()
         for connection, pieces in deltas.items():
@@ -257,10 +270,14 @@ class Serving:
                 model.queue.counters.learn(request.engine_s)
                 model.blame.completed(request.digest)
             self._endings.end(request, finish=reason, now=now)
+        for request, state in left:
+            error = self._pausing.row_left(model, request, state, now)
+            if error is not None:
+                self._endings.end(request, error=error)
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now
-        return has_freed or bool(finished) or model.blame.is_anyone_on_probation
+        return has_freed or bool(finished or left) or model.blame.is_anyone_on_probation
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
         if row.tokens:
@@ -283,26 +300,25 @@ class Serving:
         request.seq += 1
         return delta
 
-    def _go_on(self, request: Request) -> None:
-        request.is_interrupted = False
-        request.resumed += 1
-        self._outbox.notify(request, NoticeKind.RESUMED, {"times": request.resumed})
+    def _row_is_gone(self, model: Model, row: RowDelta) -> None:
+        """The row of a request that has been answered has left the batch."""
+        model.leaving.pop(row.key, None)
+        # Its pause had been asked for before its end came.
+        if row.paused is RowState.KEPT and model.life.state in SERVES:
+            self._outbox.tell(model.life, DropKept(key=row.key))
 
-    def _wait_again(self, model: Model, request: Request, now: float) -> None:
-        """The row of a request that yields has left the batch; what it delivered is kept."""
-        del model.running[request.key]
-        if model.life.wanted is not Wanted.UP:  # decided since: nothing is dispatched
-            error = model.life.removal or cut_off(model.name, model.life.why)
-            self._endings.end(
-                request, error=for_interrupted(error, model.name, request.tokens_sent)
-            )
-            return
-        self.ledger.move(request, Stage.QUEUED)
-        request.queue_deadline = (
-            None  # it limits the wait for the start, and the request was started
-        )
-        model.queue.rejoin([request], now)
-        self._deadlines.set(request.key, request.next_deadline)
+    def _go_on(self, request: Request, row: RowDelta) -> None:
+        """A stream continues after a crash, a pause, or both."""
+        if row.paused is not None and not row.tokens:
+            return  # it has left again before it said anything
+        if request.is_interrupted:
+            request.resumed += 1
+            detail = {"times": request.resumed, "after": "crash"}
+        else:
+            detail = {"times": request.paused + 1, "after": "pause"}
+        request.paused += request.is_paused
+        request.is_interrupted = request.is_paused = False
+        self._outbox.notify(request, NoticeKind.RESUMED, detail)
 
     def _rest_if_empty(self, model: Model, now: float) -> None:
         if not model.running and not model.leaving:

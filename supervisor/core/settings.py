@@ -12,6 +12,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
 
+from .memory.budget import Budget
+
 ANYONE = "*"
 """The entry of `[clients]` for every client that has none."""
 
@@ -43,6 +45,7 @@ class ModelSettings:
         name: the model's name.
         launch: what its worker is started with.
         preload: load when the supervisor starts; otherwise on the first request.
+        pinned: it is never evicted, and its memory is reserved even while it is not loaded.
         idle_unload_s: unload after this long without a request; 0 for never.
         load_stall_timeout_s: a load without progress for this long has stalled.
         restart: the restart policy.
@@ -51,6 +54,7 @@ class ModelSettings:
     name: ModelName
     launch: LaunchSettings
     preload: bool = True
+    pinned: bool = False
     idle_unload_s: float = 0.0
     load_stall_timeout_s: float = 120.0
     restart: RestartSettings = field(default_factory=RestartSettings)
@@ -89,6 +93,9 @@ class CoreSettings:
         aging_s: after each wait of this length a request moves up one class; 0 for never.
         clients: what each client is granted, by name; `ANYONE` is for all others.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
+        min_residency_s: a model that was just used is not evicted for a request for another model
+            before it was READY for so long.
+        budget: the memory that all models may take together; None for no limit.
     """
 
     max_queue: int = 1024
@@ -100,3 +107,5 @@ class CoreSettings:
     exit_grace_s: float = 2.0
     aging_s: float = 60.0
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)
+    min_residency_s: float = 30.0
+    budget: Budget | None = None

@@ -9,8 +9,9 @@ from typing import Any
 from mlxsup.protocol.states import State, WaitReason
 
 from .lifecycle.states import Backoff, Loading, Pending, Ready
+from .memory.budget import Budget
 from .model import Model
-from .queue_status import line_map, per_class_map, queue_map, rows_map
+from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map
 from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
@@ -32,7 +33,7 @@ class Daemon:
 
 
 def status_map(
-    models: Iterable[Model], ledger: Ledger, daemon: Daemon, now: float
+    models: Iterable[Model], ledger: Ledger, daemon: Daemon, budget: Budget | None, now: float
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
     fleet = list(models)
@@ -42,8 +43,8 @@ def status_map(
         **daemon.facts,
         "uptime_s": now - daemon.started_at,
         "memory": {
-            "budget_bytes": None,
-            "reserved_bytes": sum(row["footprint_bytes"] for row in rows),
+            "budget_bytes": budget.size_bytes if budget else None,
+            "reserved_bytes": sum(row["reserved_bytes"] for row in rows),
             "machine_bytes": daemon.machine_bytes,
         },
         "queue": queue_map(fleet, ledger),
@@ -77,6 +78,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "line": line_map(model, now),
         "running": [request.id for request in model.running.values()],
         "rows": rows_map(model, now),
+        "paused": [request.id for request in model.paused.values()],
+        "paused_rows": paused_rows_map(model, now),
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
         "suspects": model.blame.suspects,
@@ -86,6 +89,10 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "steps": model.steps,
         "engine_s": model.engine_s,
         "repeated_s": model.repeated_s,
+        "pinned": life.settings.pinned,
+        "needed_bytes": life.needed_bytes,
+        "reserved_bytes": life.reserved_bytes,
+        "memory_wait": memory_wait(model, now),
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
         "phase_s": doing.phase_s if doing else None,
@@ -93,6 +100,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "peak_bytes": beat.peak_bytes if beat else 0,
+        "kept_bytes": beat.kept_bytes if beat else 0,
         "prefill_chunk": beat.prefill_chunk if beat else None,
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
@@ -143,12 +151,24 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     return None
 
 
+def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
+    """For how long the model has been waiting for memory, and what is in the way; None if it does
+    not wait for memory."""
+    phase = model.life.phase
+    if not isinstance(phase, Pending) or phase.lack is None:
+        return None
+    return {"waits_s": now - phase.lack.since, "reason": phase.lack.reason}
+
+
 def wait_reason(model: Model) -> WaitReason:
     """Why the requests of this model are waiting."""
+    phase = model.life.phase
+    if isinstance(phase, Pending) and phase.lack is not None:
+        return WaitReason.MEMORY
+    if model.serves_queue:
+        has_turns = model.has_room and model.blame.is_anyone_on_probation
+        return WaitReason.TURN if has_turns else WaitReason.ROWS
     match model.life.state:
-        case State.READY:
-            has_turns = model.has_room and model.blame.is_anyone_on_probation
-            return WaitReason.TURN if has_turns else WaitReason.ROWS
         case State.BACKOFF:
             return WaitReason.BACKOFF
         case State.DRAINING | State.STOPPING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State
+from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -32,7 +32,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .lifecycle.states import Abandoned
+from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
     Broke,
@@ -208,9 +208,10 @@ class WorkerEvents:
         if model.life.state in SERVES:
             self._fleet.trigger(model, Broke(detail="said READY twice"), now)
             return
-        if model.life.state is State.LOADING:
+        if isinstance(model.life.phase, Loading):
             model.learn(message)
             model.idle_since = now
+            model.load_s = now - model.life.phase.since
         self._fleet.trigger(model, BecameReady(), now)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import zmq
 
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.worker_messages import MessageToWorker
+from mlxsup.protocol.launch import LaunchSettings, LaunchSpec
+from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 
 from ..core.actions import Spawn, WorkerSignal
-from ..core.events import Event, Exited, Spawned, SpawnFailed
+from ..core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from ..logs import DaemonLog, ModelLog
 from ..runtime_folder import RuntimeFolder
 from ..sockets.transport import Context
@@ -63,17 +63,24 @@ class WorkerUnit:
         spawn: what the core asked for.
         number: the number of this spawn, counted over all models.
         model_log: where its output goes.
+        learn: called with what its READY says, before the core hears of it.
     """
 
     _start_news: Spawned | SpawnFailed
 
     def __init__(
-        self, surroundings: Surroundings, spawn: Spawn, number: int, model_log: ModelLog
+        self,
+        surroundings: Surroundings,
+        spawn: Spawn,
+        number: int,
+        model_log: ModelLog,
+        learn: Callable[[LaunchSettings, Ready], None],
     ) -> None:
         self._around = surroundings
         self._spawn = spawn
         self._number = number
         self._model_log = model_log
+        self._learn = learn
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
@@ -144,7 +151,7 @@ class WorkerUnit:
                 generation=self.generation,
                 token=token,
                 max_concurrency=self._spawn.launch.max_concurrency,
-                post=around.post,
+                post=self._hear,
                 now=around.now,
             )
             line = self._launch_spec(token, self._link.endpoint).to_line()
@@ -167,6 +174,11 @@ class WorkerUnit:
         if self._is_killed:
             self.kill()
         return True
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, WorkerSaid) and isinstance(event.message, Ready):
+            self._learn(self._spawn.launch, event.message)
+        self._around.post(event)
 
     def _announce(self) -> None:
         self._around.post(self._start_news)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.worker_messages import Ready
 
 from ..core.actions import Spawn
 from ..log_files import LogWriter
 from ..logs import ModelLog
+from ..memory.appraiser import measured_by
+from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped
 
@@ -21,17 +26,32 @@ BROKEN_LIMIT_S = 30.0
 class Workers:
     """The workers' lives, each a task.
 
+    Attributes:
+        measurements: what they measured of their models, in this daemon and before.
+
     Args:
         surroundings: what all of them share.
         log_dir: the folder of the models' logs.
         writer: writes the logs.
+        on_measured: called when a worker with these settings has measured its model.
     """
 
-    def __init__(self, surroundings: Surroundings, log_dir: Path, writer: LogWriter) -> None:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        log_dir: Path,
+        writer: LogWriter,
+        on_measured: Callable[[LaunchSettings], None],
+    ) -> None:
         self._surroundings = surroundings
+        self._on_measured = on_measured
         self._log = surroundings.log
         self._log_dir = log_dir
         self._writer = writer
+        self.measurements = Measurements(surroundings.folder.path)
+        if self.measurements.problem:
+            problem = self.measurements.problem
+            self._log.write("warning", "measurements not used", cause=problem)
         # One entry for each live process, in both.
         self._units: dict[tuple[ModelName, Generation], WorkerUnit] = {}
         self._lives: dict[WorkerUnit, asyncio.Task[None]] = {}
@@ -60,9 +80,20 @@ class Workers:
         if model_log is None:
             model_log = ModelLog(self._log_dir, action.model, self._writer)
             self._model_logs[action.model] = model_log
-        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log)
+        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log, self._learn)
         self._units[action.model, action.generation] = unit
         self._lives[unit] = tasks.create_task(self._live(unit))
+
+    def _learn(self, launch: LaunchSettings, ready: Ready) -> None:
+        """Remembers what a worker measured; a full disk does not stop the serving."""
+        measured = measured_by(launch, ready)
+        if measured is None:
+            return
+        try:
+            self.measurements.learn(measured)
+        except OSError as error:
+            self._log.write("warning", "measurements not written", error=error.strerror)
+        self._on_measured(launch)
 
     async def _live(self, unit: WorkerUnit) -> None:
         try:

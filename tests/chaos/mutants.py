@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         name="every Done is sent twice",
         module=ENDINGS,
-        right="                resumed=request.resumed,\n            )\n",
-        wrong="                resumed=request.resumed,\n            )\n"
+        right="                paused=request.paused,\n            )\n",
+        wrong="                paused=request.paused,\n            )\n"
         "            self._outbox.send(request.connection, message)\n",
         check="after the end",
     ),
@@ -136,17 +136,17 @@ MUTANTS = (
     Mutant(
         name="a cancel is taken for another's",
         module=ENDINGS,
-        right="        self._withdraw(model, request)\n"
+        right="        self._withdraw(model, request, now)\n"
         "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         wrong="        request = next(iter(model.running.values()), request)\n"
-        "        self._withdraw(model, request)\n"
+        "        self._withdraw(model, request, now)\n"
         "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         check="cancel",
     ),
     Mutant(
         name="cancels are ignored",
         module=ENDINGS,
-        right="        self._withdraw(model, request)\n"
+        right="        self._withdraw(model, request, now)\n"
         "        self.end(request, finish=FinishReason.CANCELLED, now=now)",
         wrong="        return",
         check="cancel",
@@ -204,8 +204,8 @@ MUTANTS = (
     Mutant(
         name="a crash logs its traceback",
         module=ENDINGS,
-        right="        again: list[RequestKey] = []\n",
-        wrong="        again: list[RequestKey] = []\n"
+        right="        again: list[Request] = []\n",
+        wrong="        again: list[Request] = []\n"
         "        print('Traceback (most recent call last):', flush=True)\n",
         check="log",
         kinds=("SIGKILL",),

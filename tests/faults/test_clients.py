@@ -45,7 +45,10 @@ with Client(sys.argv[1]) as client:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     model = fake(fake={"step_s": 0.002}, max_concurrency=8)
-    with Daemon({"m": model, "other": fake(fake={"step_s": 0.005})}) as daemon:
+    daemon = Daemon({"m": model, "other": fake(fake={"step_s": 0.005})})
+    with daemon.config.open("a") as config:
+        config.write("[clients.beside]\n")
+    with daemon:
         with daemon.client() as client:
             for name in ("m", "other"):
                 wait_for_state(client, name, "READY")
@@ -146,8 +149,8 @@ def test_a_flood_of_10000_requests_is_refused_or_served_and_others_are_served_P1
             if number % 1000 == 999:
                 # Where the flood takes long, one who reads nothing all the while is given up.
                 hear_until(number // 2)
-        other = Reader(client, "other", "beside", max_tokens=50)
-        same = Reader(client, "m", "beside", max_tokens=50)
+        other = Reader(client, "other", "beside", max_tokens=50, client="beside")
+        same = Reader(client, "m", "beside", max_tokens=50, client="beside")
         hear_until(10_000)
         assert set(ends) == {"done", "overloaded"}
         assert ends["done"] >= 64, ends

@@ -221,7 +221,8 @@ def test_usage_errors_exit_64() -> None:
 
 
 def test_help_on_every_level_has_an_example() -> None:
-    names = ["start", "stop", "status", "load", "unload", "restart", "generate", "logs", "config"]
+    names = ["start", "stop", "status", "load", "unload", "restart", "pause",
+             "resume", "generate", "logs", "config"]  # fmt: skip
     for arguments in ([], ["config", "check"], *([name] for name in names)):
         for flag in ("-h", "--help"):
             done = mlxsup(*arguments, flag)

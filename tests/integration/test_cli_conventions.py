@@ -40,6 +40,7 @@ ONCE: list[list[str]] = [
     ["logs", "alpha", "--previous"],
     ["config", "check", "CONFIG"],
     ["config", "schema"],
+    ["plan", "--config", "CONFIG"],
     ["completion", "bash"],
     ["completion", "zsh"],
     ["completion", "fish"],
@@ -49,7 +50,7 @@ ONCE: list[list[str]] = [
 FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
 """Every command that runs until it is interrupted, except `start`."""
 
-LOCAL = {"config", "completion"}
+LOCAL = {"config", "completion", "plan"}
 """These ask no daemon."""
 
 
@@ -217,8 +218,27 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
     assert json.loads(done.stdout)["error"]["code"] == code
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_pause_and_resume_in_a_pipe_say_in_one_line_what_has_become_of_the_request(
+    daemon: Daemon, is_json: bool
+) -> None:
+    more = ["--json"] if is_json else []
+    with daemon.client() as client:
+        stream = client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000)
+        next(stream)
+        for command, stages in (("pause", ("pausing", "paused")), ("resume", ("queued",))):
+            done = run(daemon, [command, stream.request_id], *more)
+            assert (done.returncode, done.stderr) == (0, "")
+            check_plain(done.stdout)
+            [line] = done.stdout.splitlines()
+            stage = json.loads(line)["stage"] if is_json else line.split(": ")[1].split()[0]
+            assert stage in stages
+        stream.cancel()
+
+
 def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
-    tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop", "demo"}
+    tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop", "demo", "pause", "resume"}
+    tried.add("prioritize")
     assert tried == set(root.list_commands(click.Context(root)))
 
 

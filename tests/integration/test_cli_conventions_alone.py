@@ -23,6 +23,8 @@ DAEMON_COMMANDS = [
     ["unload", "m"],
     ["restart", "m"],
     ["prioritize", "x", "batch"],
+    ["pause", "r"],
+    ["resume", "r"],
     ["generate", "m", "x"],
     ["chat", "m"],
     ["logs", "m"],

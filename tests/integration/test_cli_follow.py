@@ -90,7 +90,7 @@ def test_events_and_watch_exit_69_when_the_daemon_goes() -> None:
 def test_watch_draws_in_place_on_a_terminal_and_ends_with_0(daemon: Daemon) -> None:
     with Terminal("status", "--watch", "--endpoint", daemon.endpoint) as terminal:
         terminal.expect("alpha")
-        up = "\x1b[3A"
+        up = "\x1b[4A"
         terminal.expect(up)
         terminal.expect("alpha")
         terminal.expect(up)

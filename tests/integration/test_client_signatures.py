@@ -24,8 +24,8 @@ def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
 
 
 COMMANDS = (
-    "ping", "status", "load", "unload", "restart", "reload", "stop", "events", "complete",
-    "prioritize",
+    "ping", "status", "load", "unload", "restart", "prioritize", "pause", "resume", "reload",
+    "stop", "events", "complete",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def test_both_clients_take_the_same(name: str) -> None:
     }
     assert flags == {
         "status": {"debug": False},
+        "load": {"dry_run": False},
         "restart": {"now": False, "wait": True},
         "stop": {"now": False, "timeout_s": None},
     }.get(name, {})

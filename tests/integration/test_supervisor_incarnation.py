@@ -53,6 +53,10 @@ class Surroundings:
         return folder / f"w{number}.sock"
 
 
+def ignore(*_: object) -> None:
+    """What a worker measured matters to others."""
+
+
 def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,7 +93,7 @@ def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
         spawned = Spawn(model=ModelName("m"), generation=Generation(1), launch=settings)
         log = SimpleNamespace(write=lambda _: None, begin=lambda *_: None, last_lines=[],
                               ended=lambda _: asyncio.sleep(0))  # fmt: skip
-        unit = WorkerUnit(around, spawned, 1, log)  # type: ignore[arg-type]  # stand-ins
+        unit = WorkerUnit(around, spawned, 1, log, ignore)  # type: ignore[arg-type]  # stand-ins
         life = asyncio.create_task(unit.live())
         await eventually_async(lambda: len(around.events) >= 2, timeout_s=30.0)
         unit.kill()
@@ -133,7 +137,7 @@ def live_of(
         log = SimpleNamespace(
             write=note("output"), begin=note("begin"), last_lines=("l",), ended=ended
         )
-        unit = WorkerUnit(around, spawn, 1, log)  # type: ignore[arg-type]  # stand-ins
+        unit = WorkerUnit(around, spawn, 1, log, ignore)  # type: ignore[arg-type]  # stand-ins
         assert (unit.model, unit.generation, unit.pid) == ("m", 4, None)
         if is_killed:
             unit.kill()

@@ -39,7 +39,7 @@ MOST_WORK_S = 25.0
 
 SIMULATION = "tests/unit/test_core_simulation.py"
 
-SHELL_ROOMS = ("config", "sockets", "workers")
+SHELL_ROOMS = ("config", "memory", "sockets", "workers")
 
 UNMEASURED = ("worker/engines/fake/*.py", "cli/**/*.py")
 """The engine of tests and demonstrations, and the command line: no parts of the promises' code."""

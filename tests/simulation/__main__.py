@@ -29,11 +29,14 @@ FULL_RUN = 1000
 FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "idle_dies")
 COUNTED = (
     "cancel met finish", "cancel met rejection", "cancel met exit", "yielded", "turns",
+    "pause", "pause refused", "resume", "resume refused", "continued after a pause",
+    "cancel met pause",
     "quarantine", "given up", "back-off", "unloaded as idle", "stall found", "broken found",
     "FAILED: too often", "FAILED: load", "FAILED: version", "FAILED: engine",
     "death: out of memory", "ended: insufficient_memory", "ended: queue_timeout",
     "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
     "engines at once", "read again",
+    "evicted", "refused for memory", "dry run",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

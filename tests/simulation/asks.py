@@ -19,6 +19,8 @@ class Place(StrEnum):
     SENT = "sent"
     """On its way to the supervisor, or refused there."""
     LINE = "line"
+    PAUSED = "paused"
+    """Outside the line, until somebody resumes it."""
     GIVEN = "given"
     """Dispatched to the process that lives now."""
     ENDED = "ended"
@@ -45,7 +47,12 @@ class Ask:
         deaths: in a row, without a token and without evidence.
         resumed: how many times it resumed after a death.
         is_interrupted: its process died, and no other has resumed it yet.
-        is_yielding: asked to leave the batch for the turn of another.
+        is_yielding: asked to leave the batch, and to come back by itself.
+        is_pausing: somebody wants it paused, and its row has yet to leave.
+        is_paused: its row has left, and has said nothing since.
+        is_by_hand: whether a person, and not a turn, was the last to ask for that.
+        paused: how many times it continued after that.
+        paused_at, paused_s: since when it waits for that, and how long it has before.
         passed_over: turns of others that came before it while it was the oldest new one.
         is_again: it had been dispatched before.
         account: on whose behalf it is, as the supervisor must see it.
@@ -85,6 +92,12 @@ class Ask:
     resumed: int = 0
     is_interrupted: bool = False
     is_yielding: bool = False
+    is_pausing: bool = False
+    is_paused: bool = False
+    is_by_hand: bool = False
+    paused: int = 0
+    paused_at: float | None = None
+    paused_s: float = 0.0
     is_again: bool = False
     passed_over: int = 0
     account: str = ""
@@ -101,12 +114,18 @@ class Ask:
     @property
     def is_open(self) -> bool:
         """Whether the supervisor owes it an end."""
-        return self.place in (Place.LINE, Place.GIVEN)
+        return self.place in (Place.LINE, Place.PAUSED, Place.GIVEN)
 
     @property
     def is_waiting(self) -> bool:
         """Whether it takes a place in the queue: not if its answer has begun."""
-        return self.place is Place.LINE and self.acceptance is None
+        return self.place in (Place.LINE, Place.PAUSED) and self.acceptance is None
+
+    def ends_pause(self, now: float) -> None:
+        """It is dispatched, or may be."""
+        if self.paused_at is not None:
+            self.paused_s += now - self.paused_at
+            self.paused_at = None
 
     @property
     def tokens(self) -> int:

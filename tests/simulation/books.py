@@ -52,6 +52,7 @@ class Life:
         is_restart: a restart was asked for meanwhile.
         told: what ended it: `Exit` or a signal, and when.
         given: requests that it holds as far as is known, by key, ended ones too.
+        kept: keys of rows whose state it keeps for their return.
         progress_at, progress: of its load.
         works_since: when its engine was last heard of, if it has something to compute.
     """
@@ -73,6 +74,7 @@ class Life:
     unlinked_at: float | None = None
     broke_at: float | None = None
     given: dict[RequestKey, Ask] = field(default_factory=dict)
+    kept: set[RequestKey] = field(default_factory=set)
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0
     reported: int = 0
@@ -147,6 +149,7 @@ class Book:
         is_by_user: whether a person wants it down.
         life: its process until the exit is seen; one given up, too.
         queue: requests that wait, those that had been dispatched before included.
+        paused: requests that somebody has paused.
         failed: why it is FAILED; empty if it is not.
         drain_until: when what runs is cut off.
         crashes: times of those that count, the latest last.
@@ -160,6 +163,8 @@ class Book:
         received: engine seconds over weight, by account.
         latest: the account that was dispatched last.
         cost_s: what a request is expected to cost; None before any has come to its end.
+        held: what its process holds of the memory budget.
+        callers: commands that wait for its load.
     """
 
     entry: ModelSettings
@@ -167,6 +172,7 @@ class Book:
     is_by_user: bool = True
     life: Life | None = None
     queue: list[Ask] = field(default_factory=list)
+    paused: list[Ask] = field(default_factory=list)
     failed: str = ""
     drain_until: float | None = None
     crashes: deque[float] = field(default_factory=deque)
@@ -184,6 +190,8 @@ class Book:
     received: dict[str, float] = field(default_factory=dict)
     latest: str = ""
     cost_s: float | None = None
+    held: int = 0
+    callers: set[tuple[bytes, str]] = field(default_factory=set)
 
     @property
     def name(self) -> ModelName:
@@ -196,6 +204,18 @@ class Book:
         life = self.life
         is_up = self.wanted is Wanted.UP and self.drain_until is None
         return is_up and life is not None and life.serves and life.broke_at is None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether it goes down and may still be given answers that were paused."""
+        is_going = self.wanted is not Wanted.UP and self.drain_until is not None
+        life = self.life
+        return is_going and life is not None and life.serves and life.broke_at is None
+
+    @property
+    def waiting(self) -> list[Ask]:
+        """Those who wait, in the line or outside it."""
+        return [*self.queue, *self.paused]
 
     @property
     def rows(self) -> int:

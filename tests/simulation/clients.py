@@ -138,6 +138,7 @@ class Client:
             return
         check("pieces counted", done.seq == stream.pieces, f"{ask}: {done.seq}")
         check("resumed counted", done.resumed == ask.resumed, f"{ask}: {done.resumed}")
+        check("pauses counted", done.paused == ask.paused, f"{ask}: {done.paused}")
         check("warnings", done.warnings == ask.warnings, f"{ask}: {done.warnings}")
         usage = done.usage
         check("usage of the answer", usage.completion_tokens == stream.tokens, f"{ask} {usage}")
@@ -155,6 +156,9 @@ class Client:
         first_s = 0.0 if ask.first_token_at is None else ask.first_token_at - ask.arrived_at
         check("timings", abs(times.first_token_s - first_s) < 1e-6, f"{ask}: {times}")
         check("timings", abs(times.total_s - (ask.ended_at - ask.arrived_at)) < 1e-6, ask)
+        since = ask.ended_at if ask.paused_at is None else ask.paused_at
+        paused_s = ask.paused_s + ask.ended_at - since
+        check("time paused", abs(times.paused_s - paused_s) < 1e-6, f"{ask}: {times}")
         if done.finish_reason is not FinishReason.CANCELLED:
             check("finished unaccepted", accepted is not None, ask)
             assert accepted is not None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import Step
 
 from . import shares
@@ -67,7 +66,7 @@ def step(record: Record, book: Book, life: Life, message: Step) -> None:
         if share < 1 - EPSILON_S and message.took_s:
             record.count("engines at once")
     life.works_since = record.now
-    decoded = {row.key for row in message.rows if row.finish is not FinishReason.CANCELLED}
+    decoded = {row.key for row in message.rows[message.between_steps :]}
     computed = sum(row.computed for row in message.prefill)
     decode_s = cost_s if decoded else 0.0
     if decoded and computed:

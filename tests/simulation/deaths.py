@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 
-from . import costs, shares, wishes
+from . import costs, pauses, shares, wishes
 from .asks import Ask, Place
 from .books import PERMANENT, Book, Cause, Life, Wanted
 from .suspicion import Finding, Says
@@ -63,7 +63,7 @@ def given_up(record: Record, book: Book) -> None:
     finding = book.suspicion.died(says, life.held(), record.now)
     _requests_end(record, book, life, finding)
     code = "load_failed" if book.wanted is Wanted.UP else wishes.cut_off(record, book)
-    for ask in list(book.queue):
+    for ask in book.waiting:
         record.must.setdefault(ask, set()).add(_worded(ask, code))
     life.is_abandoned = True
     life.given.clear()
@@ -85,7 +85,7 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     book.life, book.drain_until = None, None
     book.retry, book.retry_at, book.is_after_crash = None, None, False
     if book.wanted is not Wanted.UP:
-        for ask in book.queue:
+        for ask in book.waiting:
             record.must.setdefault(ask, set()).add(wishes.cut_off(record, book))
         if book.wanted is Wanted.GONE:
             del record.books[book.name]
@@ -129,7 +129,7 @@ def _crashes(record: Record, book: Book) -> None:
 def _fails(record: Record, book: Book, why: str) -> None:
     book.failed = why
     record.count(f"FAILED: {why}")
-    for ask in book.queue:
+    for ask in book.waiting:
         record.must.setdefault(ask, set()).add(_worded(ask, "load_failed"))
 
 
@@ -150,11 +150,14 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
         if ask.acceptance is not None:
             ask.is_interrupted, ask.queue_until = True, None
             record.count("interrupted")
-        ask.place, ask.is_again, ask.is_yielding = Place.LINE, True, False
-        ask.placed_at = record.now
+        ask.is_again, ask.is_yielding = True, False
+        if ask.is_pausing:
+            pauses.puts_aside(record, book, ask)
+            continue
+        ask.place, ask.placed_at = Place.LINE, record.now
         shares.waits(record, ask)
         book.queue.append(ask)
-    for ask in book.queue:
+    for ask in book.waiting:
         if ask.acceptance is not None and not ask.may_resume:
             record.must[ask] = {"worker_crashed"}
         elif finding.culprit is not None and ask.prompt.number == finding.culprit:

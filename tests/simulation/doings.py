@@ -12,16 +12,19 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Load,
     Notice,
+    PauseRequest,
     Prioritize,
+    Reload,
     Reply,
     Restart,
+    ResumeRequest,
     StatusQuery,
     Unload,
 )
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import NoticeKind
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Exit
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, Exit, PauseRow
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
@@ -33,7 +36,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 
-from . import costs, shares
+from . import costs, memory, shares, wishes
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .violation import Violation, check
@@ -84,6 +87,7 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
             _end(record, record.asks[connection, id], message, f"done:{reason}")
         case Failed(id=id, error=error):
             ask = record.asks.get((connection, id))
+            record.is_answered(connection, id)
             if error["code"] == "duplicate_id":
                 check("refused as duplicate", record.is_twin, id)
                 record.is_twin = False
@@ -91,6 +95,9 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
                 _end(record, ask, message, error["code"])
             elif record.is_unique.get((connection, id)):
                 raise Violation("not prioritized", f"{id}: {error}")
+            elif (connection, id) in record.may:
+                check("pause refused", not record.may[connection, id], f"{id}: {error}")
+                check("pause refused otherwise", error["code"] == "invalid_request", error)
         case Reply(id=id, value=value):
             _reply(record, connection, id, value)
         case Notice(id=id, kind=kind, detail=detail):
@@ -100,6 +107,11 @@ def _to_client(record: Record, connection: bytes, message: Message) -> None:
                 book = record.books[ask.model]
                 check("queued without waiting", ask in book.queue, ask)
                 shares.check_place(record, book, ask, detail["position"])
+            elif kind is NoticeKind.PAUSED:
+                check("paused without being so", ask.paused_at is not None, f"{ask}: {detail}")
+            elif kind is NoticeKind.RESUMED:
+                times = ask.resumed if detail["after"] == "crash" else ask.paused
+                check("resumes told", detail["times"] == times, f"{ask}: {detail}")
         case Event(id=id):
             check("event to nobody", connection not in record.gone, id)
 
@@ -133,7 +145,13 @@ def _end(record: Record, ask: Ask, message: Done | Failed, code: str) -> None:
 
 def _reply(record: Record, connection: bytes, id: str, value: dict[str, object]) -> None:
     message, at = record.commands[connection, id]
+    record.is_answered(connection, id)
     match message:
+        case Load(model=model, dry_run=True):
+            memory.check_forecast(record, record.books[model], value)
+        case Reload():
+            said = {name: value[name] for name in ("added", "removed")}
+            check("changes of a reload", said == record.changes, f"{said} {record.changes}")
         case Load(model=model) | Restart(model=model):
             life = record.books[model].life
             is_ready = life is not None and life.ready_at is not None and life.cause is None
@@ -143,6 +161,8 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
         case Unload(model=model):
             book = record.books.get(model)
             check("unload answered early", book is None or book.life is None, message)
+        case PauseRequest() | ResumeRequest():
+            check("pause allowed", record.may[connection, id], message)
         case StatusQuery():
             _compare(record, value)
         case Prioritize():
@@ -161,9 +181,12 @@ def _compare(record: Record, value: dict[str, object]) -> None:
         quarantined = len(book.suspicion.quarantined)
         check("status: quarantined", row["quarantined"] == quarantined, row)
         check("status: queued", row["queued"] == len(book.queue), row)
+        memory.check_row(record, book, row)
         given = book.life.given.values() if book.life else ()
         running = [ask.id for ask in given if ask.is_open]
         check("status: running", sorted(row["running"]) == sorted(running), row)
+        paused = sorted(ask.id for ask in book.paused)
+        check("status: paused", sorted(row["paused"]) == paused, row)
         check("status: failed", (row["state"] == "FAILED") == bool(book.failed), row)
         check("status: pid", row["pid"] == (book.life.pid if book.life else None), row)
         check("status: suspects", row["suspects"] <= len(book.suspicion.suspects) + 8, row)
@@ -183,18 +206,32 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
         case CancelRow(key=key):
             ask = life.given.get(key)
             check("cancels nobody", ask is not None, key)
+            check("cancelled unasked", ask not in record.open or ask in record.must, key)
+        case PauseRow(key=key, keep=keep):
+            ask = life.given.get(key)
+            check("pauses nobody", ask is not None and ask.is_open, key)
             assert ask is not None
-            if ask.is_open and ask not in record.must:
+            if keep:
+                check("paused unasked", ask in record.to_leave, ask)
+                record.to_leave.remove(ask)
+            else:
                 check("taken out", book.suspicion.turns_are_taken, ask)
-                ask.is_yielding = True
+                ask.is_yielding, ask.is_by_hand = True, False
                 record.count("yielded")
+        case DropKept(key=key):
+            check("drops what is not kept", key in life.kept, key)
+            returning = [a for a in book.waiting if a.key == key and a not in record.must]
+            check("drops what may return", not returning, key)
+            life.kept.remove(key)
         case Exit():
             _exit(record, book, life)
 
 
 def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None:
-    check("dispatched unready", book.serves and life.unlinked_at is None, book.name)
+    is_served = book.serves or book.finishes
+    check("dispatched unready", is_served and life.unlinked_at is None, book.name)
     ask = _asked_by(record, book, message)
+    check("begun while it goes down", book.serves or ask.is_paused, ask)
     number = ask.prompt.number
     if ask.acceptance is None:
         check("resumes nothing", message.resume is None, ask)
@@ -215,6 +252,8 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
             _passes_over(record, book, ask)
     shares.dispatched(record, book, ask, is_turn=book.suspicion.turns_are_taken)
     book.queue.remove(ask)
+    ask.ends_pause(record.now)
+    life.kept.discard(message.key)
     ask.place, ask.key = Place.GIVEN, message.key
     life.given[message.key] = ask
     check("rows", len(life.given) <= book.rows, f"{len(life.given)} of {book.rows}")
@@ -251,18 +290,23 @@ def _asked_by(record: Record, book: Book, message: Dispatch) -> Ask:
 
 
 def _exit(record: Record, book: Book, life: Life) -> None:
+    wishes.drained(record, book)  # what waited for the drain may have ended in this event
     life.told.append(("exit", record.now))
     if life.cause is Cause.ASKED:
         return
     check("exit of the faulty", life.cause is None, f"{book.name}: {life.cause}")
-    is_idle = book.wanted is Wanted.UP and not book.queue and not life.given
+    is_idle = book.wanted is Wanted.UP and not book.waiting and not life.given
     idle_s = book.entry.idle_unload_s
     check("unloaded while busy", is_idle, book.name)
-    check("unloaded unasked", idle_s > 0, book.name)
-    check("unloaded early", record.now >= book.busy_at + idle_s - EPSILON_S, book.name)
+    is_due = idle_s > 0 and record.now >= book.busy_at + idle_s - EPSILON_S
+    if record.plan.budget_bytes is not None and not is_due:
+        memory.check_eviction(record, book, life)
+    else:
+        check("unloaded unasked", idle_s > 0, book.name)
+        check("unloaded early", is_due, book.name)
+        record.count("unloaded as idle")
     book.wanted, book.is_by_user = Wanted.DOWN, False
     record.stops(life, Cause.ASKED)
-    record.count("unloaded as idle")
 
 
 def _spawn(record: Record, spawn: Spawn) -> None:
@@ -271,6 +315,7 @@ def _spawn(record: Record, spawn: Spawn) -> None:
     check("spawned unwanted", book.wanted is Wanted.UP and not book.failed, spawn.model)
     check("old launch", spawn.launch == book.entry.launch, spawn.model)
     check("known batching", spawn.known_batching == book.batching, spawn.known_batching)
+    memory.check_spawn(record, book)
     if book.retry is not None:
         earliest, _ = book.retry
         check("back-off too short", record.now >= earliest - EPSILON_S, f"{spawn.model}")

@@ -13,7 +13,6 @@ from mlxsup.protocol.client_messages import (
     Generate,
     Load,
     Ping,
-    Prioritize,
     Reload,
     Restart,
     StatusQuery,
@@ -23,7 +22,6 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core.events import (
     Caller,
     ClientGone,
@@ -37,6 +35,8 @@ from mlxsup.supervisor.core.events import (
 from . import shares
 from .asks import Ask
 from .clients import Client, Stream
+from .habits import habits
+from .hands import Hands
 from .plan import Kind, Prompt, other_launch
 
 if TYPE_CHECKING:
@@ -55,14 +55,6 @@ HASTY_SHARE_OF_REFUSED = 0.4
 
 AN_HOUR_S = 3700.0
 
-COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3}
-OPERATE = {"load": 1.2, "unload": 1.2, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
-           "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
-           "signal": 0.15, "stop": 0.15}  # fmt: skip
-LIFT = {"load": 0.8, "quiet": 2.0}
-FORGIVE = {"again": 6, "copy": 5, "restart": 0.5, "load": 0.4, "reload": 0.4}
-"""Requests come again; some of the others lift what is held against them, and some must not."""
-
 BURST = 8
 """Requests at once, after an hour at rest: more than the rows that a lack of memory leaves."""
 
@@ -80,16 +72,12 @@ class People:
         self._connected = 0
         self.clients = [self._connect() for _ in range(CONNECTIONS)]
         self.past: list[Client] = []
-        self._asked: list[Ask] = []
+        self.asked: list[Ask] = []
         self._own_dice = random.Random(f"people {world.plan.seed}")
+        self._hands = Hands(world, self)
+        self._pause, self._resume = self._hands.pause, self._hands.resume
         self._entries = list(world.plan.models)
-        weights = dict(COMMON)
-        if self._kind in (Kind.PEOPLE, Kind.STORM):
-            weights |= OPERATE
-        if self._kind is Kind.LOADS:
-            weights |= LIFT
-        if self._kind is Kind.POISON:
-            weights |= FORGIVE
+        weights = habits(self._kind, is_limited=world.plan.budget_bytes is not None)
         self._acts: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = list(weights.values())
 
@@ -97,6 +85,7 @@ class People:
         """A few requests at once, then whatever the dice say."""
         for _ in range(self._dice.randint(1, 6)):
             self._ask()
+        self._hands.begin()
         self._act()
 
     def awaited(self) -> bool:
@@ -186,7 +175,7 @@ class People:
     def _model(self) -> ModelName:
         return self._dice.choice(self._world.plan.models).name
 
-    def _say(
+    def say(
         self, client: Client, message: ClientMessage, *, only_if: Callable[[], bool] | None = None
     ) -> None:
         world = self._world
@@ -207,7 +196,7 @@ class People:
         client.up.send(deliver)
 
     @staticmethod
-    def _new_id(client: Client) -> str:
+    def new_id(client: Client) -> str:
         """Each client counts for itself, so that several use the same id at the same time."""
         client.said += 1
         return f"r{client.said}"
@@ -221,15 +210,15 @@ class People:
 
     def _again(self) -> None:
         """The same request once more, once it has ended: it may be under suspicion, or worse."""
-        ended = [ask for ask in self._asked if ask.end is not None]
+        ended = [ask for ask in self.asked if ask.end is not None]
         if ended:
             ask = self._dice.choice(ended)
-            self._asked = [one for one in self._asked if one.prompt is not ask.prompt]
+            self.asked = [one for one in self.asked if one.prompt is not ask.prompt]
             self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
 
     def _copy(self) -> None:
         """The same request once more while it is open: both are under the same suspicion."""
-        opened = [ask for ask in self._asked if ask.is_open]
+        opened = [ask for ask in self.asked if ask.is_open]
         if opened:
             ask = self._dice.choice(opened)
             self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
@@ -242,7 +231,7 @@ class People:
             may_resume = dice.random() < 0.9
         ask = Ask(
             connection=client.name,
-            id=self._new_id(client),
+            id=self.new_id(client),
             model=model,
             prompt=prompt,
             may_resume=may_resume,
@@ -254,24 +243,16 @@ class People:
             ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
         shares.ask_for(self._own_dice, ask)
         if self._own_dice.random() < 0.1:
-            self._world.time.after(self._own_dice.uniform(0.0, 1.0), lambda: self._prioritize(ask))
-        self._asked.append(ask)
+            self._hands.prioritize_later(ask, self._own_dice)
+        self.asked.append(ask)
         self._world.prompts.add(prompt)
         self._world.record.is_sent(ask)
         client.streams[ask.id] = Stream(ask=ask)
-        self._say(client, ask.message())
+        self.say(client, ask.message())
         if dice.random() < (HASTY_SHARE_OF_REFUSED if ask.prompt.is_refused else HASTY_SHARE):
             cancel = Cancel(id=RequestId(ask.id))
             wait_s = dice.choice((0.0, 0.1, 0.5))
-            self._world.time.after(dice.uniform(0.0, wait_s), lambda: self._say(client, cancel))
-
-    def _prioritize(self, ask: Ask) -> None:
-        """Somebody gives a request another class: others may have the same id, or it has ended."""
-        if not self._world.is_healing:
-            priority = self._own_dice.choice(tuple(Priority))
-            self._command(
-                lambda id: Prioritize(id=id, request=RequestId(ask.id), priority=priority)
-            )
+            self._world.time.after(dice.uniform(0.0, wait_s), lambda: self.say(client, cancel))
 
     def _twin(self) -> None:
         client = self._client()
@@ -284,22 +265,22 @@ class People:
                 client.twins += is_open
                 return is_open
 
-            self._say(client, ask.message(), only_if=is_open)
+            self.say(client, ask.message(), only_if=is_open)
 
     def _unknown(self) -> None:
         self._generate(self._client(), ModelName("nobody"), self._world.plan.new_prompt())
 
     def _nonsense(self) -> None:
         client = self._client()
-        message = Generate(id=RequestId(self._new_id(client)), model=self._model(), timeout_s=-1.0)
+        message = Generate(id=RequestId(self.new_id(client)), model=self._model(), timeout_s=-1.0)
         client.commands[message.id] = False
-        self._say(client, message)
+        self.say(client, message)
 
     def _cancel(self) -> None:
         client = self._client()
         if opened := client.open_streams():
             stream = self._dice.choice(opened)
-            self._say(client, Cancel(id=RequestId(stream.ask.id)))
+            self.say(client, Cancel(id=RequestId(stream.ask.id)))
 
     def _leave(self) -> None:
         place = self._dice.randrange(len(self.clients))
@@ -328,38 +309,43 @@ class People:
         world = self._world
         world.handle(ClientGone(now=world.time.now, connection=ConnectionId(client.name)))
 
-    def _command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
+    def command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
+        """Somebody sends a command, which gets an id of its own."""
         client = self._client()
-        id = RequestId(self._new_id(client))
+        id = RequestId(self.new_id(client))
         client.commands[id] = False
-        self._say(client, message_of(id))
+        self.say(client, message_of(id))
 
     def _ping(self) -> None:
-        self._command(lambda id: Ping(id=id))
+        self.command(lambda id: Ping(id=id))
 
     def _status(self) -> None:
         is_debug = self._dice.random() < 0.2
-        self._command(lambda id: StatusQuery(id=id, debug=is_debug))
+        self.command(lambda id: StatusQuery(id=id, debug=is_debug))
 
     def _load(self) -> None:
         model = self._model()
-        self._command(lambda id: Load(id=id, model=model))
+        self.command(lambda id: Load(id=id, model=model))
+
+    def _dry_load(self) -> None:
+        model = self._model()
+        self.command(lambda id: Load(id=id, model=model, dry_run=True))
 
     def _unload(self) -> None:
         self._unload_model(self._model())
 
     def _unload_model(self, model: ModelName) -> None:
-        self._command(lambda id: Unload(id=id, model=model))
+        self.command(lambda id: Unload(id=id, model=model))
 
     def _restart(self) -> None:
         model, is_now = self._model(), self._dice.random() < 0.5
-        self._command(lambda id: Restart(id=id, model=model, now=is_now))
+        self.command(lambda id: Restart(id=id, model=model, now=is_now))
 
     def _subscribe(self) -> None:
         client = self._client()
-        id = RequestId(self._new_id(client))
+        id = RequestId(self.new_id(client))
         client.subscriptions.append(id)
-        self._say(client, Subscribe(id=id))
+        self.say(client, Subscribe(id=id))
 
     def _edit(self) -> None:
         """Somebody edits the file: nothing happens before it is read."""
@@ -379,12 +365,12 @@ class People:
         if self._dice.random() < 0.3:
             self.read_configuration(None)  # SIGHUP
         else:
-            self._command(lambda id: Reload(id=id))
+            self.command(lambda id: Reload(id=id))
 
     def _stop(self) -> None:
         dice = self._dice
         is_now, timeout_s = dice.random() < 0.3, dice.choice((None, 0.2, 5.0))
-        self._command(lambda id: Stop(id=id, now=is_now, timeout_s=timeout_s))
+        self.command(lambda id: Stop(id=id, now=is_now, timeout_s=timeout_s))
 
     def _signal(self) -> None:
         """SIGTERM; sometimes a second one."""

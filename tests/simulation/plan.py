@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
+from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source
 from mlxsup.supervisor.core.settings import (
     ClientSettings,
     CoreSettings,
@@ -19,6 +21,13 @@ from mlxsup.supervisor.core.settings import (
 
 EVENTS = 200
 """At least that many events happen in one run before its faults end."""
+
+
+LIMITED_SHARE = 0.4
+"""Of runs with a memory budget."""
+
+PINNED_SHARE = 0.25
+"""Of those, runs with a pinned model."""
 
 
 class Kind(StrEnum):
@@ -111,6 +120,8 @@ class Plan:
         delays_s: the mean delay of each link by name.
         step_s: how long a step takes.
         is_limited: whether requests have time limits, and queues are short.
+        needs: what each model needs of the memory, in bytes, unless its entry says so.
+        budget_bytes: what all may take together; None for no limit.
     """
 
     seed: int
@@ -123,6 +134,8 @@ class Plan:
     step_s: float
     is_limited: bool
     poison_share: float
+    needs: dict[ModelName, int] = field(default_factory=dict)
+    budget_bytes: int | None = None
     _prompts: int = 0
 
     @classmethod
@@ -138,7 +151,7 @@ class Plan:
             name: dice.choice((0.0, 0.002, 0.02, 0.1, 0.4))
             for name in ("client_up", "client_down", "worker_up", "worker_down", "beat")
         }
-        return cls(
+        plan = cls(
             seed=seed,
             kind=kind,
             random=dice,
@@ -150,6 +163,42 @@ class Plan:
             is_limited=is_limited,
             poison_share=_poison_share(dice, kind),
         )
+        plan.share_memory()
+        return plan
+
+    def share_memory(self) -> None:
+        """Some runs have a budget in which not all models fit, and some of those a pinned model.
+
+        The dice are not those of the run, so that the runs without a budget stay as they are.
+        """
+        dice = random.Random(f"memory of {self.seed}")
+        self.needs = {entry.name: dice.choice((2000, 3000, 4000)) for entry in self.models}
+        if dice.random() >= LIMITED_SHARE:
+            return
+        sizes = [entry.launch.memory_limit_bytes or self.needs[entry.name] for entry in self.models]
+        size = self.budget_bytes = dice.randint(max(sizes), max(max(sizes), sum(sizes) - 1))
+        budget = Budget(
+            size_bytes=size, machine_bytes=10 * size, is_given=True, reason="of the plan"
+        )
+        residency_s = dice.choice((0.5, 2.0))
+        self.settings = replace(self.settings, budget=budget, min_residency_s=residency_s)
+        if dice.random() < PINNED_SHARE:
+            self.models[0] = replace(self.models[0], pinned=True)
+
+    def appraised(self) -> dict[ModelName, Need]:
+        """The needs as the shell would report them."""
+        return {
+            name: Need(
+                weights=Figure(size_bytes=size, source=Source.MEASURED),
+                own=Figure(size_bytes=0, source=Source.MEASURED),
+                layers=(),
+                layers_source=Source.MEASURED,
+                context_tokens=1,
+                least_tokens=1,
+                max_rows=1,
+            )
+            for name, size in self.needs.items()
+        }
 
     def new_prompt(self) -> Prompt:
         """A prompt that was never sent before."""

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Prioritize, Stop
+from mlxsup.protocol.client_messages import (
+    Cancel,
+    ClientMessage,
+    Generate,
+    PauseRequest,
+    Prioritize,
+    ResumeRequest,
+    Stop,
+)
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -43,7 +50,7 @@ from mlxsup.supervisor.core.events import (
     WorkerUnlinked,
 )
 
-from . import admission, costs, deaths, doings, shares, timely, wishes
+from . import admission, costs, deaths, doings, memory, pauses, pieces, shares, timely, wishes
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .plan import Plan
@@ -77,7 +84,10 @@ class Record:
         self.machine_bytes = 0
         self.commands: dict[tuple[bytes, str], tuple[ClientMessage, float]] = {}
         self.is_unique: dict[tuple[bytes, str], bool] = {}
+        self.changes: dict[str, list[str]] = {}
         self.gone: set[bytes] = set()
+        self.may: dict[tuple[bytes, str], bool] = {}
+        self.to_leave: set[Ask] = set()
         self.counts: dict[str, int] = {}
         self.devices = costs.Devices()
         self._admitted = 0
@@ -100,6 +110,11 @@ class Record:
         is_named = book is not None and book.wanted is not Wanted.GONE
         return is_named and not self.is_shutting_down
 
+    def is_answered(self, connection: bytes, id: str) -> None:
+        """A command no longer waits for a load."""
+        for book in self.books.values():
+            book.callers.discard((connection, id))
+
     def count(self, what: str) -> None:
         """Something that the summary tells."""
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -110,6 +125,7 @@ class Record:
         """Enters an event that the core is about to see."""
         self.now, self.event = event.now, event
         self.must, self.deltas, self.is_twin = {}, [], False
+        self.to_leave.clear()
         match event:
             case WorkerSaid():
                 life = self.life_of(event.model, event.generation)
@@ -132,6 +148,7 @@ class Record:
             case Sampled():
                 self._sampled(event)
             case Reloaded():
+                self.changes = wishes.changes(self, event)
                 wishes.reloaded(self, event)
             case ShutdownAsked(is_immediate=is_immediate):
                 wishes.shut_down(self, self.plan.settings.drain_timeout_s, is_now=is_immediate)
@@ -144,6 +161,7 @@ class Record:
         lives = [book.life for book in self.books.values() if book.life]
         working = [life.model for life in lives if life.works_since is not None]
         self.devices.note(self.now, frozenset(working))
+        memory.refuse(self)
 
     def act(self, action: Action) -> None:
         """Holds an action against what is known."""
@@ -152,9 +170,12 @@ class Record:
     def after(self) -> None:
         """The core has said all that it has to say of the event."""
         for ask, codes in self.must.items():
-            check("must end", not ask.is_open, f"{ask}: {sorted(codes)} after {self.event}")
+            is_ended = not ask.is_open or timely.is_almost_due(self, ask, codes)
+            check("must end", is_ended, f"{ask}: {sorted(codes)} after {self.event}")
         check("delta lost", not self.deltas, self.deltas[:1])
         check("duplicate answered", not self.is_twin, self.event)
+        check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
+        pauses.look(self)
         timely.look(self)
 
     def begins(self, spawn: Spawn, worker: PlayedWorker) -> None:
@@ -171,6 +192,7 @@ class Record:
             progress_at=self.now,
         )
         book.retry, book.retry_at, book.drain_until = None, None, None
+        book.held = memory.need_of(self, book)
 
     def check_ends(self) -> None:
         """Everything is over."""
@@ -207,8 +229,10 @@ class Record:
                     if limit_s is None:
                         limit_s = self.plan.settings.drain_timeout_s
                     wishes.shut_down(self, limit_s, is_now=message.now)
+                elif isinstance(message, PauseRequest | ResumeRequest):
+                    pauses.commanded(self, connection, message)
                 else:
-                    wishes.command(self, message)
+                    wishes.command(self, message, connection)
 
     def _asked(self, connection: bytes, message: Generate, process: str) -> None:
         ask = self.asks.get((connection, message.id))
@@ -238,6 +262,8 @@ class Record:
 
     def _client_gone(self, connection: bytes) -> None:
         self.gone.add(connection)
+        for book in self.books.values():
+            book.callers = {caller for caller in book.callers if caller[0] != connection}
         for ask in list(self.open):
             if ask.connection == connection:
                 self.close(ask)
@@ -245,8 +271,8 @@ class Record:
     def close(self, ask: Ask) -> None:
         """A request is over; its row may still be in the batch."""
         book = self.books.get(ask.model)
-        if book is not None and ask in book.queue:
-            book.queue.remove(ask)
+        if book is not None and ask in book.waiting:
+            (book.queue if ask in book.queue else book.paused).remove(ask)
             self._busy(book)
         if book is not None and book.life is not None and ask.key in book.life.given:
             book.life.tokens_at_end[ask.key] = ask.tokens
@@ -286,13 +312,15 @@ class Record:
         for book in self.books.values():
             if book.life is not None and book.life.pid is not None:
                 book.life.footprint = event.footprint_bytes.get(book.life.pid, 0)
+            if book.life is not None:
+                memory.measured(book, book.life)
 
     def _said(self, book: Book, life: Life, message: object) -> None:
         match message:
             case Step():
                 costs.step(self, book, life, message)
                 for row in message.rows:
-                    self._row(book, life, row)
+                    pieces.arrived(self, book, life, row)
                 costs.rests(life)
                 self._busy(book)
             case Accepted(key=key, acceptance=acceptance):
@@ -336,37 +364,3 @@ class Record:
 
     def _busy(self, book: Book) -> None:
         book.busy_at = self.now
-
-    def _row(self, book: Book, life: Life, row: RowDelta) -> None:
-        ask = life.given.get(row.key)
-        if ask is None:
-            return
-        if not ask.is_open:
-            if row.finish is not None:
-                del life.given[row.key]
-                if row.finish is not FinishReason.CANCELLED:
-                    self.count("cancel met finish")
-            return
-        if ask.is_interrupted:
-            ask.is_interrupted = False
-            ask.resumed += 1
-            self.count("resumed")
-        if row.text or row.tokens:
-            self.deltas.append((ask, row))
-            if ask.first_token_at is None:
-                ask.first_token_at, ask.cached = self.now, row.cached_tokens
-        if row.tokens:
-            ask.deaths = 0
-            tokens = ask.tokens + len(row.tokens) // 4
-            book.suspicion.gained(ask.prompt.number, tokens, self.now)
-        if row.warning is not None and row.warning not in ask.warnings:
-            ask.warnings.append(row.warning)
-        if row.finish is None:
-            return
-        del life.given[row.key]
-        if row.finish is FinishReason.CANCELLED and ask.is_yielding:
-            wishes.waits_again(self, book, ask)
-            return
-        self.must[ask] = {f"done:{row.finish}"}
-        shares.finished(book, ask)
-        book.suspicion.completed(ask.prompt.number)

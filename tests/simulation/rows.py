@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.states import FinishReason, RowState
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
@@ -64,7 +64,8 @@ class Batch:
         prompts: by number and by body, as the plan made them.
         say: sends the supervisor a message.
         rows: by key, in order of arrival.
-        ended: what cancels took out since the last step message.
+        ended: what cancels and pauses took out since the last step message.
+        kept: paused requests whose state is kept.
         steps: made so far.
     """
 
@@ -76,6 +77,7 @@ class Batch:
     say: Callable[[WorkerMessage], None]
     rows: dict[RequestKey, Row] = field(default_factory=dict)
     ended: list[RowDelta] = field(default_factory=list)
+    kept: set[RequestKey] = field(default_factory=set)
     steps: int = 0
 
     @property
@@ -106,7 +108,9 @@ class Batch:
             prompt = self.by_number[answers.number_of(resume.acceptance)]
             count = len(unpack_tokens(resume.delivered))
             row = Row(key=dispatch.key, prompt=prompt, resumes=resume.acceptance, count=count)
-        if prompt.is_long:
+        if dispatch.key in self.kept:
+            self.kept.remove(dispatch.key)
+        elif prompt.is_long:
             row.unread_steps = LONG_STEPS
             row.read = dispatch.key % 3  # from a cache
         self.rows[dispatch.key] = row
@@ -117,6 +121,26 @@ class Batch:
         if self.rows.pop(key, None) is None:
             return False
         self.ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        return True
+
+    def pause(self, key: RequestKey, *, keep: bool) -> bool:
+        """Takes a row out until it is dispatched again, sometimes after a token that was computed
+        already; one that is not there has its end under way."""
+        row = self.rows.pop(key, None)
+        if row is None:
+            return False
+        has_read = row.acceptance is not None and not row.unread_steps
+        delta = RowDelta(key=key)
+        is_safe = has_read and row.count != row.prompt.poison_at
+        if row.acceptance is not None and is_safe and self.dice.random() < 0.5:
+            self.rows[key] = row
+            delta = self._advance(row, row.acceptance)
+            self.rows.pop(key, None)
+        if delta.finish is None:
+            delta.paused = RowState.KEPT if keep and has_read else RowState.DROPPED
+        if delta.paused is RowState.KEPT:
+            self.kept.add(key)
+        self.ended.append(delta)
         return True
 
     def lose_one(self) -> None:

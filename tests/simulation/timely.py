@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
-from . import deaths, shares, wishes
+from . import deaths, memory, shares, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -75,6 +75,11 @@ def _due(ask: Ask, now: float) -> set[str]:
     return codes
 
 
+def is_almost_due(record: Record, ask: Ask, codes: set[str]) -> bool:
+    """Whether a limit lies so little ahead of the clock that the next tick is for it."""
+    return codes <= {"deadline_exceeded", "queue_timeout"} and not _due(ask, record.now)
+
+
 def look(record: Record) -> None:
     """What should have happened by now has."""
     for ask in record.limited:
@@ -111,13 +116,13 @@ def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
 def _returns(record: Record, book: Book) -> None:
     """A model that is wanted is started again, once nothing is in its way."""
     if book.wanted is not Wanted.UP or book.failed or record.is_shutting_down:
-        check("lets requests wait for nothing", not book.queue, book.name)
+        check("lets requests wait for nothing", not book.waiting, book.name)
         return
     if book.retry is not None and record.now <= book.retry[1] + SLACK_S:
         return
     lives = [other.life for other in record.books.values() if other.life]
     is_free = not any(life.ready_at is None and not life.is_abandoned for life in lives)
-    check("nobody is loaded", not is_free, book.name)
+    check("nobody is loaded", not is_free or memory.may_wait(record, book), book.name)
 
 
 def _works(record: Record, book: Book, life: Life) -> None:
@@ -130,7 +135,7 @@ def _works(record: Record, book: Book, life: Life) -> None:
     elif startable:
         check("room left", len(life.given) >= book.rows, startable[0])
     idle_s = book.entry.idle_unload_s
-    if idle_s and not book.queue and not life.given:
+    if idle_s and not book.waiting and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)
 
 

@@ -9,21 +9,24 @@ from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ModelSettings
 
-from . import shares
-from .asks import Ask, Place
+from . import pauses
 from .books import Book, Cause, Wanted
 
 if TYPE_CHECKING:
     from .record import Record
 
 
-def command(record: Record, message: Message) -> None:
+def command(record: Record, message: Message, connection: bytes) -> None:
     """A command about one model; one that names none, or comes too late, is refused."""
     if record.is_shutting_down or not isinstance(message, Load | Unload | Restart):
         return
     book = record.books.get(message.model)
     if book is None or book.wanted is Wanted.GONE:
         return
+    if isinstance(message, Load) and message.dry_run:
+        return
+    if isinstance(message, Load | Restart):
+        book.callers.add((connection, message.id))
     match message:
         case Load():
             if book.failed:
@@ -63,8 +66,7 @@ def down(record: Record, book: Book, drain_s: float, *, by_user: bool) -> None:
     book.wanted, book.is_by_user = Wanted.DOWN, by_user
     book.is_restarting = False
     code = cut_off(record, book)
-    for ask in book.queue:
-        record.must.setdefault(ask, set()).add(code)
+    pauses.model_goes(record, book, code)
     life = book.life
     if life is None:
         book.failed, book.retry, book.retry_at = "", None, None
@@ -124,6 +126,8 @@ def cuts_off(record: Record, book: Book) -> None:
     life = book.life
     assert life is not None
     if book.wanted is not Wanted.UP:
+        for ask in book.waiting:
+            record.must.setdefault(ask, set()).add(cut_off(record, book))
         for ask in life.given.values():
             if ask.is_open:
                 code = "shutting_down" if record.is_shutting_down else "unloaded"
@@ -137,19 +141,10 @@ def drained(record: Record, book: Book) -> None:
     life = book.life
     if life is None or book.drain_until is None or life.cause is not None or life.given:
         return
+    if book.queue and book.wanted is not Wanted.UP:
+        return
     record.stops(life, Cause.ASKED)
     life.is_restart = book.wanted is Wanted.UP
-
-
-def waits_again(record: Record, book: Book, ask: Ask) -> None:
-    """A row has left the batch for the turn of another."""
-    ask.is_yielding = False
-    if book.wanted is not Wanted.UP:
-        record.must.setdefault(ask, set()).add(cut_off(record, book))
-        return
-    ask.place, ask.is_again, ask.queue_until = Place.LINE, True, None
-    shares.waits(record, ask)
-    book.queue.append(ask)
 
 
 def cut_off(record: Record, book: Book) -> str:
@@ -160,6 +155,16 @@ def cut_off(record: Record, book: Book) -> str:
 
 
 # ---------------------------------------------------------------- a reload
+
+
+def changes(record: Record, event: Reloaded) -> dict[str, list[str]]:
+    """The names that a reload brings and takes away."""
+    old = [book.name for book in record.books.values() if book.wanted is not Wanted.GONE]
+    new = [entry.name for entry in event.models]
+    return {
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+    }
 
 
 def reloaded(record: Record, event: Reloaded) -> None:
@@ -182,8 +187,7 @@ def reloaded(record: Record, event: Reloaded) -> None:
 
 def _removed(record: Record, book: Book) -> None:
     book.wanted = Wanted.GONE
-    for ask in book.queue:
-        record.must.setdefault(ask, set()).add("unknown_model")
+    pauses.model_goes(record, book, "unknown_model")
     life = book.life
     if life is None:
         del record.books[book.name]

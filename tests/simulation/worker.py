@@ -11,11 +11,13 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
+    DropKept,
     Dying,
     Exit,
     Heartbeat,
     Hello,
     LoadProgress,
+    PauseRow,
     Ready,
     WorkerMessage,
 )
@@ -167,6 +169,12 @@ class PlayedWorker:
             case CancelRow(key=key):
                 if self.batch.cancel(key):
                     self._wake()
+            case PauseRow(key=key, keep=keep):
+                if self.batch.pause(key, keep=keep):
+                    self._wake()
+            case DropKept(key=key):
+                check("drops what is not kept", key in self.batch.kept, key)
+                self.batch.kept.remove(key)
             case Exit():
                 self.is_asked = True
                 self._wake()

@@ -25,6 +25,7 @@ from mlxsup.supervisor.core.actions import (
 )
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
+    Appraised,
     ClientTooSlow,
     ConnectionId,
     Event,
@@ -116,6 +117,8 @@ class World:
 
     def run(self) -> None:
         """Lives through the plan, heals, ends, and checks what must be true then."""
+        if self.plan.budget_bytes is not None:
+            self.handle(Appraised(now=0.0, needs=self.plan.appraised()))
         self.handle(Started(now=0.0))
         self.people.begin()
         while self.happened < EVENTS and not self.has_finished:

@@ -163,7 +163,8 @@ def _wrong_types() -> list[BadInput]:
 
 
 def _required(cls: type[Message]) -> dict[str, Any]:
-    return {"model": MODEL} if "model" in getattr(cls, "__dataclass_fields__", {}) else {}
+    values = {"model": MODEL, "request": "nobody"}
+    return {k: v for k, v in values.items() if k in getattr(cls, "__dataclass_fields__", {})}
 
 
 def _seconds(name: str) -> list[BadInput]:
@@ -245,6 +246,11 @@ REQUESTS = (
     _headers("`prioritize` of an id that no open request has",
              [header("prioritize", request="nobody", priority="batch")],
              "no open request has the id 'nobody'"),
+    *(
+        _headers(f"`{kind}` of an id that no open request has", [header(kind, request="nobody")],
+                 "no open request has the id 'nobody'")
+        for kind in ("pause", "resume")
+    ),
     BadInput(name="an id that is open on this connection",
              sends=(generate(_LONG), generate(HELLO_BODY)), code=ErrorCode.DUPLICATE_ID,
              words="already has an open request 'x'"),

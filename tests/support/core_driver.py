@@ -14,14 +14,16 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Generate,
     Load,
+    PauseRequest,
     Prioritize,
     Restart,
+    ResumeRequest,
     Stop,
     Unload,
 )
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.states import FinishReason, LoadPhase, Priority, WorkerPhase
+from mlxsup.protocol.states import FinishReason, LoadPhase, Priority, RowState, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -29,12 +31,13 @@ from mlxsup.protocol.worker_messages import (
     Heartbeat,
     Hello,
     LoadProgress,
+    PauseRow,
     Ready,
     RowDelta,
     Step,
     WorkerMessage,
 )
-from mlxsup.supervisor.core.actions import Action, SendToClient, WakeAt
+from mlxsup.supervisor.core.actions import Action, SendToClient, SendToWorker, WakeAt
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     ClientGone,
@@ -78,6 +81,7 @@ class Driver(Looks):
     Attributes:
         obey: what the world does at once about the actions of each event; None for nothing.
         is_checked: whether invariants are checked after every event.
+        pausing: rows that workers were told to pause and have not, and whether to keep their state.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Driver(Looks):
         self.terminals: dict[tuple[bytes, str], list[End]] = {}
         self.obey: Callable[[list[Action]], None] | None = None
         self.is_checked = True
+        self.pausing: dict[RequestKey, bool] = {}
         self._command = 0
         self.do(Started(now=self.now))
 
@@ -113,6 +118,8 @@ class Driver(Looks):
         for action in self.actions:
             if isinstance(action, WakeAt):
                 self.woken_at.append(action.when)
+            elif isinstance(action, SendToWorker) and isinstance(action.message, PauseRow):
+                self.pausing[action.message.key] = action.message.keep
             elif isinstance(action, SendToClient) and isinstance(action.message, Done | Failed):
                 key = (bytes(action.connection), str(action.message.id))
                 self.terminals.setdefault(key, []).append(action.message)
@@ -176,6 +183,18 @@ class Driver(Looks):
     def restart(self, model: str = "m", *, now: bool = False) -> RequestId:
         """`mlxsup restart`; returns the command's id."""
         return self._say_command(Restart(id=self._next_id(), model=ModelName(model), now=now))
+
+    def pause(self, id: str = "r1", connection: ConnectionId = ALICE) -> RequestId:
+        """`mlxsup pause`; returns the command's id."""
+        return self._say_command(
+            PauseRequest(id=self._next_id(), request=RequestId(id)), connection
+        )
+
+    def resume(self, id: str = "r1", connection: ConnectionId = ALICE) -> RequestId:
+        """`mlxsup resume`; returns the command's id."""
+        return self._say_command(
+            ResumeRequest(id=self._next_id(), request=RequestId(id)), connection
+        )
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> RequestId:
         """`mlxsup stop`; returns the command's id."""
@@ -358,21 +377,24 @@ class Driver(Looks):
     def compute(self, seconds: float, *keys: int, model: str = "m") -> list[Action]:
         """One step that takes so long and gives each row a token; its engine is alone."""
         self.accept(keys[0], model)
-        rows = [RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9])) for key in keys]
         self.now += seconds
+        rows = [RowDelta(key=RequestKey(key), text="x", tokens=pack_tokens([9])) for key in keys]
         return self.worker(Step(step=1, rows=rows, took_s=seconds, decode_s=seconds), model)
 
-    def row_left(self, key: int, model: str = "m") -> list[Action]:
-        """The worker says that a cancelled row has left the batch."""
-        row = RowDelta(key=RequestKey(key), finish=FinishReason.CANCELLED)
+    def row_left(self, key: int, model: str = "m", tokens: int = 0) -> list[Action]:
+        """A row that was to be cancelled or paused has left, after tokens computed ahead."""
+        row = RowDelta(key=RequestKey(key), tokens=pack_tokens([9] * tokens))
+        keep = self.pausing.pop(row.key, None)
+        if keep is None:
+            row.finish = FinishReason.CANCELLED
+        else:
+            row.paused = RowState.KEPT if keep else RowState.DROPPED
         return self.worker(Step(step=1, rows=[row]), model)
-
-    # ------------------------------------------------------------ inside
 
     def _next_id(self) -> RequestId:
         self._command += 1
         return RequestId(f"c{self._command}")
 
-    def _say_command(self, message: ClientMessage) -> RequestId:
-        self.say(message)
+    def _say_command(self, message: ClientMessage, connection: ConnectionId = ALICE) -> RequestId:
+        self.say(message, connection)
         return message.id

@@ -11,6 +11,7 @@ from mlxsup.protocol.states import State
 from mlxsup.protocol.worker_messages import Dispatch
 from mlxsup.supervisor.core.actions import (
     Action,
+    Announce,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -92,6 +93,14 @@ class Looks:
             for action in self.of(SendToClient)
             if action.connection == connection and isinstance(action.message, kind)
         ]
+
+    def sent_in_order(self, connection: ConnectionId = ALICE) -> list[Message]:
+        """All that the latest event sent to a client."""
+        return [a.message for a in self.of(SendToClient) if a.connection == connection]
+
+    def announced(self) -> list[str]:
+        """The notes of the changes that the latest event told watchers."""
+        return [str(action.change["note"]) for action in self.of(Announce)]
 
     def errors(self, connection: ConnectionId = ALICE) -> dict[str, str]:
         """The error codes that the latest event sent to a client, by id."""

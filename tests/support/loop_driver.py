@@ -19,7 +19,9 @@ from mlxsup.protocol.worker_messages import (
     Accepted,
     CancelRow,
     Dispatch,
+    DropKept,
     MessageToWorker,
+    PauseRow,
     Rejected,
     Resume,
     RowDelta,
@@ -65,6 +67,11 @@ class Answer:
     def finish(self) -> FinishReason | None:
         """How it ended; None while it runs, or where it failed."""
         return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its row has left the batch, and has said nothing since."""
+        return bool(self.deltas) and self.deltas[-1].paused is not None
 
     @property
     def is_over(self) -> bool:
@@ -170,6 +177,29 @@ class LoopDriver:
         """Cancels a request."""
         self._link.post(CancelRow(key=RequestKey(key)))
 
+    def pause(self, key: int, *, keep: bool) -> Answer:
+        """Pauses a request, and turns until its row has left; it may have ended instead."""
+        self._link.post(PauseRow(key=RequestKey(key), keep=keep))
+        answer = self.answers[key]
+        for _ in range(MAX_TURNS):
+            if answer.is_paused or answer.is_over:
+                return answer
+            self.turn()
+        raise AssertionError("its row does not leave")
+
+    def come_back(self, key: int) -> None:
+        """Dispatches a paused request again, as a supervisor does."""
+        answer = self.answers[key]
+        assert answer.is_paused
+        resume = answer.resume_after(len(answer.tokens))
+        self._link.post(Dispatch(key=RequestKey(key), resume=resume, body=b""))
+        answer.deltas[-1].paused = None
+
+    def drop(self, key: int) -> None:
+        """A paused request does not come back."""
+        self._link.post(DropKept(key=RequestKey(key)))
+        self.turn()
+
     def turn(self) -> None:
         """One turn of the loop, waiting for the helper threads where nothing else is to do."""
         if not self.loop.turn() and self.loop.open_keys:
@@ -194,7 +224,7 @@ class LoopDriver:
     def _note(self, message: WorkerMessage) -> None:
         match message:
             case Accepted(key=key, acceptance=acceptance):
-                assert self.answers[key].acceptance is None
+                assert self.answers[key].acceptance in (None, acceptance)
                 self.answers[key].acceptance = acceptance
             case Rejected(key=key, error=error):
                 assert not self.answers[key].is_over

@@ -123,6 +123,7 @@ class Case:
                 runtime_dir=Path("/run"),
                 log_dir=Path("/l"),
                 log_level="info",
+                memory_budget=None,
                 core=CoreSettings(),
                 models=(),
             ),
@@ -181,12 +182,18 @@ class Case:
 
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
         workers = SimpleNamespace(
-            pids=[7], end=self._nothing, leave=lambda: 0, close_logs=lambda: None
+            pids=[7], end=self._nothing, leave=lambda: 0, close_logs=lambda: None, measurements=None
+        )
+        briefing = SimpleNamespace(
+            needs={},
+            needs_of=lambda config: {},
+            adopt=lambda models, needs: None,
+            settings_of=lambda config: config.core,
         )
         parts = {
             "Clock": lambda: clock, "Core": core, "Signals": signals,
             "Clients": lambda *_, **__: self.clients, "Workers": lambda *_: workers,
-            "Sampler": self._sampler,
+            "Sampler": self._sampler, "MemoryBriefing": lambda *_: briefing,
         }  # fmt: skip
         for name, part in parts.items():
             self._monkeypatch.setattr(app_module, name, part)

@@ -19,7 +19,9 @@ class Reader(threading.Thread):
         has_started: set with the first token, or at the end.
     """
 
-    def __init__(self, client: Client, model: str, prompt: str, /, **parameters: Any) -> None:
+    def __init__(
+        self, client: Client, model: str, prompt: str | None = None, /, **parameters: Any
+    ) -> None:
         super().__init__(daemon=True)
         self.text = ""
         self.tokens: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.protocol.worker_messages import CancelRow
+from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
@@ -45,7 +45,9 @@ def finish(driver: Driver, key: int) -> list[RequestKey]:
 
 
 def gain(driver: Driver, *keys: int) -> None:
-    """A step, some time after the last one, gives each row a token."""
+    """A step, some time after the last one, gives each row a token; it had been accepted."""
+    for key in keys:
+        driver.accept(key)
     driver.pass_time(PROBATION_S)
     driver.token(*keys)
 
@@ -53,10 +55,10 @@ def gain(driver: Driver, *keys: int) -> None:
 def prove(driver: Driver, key: int) -> list[RequestKey]:
     """A suspect comes past the crash and leaves the batch; returns what is dispatched then."""
     for _ in range(PROBATION_TOKENS):
-        assert driver.told(CancelRow) == []
+        assert driver.told(PauseRow) == []
         gain(driver, key)
     started = driver.dispatched()
-    if driver.told(CancelRow):
+    if driver.told(PauseRow):
         driver.row_left(key)
         started += driver.dispatched()
     return started

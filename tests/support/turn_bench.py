@@ -18,6 +18,8 @@ from mlxsup.worker.engine import (
     Prompt,
     ReportProgress,
     Row,
+    RowSetAside,
+    RowToken,
     StepResult,
 )
 from mlxsup.worker.engines.fake.text import FakeTextCodec
@@ -43,6 +45,9 @@ class Engine:
         self.rows: dict[RequestKey, Row] = {}
         self.results: list[StepResult] = []
         self.removed: list[tuple[RequestKey, ...]] = []
+        self.set_asides: list[tuple[tuple[RequestKey, ...], bool]] = []
+        self.dropped: list[RequestKey] = []
+        self.ahead: dict[RequestKey, RowToken] = {}
         self.cached = 0
         self.returned = 0
 
@@ -60,6 +65,17 @@ class Engine:
         self.removed.append(keys)
         for key in keys:
             self.rows.pop(key, None)
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        self.set_asides.append((keys, keep))
+        had = {key: self.rows.pop(key, None) is not None for key in keys}
+        return [
+            RowSetAside(key=key, token=self.ahead.get(key), is_kept=keep and had[key])
+            for key in keys
+        ]
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        self.dropped += keys
 
     def has_rows(self) -> bool:
         return bool(self.rows)

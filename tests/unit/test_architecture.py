@@ -19,7 +19,7 @@ ALLOWED = {
     "cli": {"protocol", "client", "supervisor"},
 }
 MLX_ONLY_IN = "worker/engines/mlx/"
-SUPERVISOR_ONLY_IN = {"cli/commands/start.py", "cli/commands/config.py"}
+SUPERVISOR_ONLY_IN = {f"cli/commands/{word}.py" for word in ("start", "config", "plan")}
 CORE_FORBIDDEN = {"asyncio", "zmq", "psutil", "os", "time", "threading", "socket", "subprocess"}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}

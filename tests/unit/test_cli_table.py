@@ -97,6 +97,8 @@ def test_row_of_a_ready_model() -> None:
             "waiting for turn",
         ),
         ({"batching": {"mode": "together", "reason": ""}, "warnings": []}, ""),
+        ({"paused": ["a", "b"]}, "2 paused"),
+        ({"paused": ["a"], "last_exit": KILLED}, "SIGKILL, out of memory, 2m 5s ago, 1 paused"),
         ({"batching": {"mode": "serial_prefill", "reason": "why"}}, "prompts one by one"),
         ({"batching": {"mode": "one_row", "reason": "why"}}, "one row at a time"),
         ({"batching": {"mode": "together", "reason": ""}, "warnings": ["a"]}, "1 warning"),
@@ -191,6 +193,8 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
             {"done": 5, "total": 9},
             "reading the prompt, 5 of 9 tokens",
         ),
+        (NoticeKind.PAUSED, {"reason": "user"}, "paused, until `mlxsup resume`"),
+        (NoticeKind.PAUSED, {"reason": "turn"}, "paused, another has its turn"),
     ],
 )
 def test_notices(kind: NoticeKind, detail: dict[str, Any], text: str) -> None:

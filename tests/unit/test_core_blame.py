@@ -10,7 +10,7 @@ from mlxsup.protocol.client_messages import Event, Failed, Notice, Reply, Status
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch
+from mlxsup.protocol.worker_messages import Dispatch, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
@@ -272,7 +272,7 @@ def test_a_suspect_that_comes_again_has_its_turn_between_others() -> None:
     driver.ask("suspect", body=b"suspect")
     assert driver.dispatched() == []
     driver.token(plain)
-    assert driver.told(CancelRow) == [CancelRow(key=plain)]
+    assert driver.told(PauseRow) == [PauseRow(key=plain, keep=False)]
     driver.row_left(plain)
     assert driver.row()["alone"] == "suspect"
     [again] = driver.dispatched()

@@ -169,11 +169,17 @@ def test_a_load_is_news_to_all_at_each_tenth_and_not_between() -> None:
     ("state", "reason"),
     [
         (State.PENDING, "load"), (State.LOADING, "load"), (State.READY, "rows"),
-        (State.DRAINING, "restart"), (State.STOPPING, "restart"), (State.BACKOFF, "backoff"),
+        (State.DRAINING, "rows"), (State.STOPPING, "restart"), (State.BACKOFF, "backoff"),
     ],
 )  # fmt: skip
 def test_each_state_has_a_reason_to_wait(state: State, reason: str) -> None:
     assert wait_reason(in_state(state).model()) == reason
+
+
+def test_while_a_process_is_replaced_everybody_waits_for_that() -> None:
+    driver = in_state(State.READY)
+    driver.restart()
+    assert (driver.state(), wait_reason(driver.model())) == (State.DRAINING, "restart")
 
 
 def test_after_a_reload_the_models_stand_in_the_order_of_the_file() -> None:

@@ -135,6 +135,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
         lambda d: setattr(d.model().running[RequestKey(1)], "stage", Stage.QUEUED),
         "",
     ),
+    "paused and queued": (
+        lambda: in_state(State.READY),
+        lambda d: d.model().paused.update({RequestKey(9): smuggled(d)}),
+        "",
+    ),
+    "kept for nobody": (
+        lambda: in_state(State.READY), lambda d: d.model().kept.add(RequestKey(9)), "",
+    ),
     "runs and leaves": (
         lambda: in_state(State.READY),
         lambda d: d.model().leaving.update({RequestKey(1): SOMEONE}),

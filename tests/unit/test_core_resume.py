@@ -231,7 +231,7 @@ def test_its_client_is_told_of_the_pause() -> None:
     come_back(driver)
     assert notices(driver, "resumed") == []
     driver.token(1)
-    assert notices(driver, "resumed") == [{"times": 1}]
+    assert notices(driver, "resumed") == [{"times": 1, "after": "crash"}]
     driver.token(1)
     assert notices(driver, "resumed") == []
 

@@ -44,6 +44,7 @@ def test_an_entry_that_names_only_a_path_has_these_settings() -> None:
         name=ModelName("m"),
         launch=launch,
         preload=True,
+        pinned=False,
         idle_unload_s=0.0,
         load_stall_timeout_s=120.0,
         restart=RestartSettings(),

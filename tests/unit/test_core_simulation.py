@@ -19,6 +19,9 @@ CORE = TESTS.parent / "supervisor" / "core"
 WITHOUT_DECISIONS = {"__init__", "actions", "effects", "events", "settings", "triggers"}
 """Values only."""
 
+BEFORE_EVENTS = {"need", "cache_cost", "budget", "plan", "change", "pins", "sentences"}
+"""Of memory: figures that are found before the core gets them, and words."""
+
 REPLAYED_SEEDS = 24
 SEEDS = 200
 """Found in the first seeds: what every test run has time for."""
@@ -61,7 +64,7 @@ def test_every_module_of_the_core_has_a_planted_bug() -> None:
     modules = {
         ".".join(path.relative_to(CORE).with_suffix("").parts)
         for path in CORE.rglob("*.py")
-        if path.stem not in WITHOUT_DECISIONS
+        if path.stem not in WITHOUT_DECISIONS | BEFORE_EVENTS
     }
     assert {mutant.module for mutant in MUTANTS} == modules
     assert (len(GROSS) >= 24, len(CROSSINGS) >= 8) == (True, True)

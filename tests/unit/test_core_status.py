@@ -38,6 +38,8 @@ NEVER_STARTED: dict[str, Any] = {
     "line": [],
     "running": [],
     "rows": [],
+    "paused": [],
+    "paused_rows": [],
     "alone": None,
     "row_limit": 2,
     "suspects": 0,
@@ -47,6 +49,10 @@ NEVER_STARTED: dict[str, Any] = {
     "steps": 0,
     "engine_s": 0.0,
     "repeated_s": 0.0,
+    "pinned": False,
+    "needed_bytes": 0,
+    "reserved_bytes": 0,
+    "memory_wait": None,
     "footprint_bytes": 0,
     "phase": None,
     "phase_s": None,
@@ -54,6 +60,7 @@ NEVER_STARTED: dict[str, Any] = {
     "active_bytes": 0,
     "cache_bytes": 0,
     "peak_bytes": 0,
+    "kept_bytes": 0,
     "prefill_chunk": None,
     "decode_stall_target_ms": 250,
     "backend": None,
@@ -97,7 +104,8 @@ def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
 
 
 def test_a_daemon_that_has_not_begun_counts_from_the_beginning_of_its_clock() -> None:
-    assert status_map([], Ledger(Terms(CoreSettings())), Daemon(facts={}), 5.0)["uptime_s"] == 5.0
+    status = status_map([], Ledger(Terms(CoreSettings())), Daemon(facts={}), None, 5.0)
+    assert status["uptime_s"] == 5.0
 
 
 def test_the_whole_status_of_a_daemon() -> None:
@@ -165,6 +173,7 @@ def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
         "running": ["r1", "r2"],
         "rows": [shown("r1", 1), shown("r2", 2)],
         "steps": 1,
+        "reserved_bytes": 1234,
         "footprint_bytes": 1234,
         "phase": "prefill",
         "phase_s": 0.5,

@@ -192,7 +192,7 @@ def test_interrupted_and_resumed_are_told_each_time() -> None:
         driver.come_up()
         driver.token(1)
         assert [(n.kind.value, n.detail) for n in driver.sent(Notice)] == [
-            ("resumed", {"times": times})
+            ("resumed", {"times": times, "after": "crash"})
         ]
     driver.token(1)
     assert driver.sent(Notice) == []

@@ -6,7 +6,8 @@ import pytest
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.worker_messages import CancelRow
+from mlxsup.protocol.states import State
+from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import (
     APPROACH_TOKENS,
     MAX_PLACES,
@@ -71,8 +72,8 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
             continue
         for request in running:
             gain(driver, request.key)
-            if driver.told(CancelRow):
-                for told in driver.told(CancelRow):
+            if driver.told(PauseRow):
+                for told in driver.told(PauseRow):
                     driver.row_left(told.key)
     assert (sends, crashes) == (4, 3)
     assert driver.errors() == {"poison4": ErrorCode.QUARANTINED}
@@ -97,9 +98,9 @@ def test_a_turn_ends_past_the_last_crash_and_no_earlier() -> None:
     driver.ask("waits", body=b"other")
     for _ in range(PROBATION_TOKENS - 1):
         gain(driver, 3)
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
     gain(driver, 3)
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(3))]
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(3), keep=False)]
 
 
 def test_the_suspects_of_the_first_crash_take_turns_too_if_they_come_again() -> None:
@@ -152,9 +153,9 @@ def test_a_suspect_that_is_sent_again_runs_in_company_until_it_is_near_the_crash
     driver.accept(new)
     for _ in range(20 - 1):
         driver.token(again, new)
-        assert (driver.row()["alone"], driver.told(CancelRow)) == (None, [])
+        assert (driver.row()["alone"], driver.told(PauseRow)) == (None, [])
     driver.token(again, new)
-    assert [told.key for told in driver.told(CancelRow)] == [again, new]
+    assert [told.key for told in driver.told(PauseRow)] == [again, new]
     driver.row_left(new)
     assert driver.dispatched() == []
     driver.row_left(again)
@@ -193,7 +194,7 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     driver.ask("newer", body=b"newer")
     assert driver.dispatched() == [], "a turn is next"
     gain(driver, 5)
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(5))]
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(5), keep=False)]
     driver.row_left(5)
     assert driver.dispatched() == [1]
     assert driver.row()["alone"] == "a"
@@ -212,14 +213,17 @@ def test_a_new_request_starts_before_the_next_turn_and_waits_for_the_rest_P25() 
     assert finish(driver, 4) == [5]
 
 
-def test_who_waits_while_others_take_turns_is_ended_by_an_unload() -> None:
+def test_an_unload_ends_who_waits_while_others_take_turns_but_no_answer_that_was_paused() -> None:
     driver = in_turns_with_a_newcomer()
     driver.accept(5)
     gain(driver, 5)
     driver.row_left(5)
     assert driver.dispatched() == [1]
     driver.unload()
-    assert driver.errors() == dict.fromkeys(("b", "c", "d", "new"), ErrorCode.UNLOADED)
+    assert driver.errors() == dict.fromkeys("bcd", ErrorCode.UNLOADED)
+    assert finish(driver, 1) == [5], "the worker lives, and the answer had begun"
+    finish(driver, 5)
+    assert driver.state() is State.STOPPING
 
 
 def test_a_turn_is_had_alone_so_that_no_other_strike_is_taken_for_it() -> None:
@@ -257,10 +261,10 @@ def test_a_suspect_passes_each_place_of_its_crashes_alone() -> None:
     assert prove(driver, again) == [2], "past the second place, and far from the first one"
     assert (driver.row()["alone"], driver.row()["on_probation"]) == (None, 1)
     for _ in range(20 - PROBATION_TOKENS - 4 - 1):
-        assert driver.told(CancelRow) == []
+        assert driver.told(PauseRow) == []
         gain(driver, again, 2)
     gain(driver, again, 2)
-    assert [told.key for told in driver.told(CancelRow)] == [again, 2]
+    assert [told.key for told in driver.told(PauseRow)] == [again, 2]
     driver.row_left(again)
     driver.row_left(2)
     assert driver.dispatched() == [again]
@@ -298,10 +302,10 @@ def test_tokens_that_come_at_once_prove_nothing_before_their_time() -> None:
     assert crash(driver) == [1]
     for _ in range(50):
         driver.token(1)
-        assert driver.told(CancelRow) == []
+        assert driver.told(PauseRow) == []
     driver.pass_time(2 * PROBATION_S)
     driver.token(1)
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
 
 
 def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
@@ -314,7 +318,7 @@ def test_the_time_of_a_turn_counts_afresh_in_each_life() -> None:
     assert crash(driver, "SIGKILL") == [1]
     for _ in range(PROBATION_TOKENS):
         driver.token(1)
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
 
 
 def test_newcomers_without_end_keep_no_suspect_from_its_turn() -> None:

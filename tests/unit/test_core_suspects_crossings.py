@@ -7,7 +7,7 @@ import pytest
 from mlxsup.protocol.client_messages import Deltas
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch
+from mlxsup.protocol.worker_messages import Dispatch, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.health.blame import PROBATION_TOKENS
 
@@ -24,7 +24,7 @@ def yielding() -> Driver:
     crash(driver)
     for _ in range(PROBATION_TOKENS):
         gain(driver, 1)
-    assert driver.told(CancelRow) == [CancelRow(key=RequestKey(1))]
+    assert driver.told(PauseRow) == [PauseRow(key=RequestKey(1), keep=False)]
     return driver
 
 
@@ -75,11 +75,11 @@ def test_a_kill_from_outside_takes_nobody_his_turn_and_convicts_nobody() -> None
 def test_a_row_is_asked_to_leave_once_whatever_happens_until_it_has_left() -> None:
     driver = yielding()
     driver.beat()
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
     driver.ask("new", body=b"new")
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
     driver.token(1)
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
 
 
 def test_a_turn_that_was_cancelled_lasts_until_its_row_has_left() -> None:
@@ -103,7 +103,7 @@ def test_an_end_with_the_last_token_of_a_turn_asks_no_row_to_leave() -> None:
     for _ in range(PROBATION_TOKENS - 1):
         driver.token(1)
     assert finish(driver, 1) == [2]
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
 
 
 def test_a_turn_that_ended_leaves_no_limit_for_the_start() -> None:
@@ -134,19 +134,24 @@ def test_a_drain_lets_the_suspect_on_its_turn_finish() -> None:
     assert driver.errors() == {"b": "unloaded"}
     for _ in range(PROBATION_TOKENS):
         driver.token(1)
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
     finish(driver, 1)
     end = driver.result_of("a")
     assert end.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("how", ["unload", "stop", "removed"])
-def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_is_answered(how: str) -> None:
+def test_a_row_that_leaves_for_another_turn_while_the_model_goes_down_comes_to_its_end(
+    how: str,
+) -> None:
     driver = yielding()
     if how == "removed":
         driver.do(Reloaded(now=driver.now, settings=SETTINGS, models=()))
     else:
         getattr(driver, how)()
-    driver.row_left(1)
     code = {"unload": "unloaded", "stop": "shutting_down", "removed": "unknown_model"}[how]
-    assert driver.errors() == {"a": code}
+    assert driver.errors() == {"b": code}, "its answer had not begun in this life"
+    driver.row_left(1)
+    assert driver.dispatched() == [1], "it was paused, and the worker lives"
+    finish(driver, 1)
+    assert driver.result_of("a").finish_reason is FinishReason.STOP

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.worker_messages import CancelRow
+from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.health.blame import APPROACH_TOKENS
 
 from support.core_driver import Driver
@@ -61,15 +61,15 @@ def waits_for_a_row_that_may_not_be_resumed() -> Driver:
 
 def test_a_row_that_may_not_be_resumed_holds_up_a_turn_and_nobody_else() -> None:
     driver = waits_for_a_row_that_may_not_be_resumed()
-    assert [told.key for told in driver.told(CancelRow)] == [3]
+    assert [told.key for told in driver.told(PauseRow)] == [3]
     assert driver.row()["alone"] is None, "others run, too, until its row has left"
     driver.row_left(3)
     assert (driver.dispatched(), driver.row()["queued"]) == ([], 1)
     assert driver.serve("new") == [6]
     driver.token(4, 5, 6)
-    assert driver.told(CancelRow) == []
+    assert driver.told(PauseRow) == []
     finish(driver, 4)
-    assert [told.key for told in driver.told(CancelRow)] == [5, 6]
+    assert [told.key for told in driver.told(PauseRow)] == [5, 6]
 
 
 def test_a_crash_in_company_convicts_nobody_who_was_near_his_own() -> None:

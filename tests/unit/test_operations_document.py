@@ -22,6 +22,7 @@ from mlxsup.supervisor import log_files, runtime_folder
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+from mlxsup.supervisor.memory.measurements import FILE_NAME
 from mlxsup.supervisor.signals import ENDING
 from mlxsup.supervisor.sockets import clients, doors
 from mlxsup.supervisor.workers.leftovers import RECORD_NAME
@@ -200,7 +201,7 @@ def test_the_size_of_logs_is_that_of_the_code() -> None:
 
 def test_files_and_signals_are_those_of_the_code() -> None:
     files = " ".join(first_cells("Files and sockets"))
-    for name in (LOCK_NAME, CLIENT_SOCKET_NAME, RECORD_NAME, "mlxsup.log"):
+    for name in (LOCK_NAME, CLIENT_SOCKET_NAME, RECORD_NAME, FILE_NAME, "mlxsup.log"):
         assert f"/{name}" in files
     signals = " ".join(first_cells("Signals"))
     for number in ENDING:

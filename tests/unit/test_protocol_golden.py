@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol import client_messages, worker_messages
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
@@ -57,6 +58,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             client_messages.Load(id=ID, model=MODEL),
             client_messages.Unload(id=ID, model=MODEL),
             client_messages.Restart(id=ID, model=MODEL, now=True),
+            client_messages.PauseRequest(id=ID, request=RequestId("x-7")),
+            client_messages.ResumeRequest(id=ID, request=RequestId("x-7")),
             client_messages.Stop(id=ID, now=True, timeout_s=2.0),
             client_messages.Subscribe(id=ID),
             client_messages.Reload(id=ID),
@@ -110,6 +113,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 ),
             ),
             worker_messages.CancelRow(key=KEY),
+            worker_messages.PauseRow(key=KEY, keep=True),
+            worker_messages.DropKept(key=KEY),
             worker_messages.Exit(),
         ],
     ),
@@ -126,6 +131,11 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 backend="cpu",
                 versions={"mlx": "0.32.4"},
                 active_bytes=5,
+                own_bytes=7,
+                cache_layers=[
+                    CacheLayers(layers=3, token_bytes=64),
+                    CacheLayers(layers=2, token_bytes=32, row_bytes=16, window=128),
+                ],
                 batching=Batching.ONE_ROW,
                 batching_reason="rows of different length change each other",
                 warnings=["its context length is not declared"],

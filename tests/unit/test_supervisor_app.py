@@ -17,6 +17,7 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.actions import Announce, ReadConfiguration, WakeAt
 from mlxsup.supervisor.core.events import (
+    Appraised,
     Caller,
     ConnectionId,
     ReloadRefused,
@@ -186,6 +187,7 @@ def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -
 
     case.run(body)
     assert case.core.events == [
+        Appraised(now=100.0, needs={}),
         Started(now=100.0),
         ShutdownAsked(now=100.0, is_immediate=False),
         ShutdownAsked(now=100.0, is_immediate=True),

@@ -65,6 +65,7 @@ log_dir = "~/logs"
 max_queue = 7
 max_queue_per_client = 3
 max_queue_bytes = "2MiB"
+memory_budget = "512MiB"
 log_level = "debug"
 drain_timeout_s = "90s"
 queue_timeout_s = "5m"
@@ -121,6 +122,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
         },
     )
     assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
+    assert config.memory_budget == 512 * 1024 * 1024
     assert config.log_dir == Path("~/logs").expanduser()
     assert config.models == (
         ModelSettings(

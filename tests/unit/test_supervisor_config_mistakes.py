@@ -66,7 +66,7 @@ UNKNOWN = [
         2,
         "unknown key defaults.top_k; it belongs to [models.NAME.sampling]",
     ),
-    (f"{M}pinned = true\n", 3, f"unknown key models.m.pinned; known are {MODEL_KEYS}"),
+    (f"{M}sticky = true\n", 3, f"unknown key models.m.sticky; known are {MODEL_KEYS}"),
     (f"[modles.m]\n{M}", 1, "unknown key modles; did you mean models?"),
     (f"zzz = 1\n{M}", 1, "unknown key zzz; known are supervisor, clients, defaults, models"),
     (

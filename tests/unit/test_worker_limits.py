@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.context_length import CONTEXT_LENGTH_NAMES, find_context_length
+from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.worker.engine import BadLaunchError
-from mlxsup.worker.engines.mlx.context_length import CONTEXT_LENGTH_NAMES, find_context_length
-from mlxsup.worker.engines.mlx.memory_need import check_weights, memory_warnings, size_text
+from mlxsup.worker.engines.mlx.memory_need import check_weights, memory_warnings
 
 GIB = 2**30
 MODEL = Path("/models/m")

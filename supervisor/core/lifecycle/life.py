@@ -19,6 +19,7 @@ from mlxsup.protocol.worker_messages import Exit
 from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
+from ..memory.need import Need
 from ..settings import ModelSettings
 from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
 from .restart_policy import RestartPolicy
@@ -78,6 +79,9 @@ class Life:
         last_exit: how the last process ended.
         removal: the error for requests once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
+        need: what the model was appraised at; None before, and if its files cannot be read.
+        reserved_bytes: its part of the memory budget: from before the spawn until the exit is seen,
+            and across a restart; if it is pinned, for as long as it is configured.
         known_batching: what a worker of this model found out about how rows may be batched, in the
             form of a launch spec; None before any has. The fingerprint says whether it is valid.
         story: the latest events and what they led to, oldest first.
@@ -98,6 +102,8 @@ class Life:
     last_exit: LastExit | None = None
     removal: RemoteError | None = None
     footprint_bytes: int = 0
+    need: Need | None = None
+    reserved_bytes: int = 0
     known_batching: dict[str, str] | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _outcomes: list[Outcome] = field(default_factory=list)
@@ -144,6 +150,15 @@ class Life:
         return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
 
     @property
+    def needed_bytes(self) -> int:
+        """What must be free before it is loaded: the `memory` of its entry, or else what it was
+        appraised at; 0 if nothing is known of it."""
+        given_bytes = self.settings.launch.memory_limit_bytes
+        if given_bytes is not None:
+            return given_bytes
+        return self.need.needed_bytes if self.need else 0
+
+    @property
     def kill_limit_s(self) -> float:
         """How long after SIGKILL to give up the process."""
         return KILL_LIMIT_S + KILL_LIMIT_S_PER_GB * self.footprint_bytes / 1e9
@@ -158,12 +173,42 @@ class Life:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
+    # ------------------------------------------------------------ memory
+
+    def appraise(self, need: Need | None) -> None:
+        """The model needs so much memory: its next load is planned with that."""
+        self.need = need
+        self.keep_books()
+
+    def keep_books(self) -> None:
+        """What stays reserved follows from the state, and from being pinned.
+
+        Without a process it is no more than the next one needs, whatever the last one held.
+        """
+        held_bytes = self.reserved_bytes if self.phase.keeps_memory else 0
+        if not self.has_process:
+            held_bytes = min(held_bytes, self.needed_bytes)
+        least_bytes = self.needed_bytes if self.settings.pinned else 0
+        self.reserved_bytes = max(held_bytes, least_bytes)
+
+    def holds(self, measured_bytes: int) -> bool:
+        """Corrects what is reserved by what the process was measured at.
+
+        Returns:
+            Whether that is more than was reserved.
+        """
+        if not self.has_process or measured_bytes <= self.reserved_bytes:
+            return False
+        self.reserved_bytes = measured_bytes
+        return True
+
     # ------------------------------------------------------------ used by the rules
 
     def enter(self, phase: Phase, note: str = "") -> None:
         """Changes the state along the table's edges."""
         assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
         self.phase = phase
+        self.keep_books()
         self.do(Changed(note=note))
 
     def enter_after_exit(self, phase: Phase, note: str) -> None:
@@ -174,6 +219,7 @@ class Life:
         self.pid = None
         self.launched = None
         self.has_been_ready = False
+        self.keep_books()
         self.do(Changed(note=note))
 
     def do(self, *outcomes: Outcome) -> None:
@@ -197,6 +243,12 @@ class Life:
     def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
         """Lets running requests finish, for that long at most; then the process is ended."""
         self.enter(Draining(since=now, ends_at=now + drain_s, ready_since=ready.since), note)
+
+    @property
+    def waiting_error(self) -> RemoteError:
+        """What ends requests that wait for a model that is no longer wanted."""
+        removal = self.removal if self.wanted is Wanted.GONE else None
+        return removal or cut_off(self.name, self.why)
 
     def want(self, wanted: Wanted, why: Why) -> None:
         """Records what is wanted; opposite commands supersede those that wait (`superseded`)."""

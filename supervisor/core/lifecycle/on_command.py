@@ -195,9 +195,12 @@ def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
     is_other_launch = trigger.settings.launch != life.settings.launch
     if trigger.settings != life.settings:
         life.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
+    if life.settings.pinned and not life.has_process:
+        life.reserved_bytes = 0  # it was reserved for the pin
     life.settings = trigger.settings
     life.restarts.settings = trigger.settings.restart
     life.removal = None
+    life.keep_books()
     return is_other_launch or life.wanted is Wanted.GONE
 
 

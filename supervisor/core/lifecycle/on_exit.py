@@ -78,6 +78,7 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         life.restarts.clean()
         life.enter_after_exit(Pending(since=now), "")
     elif reason is ExitReason.ASKED:
+        life.reserved_bytes = 0  # it was to go, and others may wait for its memory
         life.enter_after_exit(Pending(since=now), "")
     elif not trigger.verdict.is_counted:
         life.enter_after_exit(Pending(since=now, is_after_crash=True), text)

@@ -8,7 +8,7 @@ from mlxsup.protocol.ids import Generation
 from mlxsup.protocol.states import LoadPhase, Wanted, Why
 
 from ..errors import cut_off
-from .effects import Changed, RunningEnds, UpWaitersEnd
+from .effects import Changed, QueueEnds, RunningEnds, UpWaitersEnd
 from .life import Life
 from .states import Loading, Pending, Phase, Ready, StopCause, Stopping, StopStage
 from .triggers import (
@@ -38,6 +38,7 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
     if life.is_after_crash:
         life.crash_restarts += 1
     life.has_been_ready = False
+    life.reserved_bytes = life.needed_bytes  # before the load; what is measured corrects it
     life.enter(
         Loading(
             since=now,
@@ -95,7 +96,8 @@ def drained(life: Life, phase: Phase, trigger: Drained, now: float) -> None:
 
 def drain_limit(life: Life, phase: Phase, trigger: Due | Hurry, now: float) -> None:
     if life.wanted is not Wanted.UP:  # those of a restart are handled at the exit, as after a crash
-        life.do(RunningEnds(error=cut_off(life.name, life.why)))
+        error = cut_off(life.name, life.why)
+        life.do(RunningEnds(error=error), QueueEnds(error=life.waiting_error))
     life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=life.wanted is Wanted.UP)
 
 

@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from mlxsup.protocol.states import LoadPhase, PendingReason, State
 
+KEPT_BACKOFF_S = 5.0
+"""A model that crashed keeps the memory that is reserved for it if its next start is nearer."""
+
 
 class StopCause(Enum):
     """Why a worker is being ended; decides what follows its exit."""
@@ -38,6 +41,7 @@ class _Phase:
     """
 
     STATE: ClassVar[State]
+    KEEPS_MEMORY: ClassVar[bool] = True
     since: float
 
     @property
@@ -45,12 +49,33 @@ class _Phase:
         """When something is due if nothing else happens first."""
         return None
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the memory that is reserved for the model stays reserved."""
+        return self.KEEPS_MEMORY
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(_Phase):
     """No process, none wanted."""
 
     STATE: ClassVar[State] = State.STOPPED
+    KEEPS_MEMORY: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """There is no memory for a model yet.
+
+    Attributes:
+        since: when that was found, monotonic seconds.
+        reason: what it needs and what is in the way, a phrase for people.
+        looks_again_at: when a model that is in the way may go; None if nothing is known of that.
+    """
+
+    since: float
+    reason: str
+    looks_again_at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +83,23 @@ class Pending(_Phase):
     """Wanted, and waiting to be spawned.
 
     Attributes:
-        reason: what it waits for.
         is_after_crash: whether it only waits for other loads that follow a crash.
+        lack: the memory that it waits for; None if it waits for its turn.
     """
 
     STATE: ClassVar[State] = State.PENDING
-    reason: PendingReason = PendingReason.TURN
     is_after_crash: bool = False
+    lack: Lack | None = None
+
+    @property
+    def reason(self) -> PendingReason:
+        """What it waits for."""
+        return PendingReason.MEMORY if self.lack else PendingReason.TURN
+
+    @property
+    def deadline(self) -> float | None:
+        """When there may be memory for it."""
+        return self.lack.looks_again_at if self.lack else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +195,11 @@ class Backoff(_Phase):
         """When it is restarted."""
         return self.retry_at
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether its next start is near."""
+        return self.retry_at - self.since < KEPT_BACKOFF_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_Phase):
@@ -170,6 +210,7 @@ class Failed(_Phase):
     """
 
     STATE: ClassVar[State] = State.FAILED
+    KEEPS_MEMORY: ClassVar[bool] = False
     cause: str
 
 
@@ -179,6 +220,8 @@ class Abandoned(Failed):
 
     It holds no turn and nobody waits for it, but the model gets no other process.
     """
+
+    KEEPS_MEMORY: ClassVar[bool] = True
 
 
 Phase = Stopped | Pending | Loading | Ready | Draining | Stopping | Backoff | Failed | Abandoned

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import on_command, on_exit, on_process
+from . import on_command, on_exit, on_memory, on_process
 from .effects import Outcome
 from .life import Life
 from .states import (
@@ -29,12 +29,16 @@ from .triggers import (
     Died,
     Drained,
     Due,
+    Evicted,
     GivenUp,
     Greeted,
     GreetedByOtherVersion,
+    HasMemory,
     HasPid,
     HitBug,
     Hurry,
+    LacksMemory,
+    NoMemory,
     Progressed,
     Reconfigured,
     Removed,
@@ -117,6 +121,10 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(Draining, Reconfigured, on_command.reconfigured_while_draining),
     **_rule(Stopping, Reconfigured, on_command.reconfigured_while_stopping),
     **_rule(Pending, Turn, on_process.spawn),
+    **_rule(Pending, LacksMemory, on_memory.lacks),
+    **_rule(Pending, HasMemory, on_memory.lacks_no_longer),
+    **_rule(Pending, NoMemory, on_memory.refused),
+    **_rule(Ready, Evicted, on_memory.evicted),
     **_rule(Loading, HasPid, on_process.pid_while_loading),
     **_rule(Stopping, HasPid, on_process.pid_while_stopping),
     **_rule(Loading, Greeted, on_process.greeted),
@@ -139,6 +147,7 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(_AFTER_READY, HitBug, on_process.bug_with_process),
     **_rule(Stopping, HitBug, on_process.bug_while_stopping),
     **_rule(_WITHOUT_PROCESS, HitBug, on_process.nothing),
+    **_rule(Pending, Due, on_process.nothing),
     **_rule(Loading, Due, on_process.load_stalled),
     **_rule(Ready, Due, on_process.idle),
     **_rule(Draining, Due, on_process.drain_limit),

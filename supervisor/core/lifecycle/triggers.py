@@ -77,6 +77,48 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LacksMemory:
+    """There is no memory for it yet.
+
+    Attributes:
+        reason: what it needs and what is in the way.
+        looks_again_at: when a model that is in the way may go; None if nothing is known of that.
+    """
+
+    reason: str
+    looks_again_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasMemory:
+    """There is memory for it now, but it is not its turn yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMemory:
+    """There cannot be memory for it, whatever goes that may go.
+
+    Attributes:
+        reason: what it needs and what is in the way.
+        error: the answer for everybody who waits for it.
+    """
+
+    reason: str
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """It goes because its memory is needed.
+
+    Attributes:
+        reason: what for, and why it was chosen.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HasPid:
     """The process is running."""
 
@@ -210,6 +252,10 @@ Trigger = (
     | Removed
     | Reconfigured
     | Turn
+    | LacksMemory
+    | HasMemory
+    | NoMemory
+    | Evicted
     | HasPid
     | Greeted
     | GreetedByOtherVersion

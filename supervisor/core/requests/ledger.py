@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
-from mlxsup.protocol.states import NoticeKind, Priority
+from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from ..events import ConnectionId
@@ -22,11 +22,17 @@ MAX_DEATHS_WITHOUT_PROGRESS = 3
 
 
 class Stage(Enum):
-    """The stage of an open request; YIELDING ones run until their row has left, then wait."""
+    """The stage of an open request.
+
+    YIELDING and PAUSING ones run until their row has left; then the former queue, and the latter
+    are PAUSED: they wait outside the queue, until somebody resumes them.
+    """
 
     QUEUED = auto()
     RUNNING = auto()
     YIELDING = auto()
+    PAUSING = auto()
+    PAUSED = auto()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,18 +50,24 @@ class Request:
         digest: hash of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
         queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
-        stage: queued, running or yielding.
+        stage: where it is.
         standing: the class in which it waits, or in which it was dispatched: higher than its
             priority if it has waited long.
         waits_since: when it last began to wait.
-        waited_s: how long it had waited before, since it was asked for or got its class.
+        waited_s: how long it had waited before, since it was asked for or got its class; pauses by
+            a person are no waits.
         dispatched_at: time of the last dispatch.
         started_at: time of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
         acceptance_bytes: about how large that is: prompt, tools, a schema.
         may_resume: whether it continues after its worker has died.
         is_interrupted: whether its worker died and no other has continued it yet.
-        resumed: how many times it has continued.
+        resumed: how many times it has continued after that.
+        pause_reason: why its row was last asked to leave; says nothing before that.
+        is_paused: whether its row has left the batch since it last said anything.
+        paused: how many times it has continued after that.
+        paused_at: when its pause began; None: it is not paused, or was dispatched since.
+        paused_s: how long its earlier pauses took.
         first_token_at: monotonic seconds.
         engine_s: engine seconds charged so far.
         read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
@@ -90,6 +102,11 @@ class Request:
     may_resume: bool = True
     is_interrupted: bool = False
     resumed: int = 0
+    pause_reason: PauseReason = PauseReason.USER
+    is_paused: bool = False
+    paused: int = 0
+    paused_at: float | None = None
+    paused_s: float = 0.0
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
@@ -111,7 +128,12 @@ class Request:
     @property
     def is_counted(self) -> bool:
         """Whether it counts as waiting in the queue: not if its answer has begun."""
-        return self.stage is Stage.QUEUED and self.acceptance is None
+        return not self.has_row and self.acceptance is None
+
+    @property
+    def has_row(self) -> bool:
+        """Whether it was dispatched and its row has not left since, as far as is known."""
+        return self.stage is not Stage.QUEUED and self.stage is not Stage.PAUSED
 
     @property
     def held(self) -> Held:
@@ -133,6 +155,16 @@ class Request:
             times.append(self.first_token_deadline)
         return min((t for t in times if t is not None), default=None)
 
+    def end_wait(self, now: float) -> None:
+        """It leaves the line, because it was dispatched or somebody has paused it."""
+        self.waited_s += now - self.waits_since
+
+    def end_pause(self, now: float) -> None:
+        """It is dispatched, or its pause has only delayed its start."""
+        if self.paused_at is not None:
+            self.paused_s += now - self.paused_at
+            self.paused_at = None
+
     def usage(self) -> Usage:
         """Tokens and engine seconds counted so far."""
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
@@ -147,12 +179,14 @@ class Request:
         """Where its time has gone so far."""
         started_at = now if self.started_at is None else self.started_at
         first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
+        paused_s = 0.0 if self.paused_at is None else now - self.paused_at
         return Timings(
             queued_s=started_at - self.arrived_at,
             tokenize_s=self.tokenize_s,
             prefill_s=self.prefill_s,
             first_token_s=first,
             total_s=now - self.arrived_at,
+            paused_s=self.paused_s + paused_s,
         )
 
 
@@ -164,7 +198,7 @@ class Ledger:
 
     Attributes:
         terms: what each account is granted.
-        waiting: requests that are queued and have not begun, over all models.
+        waiting: requests that are queued or paused and have not begun, over all models.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -175,7 +209,7 @@ class Ledger:
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
         self._waiting_by_account: Counter[Account] = Counter()
         self._running_by_account: Counter[Account] = Counter()
-        self._has_freed = False
+        self._has_freed = self._has_filled = False
         self.waiting = 0
         self._held_bytes = 0
         self._listening = 0
@@ -189,7 +223,7 @@ class Ledger:
 
     @property
     def waiting_by_account(self) -> dict[Account, int]:
-        """Requests that are queued and have not begun, by account."""
+        """Requests that are queued or paused and have not begun, by account."""
         return dict(self._waiting_by_account)
 
     @property
@@ -213,7 +247,7 @@ class Ledger:
         return self._listening > 0
 
     def waiting_of(self, account: Account) -> int:
-        """Requests of one account that are queued and have not begun."""
+        """Requests of one account that are queued or paused and have not begun."""
         return self._waiting_by_account[account]
 
     def may_run(self, account: Account) -> bool:
@@ -226,6 +260,11 @@ class Ledger:
         waits again."""
         has_freed, self._has_freed = self._has_freed, False
         return has_freed
+
+    def take_filled(self) -> bool:
+        """Whether, since the last call, an account has reached its `max_running`."""
+        has_filled, self._has_filled = self._has_filled, False
+        return has_filled
 
     def new_key(self) -> RequestKey:
         """A key that was never used before."""
@@ -249,7 +288,7 @@ class Ledger:
             del self._by_connection[request.connection]
         if request.is_counted:
             self._count_waiting(request, -1)
-        elif request.stage is not Stage.QUEUED:
+        elif request.has_row:
             self._count_running(request, -1)
         self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
@@ -267,12 +306,11 @@ class Ledger:
         return list(self._by_connection.get(connection, {}).values())
 
     def move(self, request: Request, stage: Stage) -> None:
-        """A request was dispatched, must yield, or waits again."""
-        was_counted, was_running = request.is_counted, request.stage is not Stage.QUEUED
+        """A request was dispatched, must leave, or waits again."""
+        was_counted, had_row = request.is_counted, request.has_row
         request.stage = stage
-        is_running = stage is not Stage.QUEUED
-        if is_running is not was_running:
-            self._count_running(request, 1 if is_running else -1)
+        if request.has_row is not had_row:
+            self._count_running(request, 1 if request.has_row else -1)
         if request.is_counted is not was_counted:
             self._count_waiting(request, 1 if request.is_counted else -1)
 
@@ -296,7 +334,7 @@ class Ledger:
         waiting = Counter(r.account for r in requests if r.is_counted)
         assert dict(self._waiting_by_account) == dict(waiting)
         assert self.waiting == waiting.total()
-        running = Counter(r.account for r in requests if r.stage is not Stage.QUEUED)
+        running = Counter(r.account for r in requests if r.has_row)
         assert dict(self._running_by_account) == dict(running)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
@@ -312,5 +350,8 @@ class Ledger:
         self._running_by_account[account] += change
         if not self._running_by_account[account]:
             del self._running_by_account[account]
-        if change < 0 and self.terms.of(account).max_running:
+        most = self.terms.of(account).max_running
+        if most and change < 0:
             self._has_freed = True
+        elif most and self._running_by_account[account] >= most:
+            self._has_filled = True

@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import PauseReason
 
 from ..sharing.accounts import Account
 from ..sharing.counters import Counters
@@ -19,10 +20,20 @@ _Entry = tuple[float, RequestKey, Account]
 """A counter, the account's oldest request, the account."""
 
 
+def again_order(request: Request) -> tuple[bool, RequestKey]:
+    """Sorts requests that had been dispatched; it stays the same while they wait.
+
+    Who has left for the turn of another suspect stands with the interrupted ones: a crash was why.
+    """
+    was_paused = request.is_paused and request.pause_reason is not PauseReason.TURN
+    return was_paused and not request.is_interrupted, request.key
+
+
 class Line:
     """One class of a model's queue.
 
-    Requests that had been dispatched come first, oldest first. New ones come in the order in which
+    Requests that had been dispatched come first: those that a crash has interrupted, then those
+    that were paused, oldest first. New ones come in the order in which
     they will be dispatched if each costs as much as earlier ones did: always one of the account
     with the smallest counter, its oldest; with equal counters, the one that arrived first.
 
@@ -62,17 +73,18 @@ class Line:
 
     @property
     def again(self) -> dict[RequestKey, Request]:
-        """Those that had been dispatched, oldest first."""
+        """Those that had been dispatched, in order."""
         return self._again
 
     def add(self, request: Request, *, is_again: bool) -> None:
         """A request comes, or had been dispatched and comes again."""
         key = request.key
         if is_again:
-            is_last = not self._again or key > next(reversed(self._again))
+            last = next(reversed(self._again.values()), None)
             self._again[key] = request
-            if not is_last:
-                self._again = dict(sorted(self._again.items()))
+            if last is not None and again_order(request) < again_order(last):
+                in_order = sorted(self._again.values(), key=again_order)
+                self._again = {one.key: one for one in in_order}
             return
         self._new[key] = request
         keys = self._by_account.setdefault(request.account, [])

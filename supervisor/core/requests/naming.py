@@ -51,5 +51,11 @@ def _wrong_name(sentence: str, candidates: list[Request]) -> RemoteError:
 
 
 def _shown(request: Request) -> str:
-    doing = "waits" if request.stage is Stage.QUEUED else "runs"
-    return f"{request.id} ({number_of(request)}, {doing} for {request.model})"
+    match request.stage:
+        case Stage.QUEUED:
+            doing = "waits for"
+        case Stage.PAUSED:
+            doing = "is paused on"
+        case _:
+            doing = "runs for"
+    return f"{request.id} ({number_of(request)}, {doing} {request.model})"

@@ -1,7 +1,8 @@
 """Decides which waiting request of a model is dispatched next, and who is notified of moving up.
 
-By class; within a class, requests that had been dispatched before come first, and new ones in the
-order of their accounts' counters (`Line`). A request that has waited long moves up one class.
+By class; within a class, requests that had been dispatched before come first, interrupted ones
+before paused ones, and new ones in the order of their accounts' counters (`Line`). A request that
+has waited long moves up one class.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..deadlines import Deadlines
 from ..sharing.accounts import Account
 from ..sharing.counters import Counters
 from .ledger import Request
-from .line import Line, MayRun
+from .line import Line, MayRun, again_order
 
 NEAR = 8
 """This many at the front are notified of each change of place, and all that had been dispatched."""
@@ -81,7 +82,7 @@ class Queue:
 
     def rejoin(self, requests: Iterable[Request], now: float) -> None:
         """Puts requests that had been dispatched back, ahead of the new ones of their class."""
-        for request in sorted(requests, key=lambda request: request.key):
+        for request in sorted(requests, key=again_order):
             self._add(request, now, is_again=True)
 
     def leave(self, request: Request) -> None:

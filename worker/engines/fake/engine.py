@@ -53,6 +53,7 @@ from ...engine import (
     Row,
     RowLogprobs,
     RowPrefill,
+    RowSetAside,
     RowToken,
     StepResult,
 )
@@ -64,6 +65,7 @@ from .options import (
     stall,
     start_child,
 )
+from .row import FakeRow
 from .text import (
     BIG_TOKEN_BASE,
     VOCABULARY_SIZE,
@@ -79,6 +81,9 @@ GARBAGE = [b"\xc1not a message"]
 
 MAX_KEPT = 1024
 """How many rows that were taken out may return: their prefill is remembered, as with MLX."""
+
+BYTES_PER_KEPT_TOKEN = 1024
+"""How much memory a row that was set aside claims to take."""
 
 __all__ = ["FakeEngine", "FakeOptionError"]
 
@@ -102,28 +107,6 @@ class Reach:
     end_beats: Callable[[], None]
 
 
-@dataclass(slots=True, kw_only=True)
-class _FakeRow:
-    row: Row
-    directives: Directives
-    digest: bytes
-    said: list[int]
-    prefilled: int = 0
-    generated: int = 0
-
-    @property
-    def to_prefill(self) -> int:
-        return len(self.row.tokens) + len(self.row.delivered)
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.prefilled == self.to_prefill
-
-    @property
-    def seed(self) -> int | None:
-        return self.row.seed if self.row.sampling.temperature > 0 else None
-
-
 class FakeEngine:
     """See `Engine`.
 
@@ -140,8 +123,9 @@ class FakeEngine:
         self._options = FakeOptions.from_map(spec.fake)
         self._reach = reach
         self._codec = FakeTextCodec(self._options.tokenize_s)
-        self._rows: dict[RequestKey, _FakeRow] = {}
+        self._rows: dict[RequestKey, FakeRow] = {}
         self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
+        self._aside: dict[RequestKey, int] = {}  # the same, of rows that will return
         self._is_closed = False
 
     @property
@@ -213,8 +197,9 @@ class FakeEngine:
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
         digest = prompt_digest(row.tokens, self._options.voice)
-        cached = min(self._kept.pop(row.key, 0), len(row.tokens) + len(row.delivered) - 1)
-        self._rows[row.key] = _FakeRow(
+        known = max(self._kept.pop(row.key, 0), self._aside.pop(row.key, 0))
+        cached = min(known, len(row.tokens) + len(row.delivered) - 1)
+        self._rows[row.key] = FakeRow(
             row=row,
             directives=directives,
             digest=digest,
@@ -231,10 +216,25 @@ class FakeEngine:
             row = self._rows.pop(key, None)
             if row is None:
                 continue
-            self._kept[key] = row.prefilled + row.generated - len(row.row.delivered)
+            self._kept[key] = row.computed
             while len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
             self._stall_when_due(row, "remove")
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """See `Engine.set_aside`; no token is computed ahead here."""
+        rows = {key: self._rows[key] for key in keys if key in self._rows}
+        self.remove(*keys)
+        if keep:
+            self._aside |= {key: row.computed for key, row in rows.items() if row.computed}
+        else:
+            self.drop_kept(*keys)
+        return [RowSetAside(key=key, is_kept=key in self._aside) for key in keys]
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """See `Engine.drop_kept`."""
+        for key in keys:
+            self._aside.pop(key, None)
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
@@ -279,14 +279,14 @@ class FakeEngine:
         decode_s = step_s / 2 if tokens and prefill else step_s if tokens else 0.0
         return StepResult(tokens=tokens, prefill=prefill, took_s=step_s, decode_s=decode_s)
 
-    def _prefill(self, row: _FakeRow) -> RowPrefill:
+    def _prefill(self, row: FakeRow) -> RowPrefill:
         self._fail_when_due(row, 0)
         total = row.to_prefill
         computed = min(total - row.prefilled, self._options.prefill_tokens_per_step)
         row.prefilled += computed
         return RowPrefill(key=row.row.key, done=row.prefilled, total=total, computed=computed)
 
-    def _decode(self, row: _FakeRow) -> RowToken:
+    def _decode(self, row: FakeRow) -> RowToken:
         self._fail_when_due(row, row.generated + 1)
         key, index = row.row.key, row.generated
         may_end = index >= row.row.min_tokens
@@ -304,21 +304,21 @@ class FakeEngine:
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
 
     @staticmethod
-    def _draw(row: _FakeRow, index: int) -> int:
+    def _draw(row: FakeRow, index: int) -> int:
         if row.directives.big:
             return BIG_TOKEN_BASE + row.directives.big
         if index < len(row.said):
             return row.said[index]
         return answer_token(row.digest, index, row.seed)
 
-    def _answer_length(self, row: _FakeRow) -> float:
+    def _answer_length(self, row: FakeRow) -> float:
         if row.said:
             return len(row.said)
         if row.directives.answer is not None:
             return row.directives.answer
         return self._options.answer_tokens or float("inf")
 
-    def _fail_when_due(self, row: _FakeRow, token_number: int) -> None:
+    def _fail_when_due(self, row: FakeRow, token_number: int) -> None:
         wanted = row.directives
         if wanted.at != token_number or not self._is_struck(wanted):
             return
@@ -343,7 +343,7 @@ class FakeEngine:
         if wanted.beats:
             reach.end_beats()
 
-    def _stall_when_due(self, row: _FakeRow, method: str) -> None:
+    def _stall_when_due(self, row: FakeRow, method: str) -> None:
         wanted = row.directives
         if wanted.stall and wanted.during == method and self._is_struck(wanted):
             stall(wanted.stall)
@@ -364,7 +364,9 @@ class FakeEngine:
         for row in self._rows.values():
             if row.generated >= row.directives.at:
                 self._stall_when_due(row, "bytes_held")
-        return EngineBytes(active=self._options.active_bytes, peak=self._options.active_bytes)
+        kept = BYTES_PER_KEPT_TOKEN * sum(self._aside.values())
+        active = self._options.active_bytes + kept
+        return EngineBytes(active=active, peak=active, kept=kept)
 
     def close(self) -> None:
         """See `Engine.close`.
@@ -376,6 +378,7 @@ class FakeEngine:
             raise RuntimeError("the engine was closed twice")
         self._is_closed = True
         self._rows.clear()
+        self._aside.clear()
 
 
 def _logprobs(token: int, count: int | None) -> RowLogprobs | None:

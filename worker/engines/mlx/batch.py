@@ -15,8 +15,9 @@ from mlx_lm.generate import StopSequences
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
-from ...engine import Row, RowLogprobs, RowPrefill, RowToken, StepResult
+from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
 from ...text.grammar import Grammar
+from .kept_rows import KeptRows
 from .load import raise_if_innocent, raise_if_memory
 from .logprobs import LogprobReader
 from .new_row import NewRow
@@ -70,6 +71,7 @@ class MlxBatch:
         self._pacer = pacer
         self._prefixes = prefixes
         self._clock = clock
+        self._kept = KeptRows()
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
@@ -93,7 +95,7 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
-            found = self._prefixes.find(tokens)
+            found = self._kept.take(row.key, tokens) or self._prefixes.find(tokens)
             cached = found.count
             ending = self._ending_of(row)
             uid = self.passes.insert(
@@ -126,22 +128,68 @@ class MlxBatch:
 
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in one change; unknown keys are ignored (D6)."""
-        uids: list[int] = []
+        self._keep(self._take_out(keys).values())
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """See `Engine.set_aside`.
+
+        What is kept is all tokens but the one that was computed ahead: the row reads that one when
+        it returns, as the next step would have.
+        """
+        ahead = self._compute_ahead(keys)
+        ended = {key for key, token in ahead.items() if token.finish is not None}
+        caches = self._take_out(keys)
+        if keep:
+            with mx.stream(self._stream):
+                for key in caches.keys() - ended:
+                    self._kept.keep(key, *caches.pop(key))
+        else:
+            self._kept.drop(*keys)
+        self._keep(caches.values())
+        return [
+            RowSetAside(key=key, token=ahead.get(key), is_kept=key in self._kept) for key in keys
+        ]
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """See `Engine.drop_kept`."""
+        self._kept.drop(*keys)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The size of what is kept of rows that were set aside."""
+        return self._kept.held_bytes
+
+    def _compute_ahead(self, keys: Iterable[RequestKey]) -> dict[RequestKey, RowToken]:
+        """The tokens of these rows that the next step would return; they must leave now."""
+        uids = [self._uids[key] for key in keys if key in self._uids]
+        responses = self.passes.ahead(uids)
+        for response in responses:
+            if response.uid in self._grammars:
+                self._grammars[response.uid].accept(response.token)
+        wanted = self._wanted_logprobs
+        logprobs = self._logprobs.read(responses, wanted) if wanted else {}
+        tokens = [self._take_token(one, logprobs.get(one.uid)) for one in responses]
+        return {token.key: token for token in tokens}
+
+    def _take_out(
+        self, keys: Iterable[RequestKey]
+    ) -> dict[RequestKey, tuple[list[Any], list[int]]]:
+        """Takes rows out in one change; gives the caches of those that have read anything."""
+        out: dict[int, RequestKey] = {}
         kept: set[int] = set()
         for key in keys:
             uid = self._uids.pop(key, None)
             if uid is None:
                 continue
-            uids.append(uid)
+            out[uid] = key
             del self._keys[uid]
             self._wanted_logprobs.pop(uid, None)
             self._grammars.pop(uid, None)
             has_computed = self._turns.drop(uid)
             if has_computed and key != WARMUP_KEY:
                 kept.add(uid)
-        if not uids:
-            return
-        self._keep(self.passes.remove(uids, kept=kept).values())
+        caches = self.passes.remove(list(out), kept=kept) if out else {}
+        return {out[uid]: held for uid, held in caches.items()}
 
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
         """Keeps what rows have read for other rows with the same prefix."""
@@ -166,7 +214,8 @@ class MlxBatch:
 
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
-        books = (self._keys, self._uids, self._turns, self._wanted_logprobs, self._grammars)
+        rows = (self._keys, self._uids, self._turns, self._kept)
+        books = (*rows, self._wanted_logprobs, self._grammars)
         return tuple(len(book) for book in books)
 
     def predict_step_s(self) -> float:
@@ -209,7 +258,11 @@ class MlxBatch:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
             with mx.stream(self._stream):
                 self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
-        taken = [self._take_token(token, logprobs.get(token.uid)) for token in tokens]
+        taken = []
+        for token in tokens:
+            taken.append(self._take_token(token, logprobs.get(token.uid)))
+            if token.finish_reason is not None:
+                self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
         self.remove(*(token.key for token in taken if token.finish is not None))
         decode_s = self._pacer.predict_decode_s(decoding)
@@ -246,8 +299,6 @@ class MlxBatch:
             finish = FinishReason.STOP
             # A model without an end-of-text token draws the grammar's, which is not part either.
             is_text = not grammar.is_end(response.token)
-        if response.finish_reason is not None:
-            self._forget_ended(response)
         if not is_text:
             return RowToken(key=key, token=None, finish=finish)
         return RowToken(key=key, token=response.token, finish=finish, logprobs=logprobs)
@@ -264,6 +315,7 @@ class MlxBatch:
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
         self.remove(*self._uids)
+        self._kept.clear()
         self._prefixes.clear()
         mx.synchronize(self._stream)
         self.passes.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from mlxsup.protocol.states import Batching
+from mlxsup.protocol.text import log_line
 
 from .load import MODEL_FAULTS, raise_if_passing, shorten
 from .logits import FloatLogits
@@ -31,6 +33,8 @@ from .probe import (
     run_in_company,
     run_side_by_side,
 )
+
+logger = logging.getLogger(__name__)
 
 PROBE_VERSION = "3"
 """Changes when the same model may be run in another way, and so answer differently."""
@@ -89,6 +93,24 @@ class Finding:
 
     way: Batching
     reason: str = ""
+
+
+def log_finding(finding: Finding, model: str, seconds: float) -> None:
+    """Says in the log how rows of a model are run; a warning if that is not as configured."""
+    if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
+        logger.info(
+            log_line("rows run as configured", model=model, way=finding.way, seconds=seconds)
+        )
+        return
+    logger.warning(
+        log_line(
+            "rows may not share all passes",
+            model=model,
+            way=finding.way,
+            reason=finding.reason,
+            seconds=seconds,
+        )
+    )
 
 
 def has_state(cache: list[Any]) -> bool:

@@ -38,6 +38,9 @@ class Decode(Protocol):
         """The tokens that `next` will return for those of these rows that have begun; one wait
         for all of them."""
 
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """What `next` will return for those of these rows that have begun, without their step."""
+
     def next(self) -> list[Any]:
         """One token for each row that has begun."""
 
@@ -103,6 +106,14 @@ class BatchDecode:
             self.uids[number]: token for number, token in drawn_tokens(self.generator, own).items()
         }
 
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Decode.ahead`."""
+        own = [self.own_uids[uid] for uid in uids if uid in self.own_uids]
+        responses = computed_ahead(self.generator._generation_batch, own)
+        for response in responses:
+            response.uid = self.uids[response.uid]
+        return responses
+
     def next(self) -> list[Any]:
         """See `Decode.next`."""
         responses = self.generator.next()[1]
@@ -163,6 +174,11 @@ class LoneDecode:
         tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
         return dict(zip(begun, tokens, strict=True))
 
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Decode.ahead`."""
+        begun = [uid for uid in uids if uid in self.rows]
+        return [response for uid in begun for response in computed_ahead(self.rows[uid], [uid])]
+
     def next(self) -> list[Any]:
         """See `Decode.next`."""
         responses = [response for lone in self.rows.values() for response in lone.next()]
@@ -218,3 +234,34 @@ def drawn_tokens(generator: BatchGenerator, uids: Collection[int]) -> dict[int, 
         return {}
     drawn = zip(batch.uids, batch._next_tokens.tolist(), strict=True)
     return {uid: token for uid, token in drawn if uid in uids}
+
+
+def computed_ahead(batch: GenerationBatch, uids: Collection[int]) -> list[Any]:
+    """The responses of `batch.next()` for these rows, which have to leave afterwards.
+
+    mlx-lm draws a token a step before it returns it. The row's cache holds all tokens before that
+    one, so it is exactly what an answer needs that continues after it.
+    """
+    if not any(uid in uids for uid in batch.uids):
+        return []
+    drawn: Any = batch._next_tokens.tolist()
+    responses = []
+    for index, uid in enumerate(batch.uids):
+        if uid not in uids:
+            continue
+        finish = None
+        if batch._num_tokens[index] + 1 >= batch.max_tokens[index]:
+            finish = "length"
+        if batch._matchers[index].advance(drawn[index]):
+            finish = "stop"
+        responses.append(
+            batch.Response(
+                uid=uid,
+                token=drawn[index],
+                logprobs=batch._next_logprobs[index],
+                finish_reason=finish,
+                prompt_cache=None,
+                all_tokens=None,
+            )
+        )
+    return responses

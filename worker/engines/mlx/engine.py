@@ -6,32 +6,29 @@ without MLX gets an answer, not a traceback.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching, LoadPhase
-from mlxsup.protocol.text import log_line
 
 from ...engine import (
-    BadModelError,
     EngineBytes,
     EngineFacts,
     NoDeviceError,
     ReportProgress,
     Row,
+    RowSetAside,
     StepResult,
     TextCodec,
 )
-from .context_length import find_context_length
 from .folder import ModelFolder, check_folder, fingerprint
 from .known_faults import find_warnings
 from .memory_need import check_weights, memory_warnings
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
-
-logger = logging.getLogger(__name__)
 
 WARMUP_PROMPT_TOKENS = 9
 """Tokens of the warm-up: one first chunk, which is measured, and the last token: a slow model takes
@@ -164,7 +159,7 @@ class MlxEngine:
 
     def _choose_way(self, report: ReportProgress) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
-        from .batching import ONLY_ROW, UNTRIED
+        from .batching import UNTRIED, log_finding
 
         known = self._spec.known_batching or {}
         if (
@@ -179,28 +174,11 @@ class MlxEngine:
         finding = self._find_way(report)
         self._facts = replace(self.facts, batching=finding.way, batching_reason=finding.reason)
         seconds = round(time.perf_counter() - started, 2)
-        if finding.way is Batching.TOGETHER or finding.reason == ONLY_ROW:
-            logger.info(
-                log_line(
-                    "rows run as configured",
-                    model=self._spec.model,
-                    way=finding.way,
-                    seconds=seconds,
-                )
-            )
-        else:
-            logger.warning(
-                log_line(
-                    "rows may not share all passes",
-                    model=self._spec.model,
-                    way=finding.way,
-                    reason=finding.reason,
-                    seconds=seconds,
-                )
-            )
+        log_finding(finding, self._spec.model, seconds)
 
     def _find_way(self, report: ReportProgress) -> Finding:
         from .batching import WayFinder
+        from .load import blaming_the_model
 
         finder = WayFinder(
             self.model,
@@ -212,21 +190,8 @@ class MlxEngine:
             vocabulary_size=self.facts.vocabulary_size,
             report=lambda: report(LoadPhase.WARMUP, _MATERIALISED),
         )
-        with self._blaming_the_model():
+        with blaming_the_model(self._spec.path):
             return finder.find()
-
-    @contextmanager
-    def _blaming_the_model(self) -> Iterator[None]:
-        """Files that load but do not fit together, or that this MLX cannot compute, show it in
-        the first passes (B6)."""
-        from .load import MODEL_FAULTS, raise_if_passing, shorten
-
-        try:
-            yield
-        except MODEL_FAULTS as error:
-            raise_if_passing(error)
-            cause = shorten(error)
-            raise BadModelError(f"{self._spec.path}: the model cannot run: {cause}") from error
 
     def _make_batch(self) -> None:
         from .batch import MlxBatch
@@ -278,6 +243,7 @@ class MlxEngine:
         the model's speed from it. Its row is removed in every case (B5)."""
         report(LoadPhase.WARMUP, _MATERIALISED)
         from .batch import WARMUP_KEY
+        from .load import blaming_the_model
 
         length = max(min(WARMUP_PROMPT_TOKENS, self.facts.context_length - WARMUP_TOKENS), 1)
         row = Row(
@@ -288,7 +254,7 @@ class MlxEngine:
         )
         batch = self._ready()
         try:
-            with self._blaming_the_model():
+            with blaming_the_model(self._spec.path):
                 batch.insert(row)
                 while batch.has_rows():
                     batch.step()
@@ -304,16 +270,21 @@ class MlxEngine:
         """From now on rows are kept; before, neither the model nor its memory was final."""
         import mlx.core as mx
 
-        from .prefix_size import find_room
+        from .cache_layers import measure_layers
+        from .prefix_size import find_room, row_after_one_token
 
         assert self._text is not None
         assert self.prefixes is not None
         with mx.stream(self.stream):
             room = find_room(self.model, self._spec, self.facts)
+            layers = measure_layers(row_after_one_token(self.model))
         self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(
-            self.facts, prefix_cache_bytes=room.max_bytes, prefix_cache_tokens=room.row_tokens
+            self.facts,
+            prefix_cache_bytes=room.max_bytes,
+            prefix_cache_tokens=room.row_tokens,
+            cache_layers=layers,
         )
 
     def _narrow_vocabulary(self, logits_width: int | None) -> None:
@@ -338,6 +309,14 @@ class MlxEngine:
     def remove(self, *keys: RequestKey) -> None:
         """Takes rows out at once, in prefill or decode; unknown keys are ignored."""
         self._ready().remove(*keys)
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """See `Engine.set_aside`."""
+        return self._ready().set_aside(*keys, keep=keep)
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """See `Engine.drop_kept`."""
+        self._ready().drop_kept(*keys)
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
@@ -373,7 +352,10 @@ class MlxEngine:
         import mlx.core as mx
 
         return EngineBytes(
-            active=mx.get_active_memory(), cache=mx.get_cache_memory(), peak=mx.get_peak_memory()
+            active=mx.get_active_memory(),
+            cache=mx.get_cache_memory(),
+            peak=mx.get_peak_memory(),
+            kept=0 if self.batch is None else self.batch.kept_bytes,
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -85,6 +86,24 @@ def raise_if_passing(error: Exception) -> None:
     raise_if_innocent(error)
     if isinstance(error, RuntimeError) and _GPU_FAILED.search(str(error).lower()):
         raise error
+
+
+@contextmanager
+def blaming_the_model(path: str) -> Iterator[None]:
+    """Files that load but do not fit together, or that this MLX cannot compute, show it in the
+    first passes (B6).
+
+    Args:
+        path: the model folder.
+
+    Raises:
+        BadModelError: instead of what a pass raised, unless that is not the fault of the model.
+    """
+    try:
+        yield
+    except MODEL_FAULTS as error:
+        raise_if_passing(error)
+        raise BadModelError(f"{path}: the model cannot run: {shorten(error)}") from error
 
 
 def shorten(error: BaseException) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from mlxsup.protocol.text import size_text
+
 from ...engine import BadLaunchError
 
 COMFORTABLE_SHARE = 0.8
 """A share of `memory`: if more is in use before the first request, MLX constantly frees and takes
 memory, which doubles the time of a step."""
-
-MIB = 2**20
-GIB = 2**30
 
 
 def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> None:
@@ -42,13 +41,6 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
         "before the first request, which makes answers slow: "
         f'set memory to at least "{_enough_for(active_bytes)}"',
     )
-
-
-def size_text(count: int) -> str:
-    """At least that many bytes, in the form that the configuration takes."""
-    if count < GIB:
-        return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
-    return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"
 
 
 def _enough_for(count: int) -> str:

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
-from .decode import BatchDecode, Decode, LoneDecode, drawn_tokens, take_out
+from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
 from .new_row import KeptCaches, NewRow
 from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
@@ -41,6 +41,10 @@ class Passes(Protocol):
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """The tokens that the next step will return for those of these rows that decode; one wait
         for all of them."""
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """What the next step will return for those of these rows that decode, without that step;
+        they have to leave afterwards, and their caches hold all but this token."""
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """One token for each row that decodes; reads that many tokens of these prompts, by uid.
@@ -124,6 +128,10 @@ class TogetherPasses:
         """See `Passes.drawn`."""
         return drawn_tokens(self.generator, uids)
 
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Passes.ahead`."""
+        return computed_ahead(self.generator._generation_batch, uids)
+
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; mlx-lm reads the same number of every prompt: the most asked."""
         if sizes:
@@ -195,6 +203,10 @@ class SerialPasses:
     def drawn(self, uids: Collection[int]) -> dict[int, int]:
         """See `Passes.drawn`."""
         return self.decode.drawn(uids)
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Passes.ahead`."""
+        return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `Passes.step`; a prompt whose end was read joins those that decode."""

@@ -157,9 +157,7 @@ class PrefixCache:
             ids, size = ids[:fitting], _bytes_of(cache)
         if self._knows(ids):
             return
-        # Without this the arrays would hold on to those of the whole batch.
-        evaluate_soon: Any = mx.async_eval
-        evaluate_soon(list(iterate_arrays(cache)))
+        _evaluate_soon(cache)
         self._add(ids, Entry(cache=cache, array_bytes=size, is_cuttable=is_cuttable))
 
     def _fitting(self, size: int, count: int) -> int:
@@ -199,6 +197,19 @@ class PrefixCache:
         for node in self.entries():
             self._drop(node)
         self._longest_cuttable = 0
+
+
+def own_arrays(cache: list[Any]) -> int:
+    """Makes a row's cache hold its own arrays and nothing of its batch's; returns their bytes."""
+    compact(cache)
+    _evaluate_soon(cache)
+    return _bytes_of(cache)
+
+
+def _evaluate_soon(cache: list[Any]) -> None:
+    """Without this the arrays would hold on to those of the whole batch."""
+    evaluate_soon: Any = mx.async_eval
+    evaluate_soon(list(iterate_arrays(cache)))
 
 
 def _bytes_of(cache: list[Any]) -> int:

@@ -1,0 +1,144 @@
+"""`mlxsup plan`: what fits into the memory of this machine, without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxsup.protocol.ids import ModelName
+
+from ..connection import output_options
+from ..exit_status import CliError, ExitStatus
+from ..terminal.output import Output
+from ..terminal.plan_table import plan_lines
+from .start import find_configuration, read_configuration
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+    from mlxsup.supervisor.core.memory.budget import Budget
+    from mlxsup.supervisor.core.memory.need import Figure, Need
+    from mlxsup.supervisor.core.memory.plan import Placement
+
+
+@click.command(short_help="Show which models fit into memory.")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The configuration file.",
+)
+@output_options
+def plan(config_path: Path | None, output: Output) -> None:
+    """Example: mlxsup plan --config mlxsup.toml
+
+    Shows what each model of the configuration needs, which of them fit into memory together and
+    with how much context, and the change that makes all of them fit. Needs no daemon.
+    """
+    configuration = read_configuration(find_configuration(config_path))
+    value = _make_plan(configuration)
+    if output.is_json:
+        output.object(value)
+    else:
+        output.data("\n".join(plan_lines(output, value)))
+
+
+def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
+    """The plan as `--json` prints it."""
+    from mlxsup.supervisor.core.memory.change import find_change
+    from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
+    from mlxsup.supervisor.memory.appraiser import Appraiser
+    from mlxsup.supervisor.memory.backend import find_backend
+    from mlxsup.supervisor.memory.folder import FolderError
+    from mlxsup.supervisor.memory.measurements import Measurements
+
+    backend = find_backend()
+    budget = _find_budget(configuration, backend)
+    measurements = Measurements(configuration.runtime_dir)
+    appraiser = Appraiser(backend, measurements)
+    candidates: list[Candidate] = []
+    problems: dict[ModelName, str] = {}
+    for model in configuration.models:
+        try:
+            need = appraiser.appraise(model.launch)
+        except FolderError as error:
+            problems[model.name] = str(error)
+        else:
+            candidates.append(Candidate(model=model.name, need=need, is_resident=model.preload))
+    made = make_plan(candidates, budget.size_bytes)
+    change = find_change(candidates, budget)
+    placements = {place.model: place for place in made.placements}
+    needs = {one.model: one for one in candidates}
+    return {
+        "backend": backend,
+        "budget": {
+            "bytes": budget.size_bytes,
+            "machine_bytes": budget.machine_bytes,
+            "reason": budget.reason,
+        },
+        "needed_bytes": made.reserved_bytes,
+        "fits": made.fits and not problems,
+        "change": None if change is None else str(change),
+        "measurements": measurements.problem or None,
+        "models": [
+            {"name": model.name, "preload": model.preload, "problem": problems[model.name]}
+            if model.name in problems
+            else _row(needs[model.name].need, placements[model.name], is_resident=model.preload)
+            for model in configuration.models
+        ],
+    }
+
+
+def _find_budget(configuration: DaemonConfig, backend: str) -> Budget:
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_budget
+
+    try:
+        return find_budget(configuration.memory_budget, backend)
+    except NoDeviceMemoryError as error:
+        raise CliError(
+            str(error),
+            code="no_budget",
+            hint='set memory_budget = "…GiB" in [supervisor]',
+            status=ExitStatus.FAILED,
+        ) from None
+
+
+def _row(need: Need, place: Placement, *, is_resident: bool) -> dict[str, Any]:
+    return {
+        "name": place.model,
+        "preload": is_resident,
+        "problem": None,
+        "needed": {
+            "bytes": need.needed_bytes,
+            "source": _source(need),
+        },
+        "weights": _figure(need.weights),
+        "process": _figure(need.own),
+        "cache": {
+            "bytes": max(0, need.needed_bytes - need.fixed_bytes),
+            "tokens": need.least_tokens,
+            "source": str(need.layers_source),
+        },
+        "wanted_bytes": need.wanted_bytes,
+        "is_loaded": place.is_placed,
+        "goes": list(place.goes),
+        "missing_bytes": place.missing_bytes,
+        "memory_bytes": place.memory_bytes,
+        "context_tokens": place.context_tokens,
+        "context_length": need.context_tokens,
+        "rows": place.rows,
+        "max_concurrency": need.max_rows,
+        "remark": need.remark or None,
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {"bytes": figure.size_bytes, "source": str(figure.source)}
+
+
+def _source(need: Need) -> str:
+    if need.given_bytes is not None:
+        return "given"
+    return "measured" if need.is_measured else "estimated"

@@ -1,0 +1,38 @@
+"""The argument ID of a request, which a shell can complete, and what a pause answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .model_names import ask_status, target_of
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def complete_request(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The ids that begin so, of requests that run, wait or are paused, each with its model."""
+    from click.shell_completion import CompletionItem
+
+    return [
+        CompletionItem(one["id"], help=f"{row['name']}, {kind}")
+        for row in ask_status(target_of(context))
+        for key, kind in (("rows", "running"), ("line", "waiting"), ("paused_rows", "paused"))
+        for one in row[key]
+        if one["id"].startswith(incomplete)
+    ]
+
+
+request_argument = click.argument("request", metavar="ID", shell_complete=complete_request)
+
+
+def stage_line(value: Mapping[str, Any]) -> str:
+    """`5f0c12ab-1 of smollm2: paused after 12 tokens`."""
+    sent = value["tokens_sent"]
+    tokens = "1 token" if sent == 1 else f"{sent} tokens"
+    return f"{value['request']} of {value['model']}: {value['stage']} after {tokens}"

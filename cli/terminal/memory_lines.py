@@ -1,0 +1,29 @@
+"""The memory budget, below the table of models: how much is reserved, and who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .quantities import format_bytes, format_duration
+
+
+def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
+    """`memory: 6.0 GiB of 8.0 GiB reserved`, and a line for each model that waits for memory.
+
+    Args:
+        value: the daemon's status; without a budget there is nothing to say.
+        width: columns of the terminal; None: lines are never cut.
+    """
+    memory = value.get("memory") or {}
+    budget_bytes = memory.get("budget_bytes")
+    if budget_bytes is None:
+        return []
+    reserved = format_bytes(memory.get("reserved_bytes") or 0)
+    lines = [f"memory: {reserved} of {format_bytes(budget_bytes)} reserved"]
+    for model in value["models"]:
+        wait = model.get("memory_wait")
+        if wait:
+            waits = format_duration(wait["waits_s"])
+            lines.append(f"{model['name']} has waited for memory for {waits}: it {wait['reason']}")
+    return [line[:width] for line in lines]

@@ -1,0 +1,24 @@
+"""What the layers of a model keep for each row: measured by workers, planned with by the daemon."""
+
+from __future__ import annotations
+
+from .message import Record, record
+
+
+@record
+class CacheLayers(Record):
+    """Layers that keep equally large caches.
+
+    Attributes:
+        layers: how many there are.
+        token_bytes: bytes of keys and values that one layer keeps per token of a row; 0 if it
+            keeps a state instead.
+        row_bytes: bytes that one layer keeps per row, however long the row is.
+        window: a layer keeps at most this many tokens, besides those of the chunk that it reads;
+            None: all of them.
+    """
+
+    layers: int
+    token_bytes: int = 0
+    row_bytes: int = 0
+    window: int | None = None

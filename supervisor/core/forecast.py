@@ -1,0 +1,60 @@
+"""What a load would lead to, without doing it: the answer to `load --dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, assert_never
+
+from mlxsup.protocol.states import State
+
+from .errors import does_not_fit, load_failed
+from .lifecycle.states import Abandoned
+from .loading import foresee
+from .memory.planner import Admit, Evict, Refuse, Wait
+from .memory.sentences import needs
+from .model import Model
+from .settings import CoreSettings
+
+
+def forecast(
+    model: Model, models: Iterable[Model], settings: CoreSettings, now: float
+) -> dict[str, Any]:
+    """The answer: `model`, `outcome`, `needed_bytes`, `evicts` (names) and `reason` (a phrase).
+
+    `outcome` is `loaded` (nothing to do), `fits`, `evicts` or `waits`.
+
+    Raises:
+        RemoteError: the load would be refused, with this same error.
+    """
+    others = list(models)
+    if isinstance(model.life.phase, Abandoned):
+        raise load_failed(model.name, model.life.failure, is_retryable=False)
+    answer: dict[str, Any] = {
+        "model": model.name,
+        "needed_bytes": model.life.needed_bytes,
+        "evicts": [],
+    }
+    if model.life.state in (State.LOADING, State.READY):
+        return {**answer, "outcome": "loaded", "reason": f"is {model.life.state}"}
+    budget_bytes = settings.budget.size_bytes if settings.budget else 0
+    match foresee(model, others, settings, now):
+        case Admit() if settings.budget is None:
+            return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
+        case Admit():
+            reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
+            short = needs(model.life.needed_bytes, budget_bytes - reserved_bytes)
+            return {**answer, "outcome": "fits", "reason": f"it {short}"}
+        case Evict(models=names, reason=reason):
+            return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}
+        case Wait(reason=reason):
+            return {**answer, "outcome": "waits", "reason": reason}
+        case Refuse(reason=reason, blockers=blockers):
+            raise does_not_fit(
+                model.name,
+                reason,
+                needed_bytes=model.life.needed_bytes,
+                budget_bytes=budget_bytes,
+                blockers=blockers,
+            )
+        case verdict:
+            assert_never(verdict)

@@ -1,0 +1,48 @@
+"""The rules for memory: a model waits for it, does without it, or goes to make room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlxsup.protocol.states import Wanted, Why
+
+from .effects import Changed, QueueEnds, UpWaitersEnd
+from .life import Life
+from .states import Lack, Pending, Ready, Stopped
+from .triggers import Evicted, HasMemory, LacksMemory, NoMemory
+
+# ---------------------------------------------------------------- before a load
+
+
+def lacks(life: Life, phase: Pending, trigger: LacksMemory, now: float) -> None:
+    """It waits, and holds nothing meanwhile: two that wait for each other would wait for ever."""
+    since = phase.lack.since if phase.lack else now
+    lack = Lack(since=since, reason=trigger.reason, looks_again_at=trigger.looks_again_at)
+    life.phase = replace(phase, lack=lack)
+    life.reserved_bytes = 0
+    life.keep_books()
+    if phase.lack is None:
+        life.do(Changed(note=f"waiting for memory: {trigger.reason}"))
+
+
+def lacks_no_longer(life: Life, phase: Pending, trigger: HasMemory, now: float) -> None:
+    life.phase = replace(phase, lack=None)
+
+
+def refused(life: Life, phase: Pending, trigger: NoMemory, now: float) -> None:
+    """Everybody who waits is answered. A model to preload stays wanted: a reload may make room."""
+    life.do(QueueEnds(error=trigger.error), UpWaitersEnd(error=trigger.error))
+    if life.settings.preload:
+        lacks(life, phase, LacksMemory(reason=trigger.reason, looks_again_at=None), now)
+    else:
+        life.want(Wanted.DOWN, Why.MEMORY)
+        life.enter(Stopped(since=now), trigger.error.message)
+
+
+# ---------------------------------------------------------------- making room
+
+
+def evicted(life: Life, phase: Ready, trigger: Evicted, now: float) -> None:
+    """It is idle, and its memory is needed; the next request loads it again."""
+    life.want(Wanted.DOWN, Why.EVICT)
+    life.drain(phase, 0.0, now, trigger.reason)

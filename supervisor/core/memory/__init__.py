@@ -1,0 +1,1 @@
+"""What models need in memory, what there is, and who fits."""

@@ -1,0 +1,111 @@
+"""What a model needs in memory: its weights, its process, and the caches of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mlxsup.protocol.cache_layers import CacheLayers
+
+from .cache_cost import cache_bytes, tokens_within
+
+
+class Source(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    """By a worker that had this model loaded."""
+    ESTIMATED = "estimated"
+    """From the files of the model, or a first guess."""
+    GIVEN = "given"
+    """By the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A size, and how far it can be trusted.
+
+    Attributes:
+        size_bytes: the size.
+        source: where it comes from.
+    """
+
+    size_bytes: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one model needs. A row is a request that runs; a batch pads its rows to the longest.
+
+    Attributes:
+        weights: the model's arrays.
+        own: what its process takes besides: interpreter, libraries, the device's context.
+        layers: what its layers keep for each row.
+        layers_source: where that comes from.
+        remark: why the caches may differ from the estimate, a sentence; empty if nothing is known.
+        context_tokens: a row has at most this many tokens.
+        least_tokens: memory is reserved for a row of at least this many tokens.
+        max_rows: rows that run at the same time, at most.
+        given_bytes: what the entry's `memory` allows it; None: what it needs is up to the planner.
+    """
+
+    weights: Figure
+    own: Figure
+    layers: tuple[CacheLayers, ...]
+    layers_source: Source
+    context_tokens: int
+    least_tokens: int
+    max_rows: int
+    remark: str = ""
+    given_bytes: int | None = None
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What it takes before any request runs."""
+        return self.weights.size_bytes + self.own.size_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free before it is loaded: one row of `least_tokens`, or what is given."""
+        if self.given_bytes is not None:
+            return self.given_bytes
+        return self.bytes_for(rows=1, longest=self.least_tokens)
+
+    @property
+    def whole_row_bytes(self) -> int:
+        """What it takes with one row of the whole context, or what is given if that is less."""
+        return self._limited(self.bytes_for(rows=1, longest=self.context_tokens))
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What it takes at most: all of its rows, each of the whole context."""
+        return self._limited(self.bytes_for(rows=self.max_rows, longest=self.context_tokens))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether nothing that `needed_bytes` rests on is an estimate."""
+        if self.given_bytes is not None:
+            return True
+        sources = (self.weights.source, self.own.source, self.layers_source)
+        return Source.ESTIMATED not in sources
+
+    def bytes_for(self, *, rows: int, longest: int) -> int:
+        """What it takes with that many rows, the longest of them of that many tokens."""
+        return self.fixed_bytes + cache_bytes(self.layers, rows=rows, longest=longest)
+
+    def tokens_in(self, size_bytes: int, *, rows: int = 1) -> int:
+        """The longest context that rows can have in so much memory, weights and all; 0: none."""
+        room = size_bytes - self.fixed_bytes
+        return tokens_within(room, self.layers, rows=rows, most=self.context_tokens)
+
+    def rows_in(self, size_bytes: int, *, longest: int) -> int:
+        """How many rows of that length it has memory for, at most `max_rows`; 0: none."""
+        room = size_bytes - self.fixed_bytes
+        if longest == 0 or room < 0:
+            return 0
+        one = cache_bytes(self.layers, rows=1, longest=longest)
+        return self.max_rows if one == 0 else min(self.max_rows, room // one)
+
+    def _limited(self, size_bytes: int) -> int:
+        return size_bytes if self.given_bytes is None else self.given_bytes

@@ -1,0 +1,159 @@
+"""Which models of a configuration fit into the budget together, and with how much context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlxsup.protocol.ids import ModelName
+
+from .need import Need
+from .room import Fits, FitsWithout, find_room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A model that is to be served.
+
+    Attributes:
+        model: its name.
+        need: what it needs.
+        is_resident: whether it is to be loaded all the time; otherwise on request, when others may
+            go for it.
+    """
+
+    model: ModelName
+    need: Need
+    is_resident: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What becomes of a model.
+
+    Attributes:
+        model: its name.
+        is_placed: whether it is loaded next to those before it.
+        goes: who has to go for it, if it is not; empty if that does not help.
+        missing_bytes: what it lacks even if all others have gone; 0: it can be loaded.
+        context_tokens: the longest row that it has memory for; 0: not even one of a token.
+        rows: how many rows of that length it has memory for at the same time.
+        memory_bytes: what it may take: at least what it needs, and its part of what is left.
+    """
+
+    model: ModelName
+    is_placed: bool
+    goes: tuple[ModelName, ...] = ()
+    missing_bytes: int = 0
+    context_tokens: int
+    rows: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What fits.
+
+    Attributes:
+        placements: of all candidates, in their order.
+        reserved_bytes: what those that are loaded need together.
+        fits: whether all that are to be resident are, and each of the others can be loaded.
+    """
+
+    placements: tuple[Placement, ...]
+    reserved_bytes: int
+    fits: bool
+
+
+def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
+    """Loads models in their order as long as they fit, and looks what the others would displace.
+
+    What is left goes to the caches of those that are loaded: first until a row of each can have
+    its whole context, then for more rows, in equal parts. Who has to go for another model goes in
+    the order of the candidates, as those do that nobody has used yet.
+
+    Args:
+        candidates: the models.
+        budget_bytes: what all of them may take together.
+    """
+    needs = {one.model: one.need for one in candidates}
+    reserved: dict[ModelName, int] = {}
+    for one in candidates:
+        if one.is_resident:
+            size = one.need.needed_bytes
+            room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=())
+            if isinstance(room, Fits):
+                reserved[one.model] = size
+    granted = _share_out({name: needs[name] for name in reserved}, reserved, budget_bytes)
+    placements = tuple(
+        _placed(one, granted[one.model])
+        if one.model in granted
+        else _displacing(one, reserved, budget_bytes)
+        for one in candidates
+    )
+    fits = all(
+        place.is_placed or (not one.is_resident and not place.missing_bytes)
+        for one, place in zip(candidates, placements, strict=True)
+    )
+    return Plan(placements=placements, reserved_bytes=sum(reserved.values()), fits=fits)
+
+
+def _placed(candidate: Candidate, memory_bytes: int) -> Placement:
+    need = candidate.need
+    tokens = need.tokens_in(memory_bytes)
+    return Placement(
+        model=candidate.model,
+        is_placed=True,
+        context_tokens=tokens,
+        rows=need.rows_in(memory_bytes, longest=tokens),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _displacing(
+    candidate: Candidate, reserved: Mapping[ModelName, int], budget_bytes: int
+) -> Placement:
+    """One that is not loaded: who would have to go for it, and what it could have then."""
+    need = candidate.need
+    size = need.needed_bytes
+    room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=list(reserved))
+    if not isinstance(room, Fits | FitsWithout):
+        tokens = need.tokens_in(min(size, budget_bytes))
+        return Placement(
+            model=candidate.model,
+            is_placed=False,
+            missing_bytes=room.missing_bytes,
+            context_tokens=tokens,
+            rows=1 if tokens else 0,
+            memory_bytes=0,
+        )
+    memory_bytes = min(size + room.spare_bytes, max(size, need.wanted_bytes))
+    tokens = need.tokens_in(memory_bytes)
+    return Placement(
+        model=candidate.model,
+        is_placed=False,
+        goes=room.models if isinstance(room, FitsWithout) else (),
+        context_tokens=tokens,
+        rows=need.rows_in(memory_bytes, longest=tokens),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _share_out(
+    needs: Mapping[ModelName, Need], reserved: Mapping[ModelName, int], budget_bytes: int
+) -> dict[ModelName, int]:
+    """What each may take; together no more than the budget."""
+    granted = dict(reserved)
+    for wanted in (
+        {name: need.whole_row_bytes for name, need in needs.items()},
+        {name: need.wanted_bytes for name, need in needs.items()},
+    ):
+        spare = budget_bytes - sum(granted.values())
+        # Whoever lacks least comes first: what it leaves of its part is for the others.
+        waiting = sorted(granted, key=lambda name: wanted[name] - granted[name])
+        for place, name in enumerate(waiting):
+            part = spare // (len(waiting) - place)
+            more = max(0, min(part, wanted[name] - granted[name]))
+            granted[name] += more
+            spare -= more
+    return granted

@@ -1,0 +1,24 @@
+"""What the planner says to people about memory, in phrases that follow a model's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlxsup.protocol.text import size_text
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *front, last = names
+    return f"{', '.join(front)} and {last}" if front else last
+
+
+def is_or_are(names: Iterable[str]) -> str:
+    """The names with their verb: `a is`, `a and b are`."""
+    found = list(names)
+    return f"{listed(found)} {'is' if len(found) == 1 else 'are'}"
+
+
+def needs(needed_bytes: int, free_bytes: int) -> str:
+    """How a sentence about a model that has to wait begins."""
+    return f"needs {size_text(needed_bytes)}, {size_text(max(free_bytes, 0))} is free"

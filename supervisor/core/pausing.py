@@ -1,0 +1,179 @@
+"""Pauses: a row leaves the batch on purpose, and its request continues where it stood.
+
+`ask_to_leave` is the only way to make a running row leave without an end, whatever the reason.
+Until the worker confirms, the row runs: it holds its place, its tokens count, its end wins, a crash
+judges it. A pause accuses nobody. What leaves because a person wants it is PAUSED and waits outside
+the queue; everything else queues again: ahead of new requests, if the worker had accepted it.
+"""
+
+from __future__ import annotations
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import NoticeKind, PauseReason, RowState, State, Wanted
+from mlxsup.protocol.worker_messages import DropKept, PauseRow
+
+from .deadlines import Deadlines
+from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
+from .model import Model
+from .outbox import Outbox
+from .requests.ledger import Ledger, Request, Stage
+from .status import change_map
+
+
+class Pausing:
+    """Takes requests out of the batch or the line, and lets them return.
+
+    Args:
+        ledger: the open requests.
+        deadlines: where their times are kept.
+        outbox: takes what their clients and workers are sent.
+    """
+
+    def __init__(self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox) -> None:
+        self._ledger = ledger
+        self._deadlines = deadlines
+        self._outbox = outbox
+
+    # ------------------------------------------------------------ what people ask
+
+    def pause(self, model: Model, request: Request, now: float) -> None:
+        """A person pauses a request, at whatever stage it is.
+
+        Raises:
+            RemoteError: `invalid_request`; it is paused already, or may not be paused.
+        """
+        if request.stage in (Stage.PAUSING, Stage.PAUSED):
+            raise already_paused(model.name, request.id)
+        _check_allowed(model, request)
+        if request.stage is Stage.QUEUED:
+            model.queue.leave(request)
+            request.end_wait(now)
+            request.pause_reason = PauseReason.USER
+            self.put_aside(model, request, now)
+        elif request.stage is Stage.YIELDING:  # its row has been asked to leave already
+            request.pause_reason = PauseReason.USER
+            self._ledger.move(request, Stage.PAUSING)
+        else:
+            self.ask_to_leave(model, request, PauseReason.USER, keep=True)
+
+    def resume(self, model: Model, request: Request, now: float) -> None:
+        """A person lets a paused request continue; once accepted, it queues ahead of new ones.
+
+        Raises:
+            RemoteError: `invalid_request`; nobody has paused it.
+        """
+        if request.stage is Stage.PAUSING:
+            self._ledger.move(request, Stage.YIELDING)
+        elif request.stage is Stage.PAUSED:
+            self.let_queue(model, request, now)
+        else:
+            raise not_paused(model.name, request.id)
+
+    # ------------------------------------------------------------ what rows do
+
+    def ask_to_leave(
+        self, model: Model, request: Request, reason: PauseReason, *, keep: bool
+    ) -> None:
+        """Makes a running row leave the batch; it runs until the worker confirms that.
+
+        Args:
+            model: whose worker runs it.
+            request: RUNNING.
+            reason: decides where it waits then, and what its client is notified of.
+            keep: whether the worker keeps what it has computed for it.
+        """
+        is_by_person = reason is PauseReason.USER
+        request.pause_reason = reason
+        self._ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
+        if model.life.state in (State.READY, State.DRAINING):
+            self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
+
+    def row_left(
+        self, model: Model, request: Request, state: RowState, now: float
+    ) -> RemoteError | None:
+        """The worker has confirmed that the row left the batch; what it delivered is kept.
+
+        Returns:
+            The error of a request that may not return, because its model is going down and the
+            worker had not accepted it yet.
+        """
+        is_wanted = model.life.wanted is Wanted.UP
+        if not is_wanted and request.acceptance is None:
+            return for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
+        if state is RowState.KEPT:
+            model.kept.add(request.key)
+        if request.stage is Stage.PAUSING and is_wanted:
+            self.put_aside(model, request, now)
+            return None
+        self._begin(request, now)
+        if request.is_paused:
+            self._notify(request)
+        self._ledger.move(request, Stage.QUEUED)
+        model.line_up_again(request, now)
+        self._deadlines.set(request.key, request.next_deadline)
+        return None
+
+    def put_aside(self, model: Model, request: Request, now: float) -> None:
+        """A request that is neither queued nor running any longer is PAUSED."""
+        self._begin(request, now)
+        if request.paused_at is None:
+            request.paused_at = now
+        self._ledger.move(request, Stage.PAUSED)
+        model.paused[request.key] = request
+        self._deadlines.set(request.key, request.next_deadline)
+        self._notify(request)
+        note = f"request {request.id} is paused: somebody asked for that"
+        self._outbox.announce(change_map(model, model.life.state, note))
+
+    def let_queue(self, model: Model, request: Request, now: float) -> None:
+        """A PAUSED request waits for a row again."""
+        del model.paused[request.key]
+        if request.acceptance is None:  # what limits the wait for its start did not run
+            if request.queue_deadline is not None and request.paused_at is not None:
+                request.queue_deadline += now - request.paused_at
+            request.end_pause(now)
+        self._ledger.move(request, Stage.QUEUED)
+        model.line_up(request, now)
+        self._deadlines.set(request.key, request.next_deadline)
+        note = f"request {request.id} is no longer paused"
+        self._outbox.announce(change_map(model, model.life.state, note))
+
+    def forget_state(self, model: Model, key: RequestKey) -> None:
+        """A request that had been paused has ended: the worker need not keep its state."""
+        if key in model.kept:
+            model.kept.remove(key)
+            if model.life.state in (State.READY, State.DRAINING):
+                self._outbox.tell(model.life, DropKept(key=key))
+
+    # ------------------------------------------------------------ inside
+
+    def _begin(self, request: Request, now: float) -> None:
+        """One that the worker has not accepted waits as if it were new."""
+        request.told.clear()
+        if request.acceptance is None:
+            request.started_at = None
+            return
+        request.is_paused = True
+        if request.paused_at is None:
+            request.paused_at = now
+        request.queue_deadline = None  # it limits the wait for the start, and it was started
+
+    def _notify(self, request: Request) -> None:
+        detail = {"reason": request.pause_reason.value, "tokens_sent": request.tokens_sent}
+        self._outbox.notify(request, NoticeKind.PAUSED, detail)
+
+
+def _check_allowed(model: Model, request: Request) -> None:
+    """Refuses what must run through once it has begun.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    life = model.life
+    if not request.may_resume:
+        raise may_not_be_paused(model.name, request.id, "it was sent with `resume` false")
+    if life.launch.deterministic:
+        raise may_not_be_paused(model.name, request.id, f"{model.name} is `deterministic`")
+    if life.wanted is not Wanted.UP:
+        raise may_not_be_paused(model.name, request.id, life.waiting_error.message)

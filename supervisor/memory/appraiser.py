@@ -1,0 +1,123 @@
+"""What a model of the configuration needs: measured if its worker has run, or else estimated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxsup.protocol.context_length import find_context_length
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.worker_messages import Ready
+
+from ..core.memory.need import Figure, Need, Source
+from .folder import FolderError, fingerprint, read_folder
+from .layout import find_layout
+from .measurements import Measured, Measurements
+from .weights import loaded_bytes
+
+MIB = 2**20
+
+FIRST_GUESS_BYTES = {"cpu": 256 * MIB, "metal": 256 * MIB, "cuda": 768 * MIB}
+"""What a process takes besides its arrays, before anything was measured: on a CPU the interpreter,
+the libraries and a tokenizer; with CUDA what the driver keeps for it on the device."""
+
+LEAST_TOKENS = 4096
+"""Memory is reserved for one row of this many tokens, unless the entry sets `context_length`: the
+whole context of a model may take more than its weights, and few requests come near it."""
+
+FAKE_PROCESS_BYTES = 64 * MIB
+FAKE_CONTEXT_LENGTH = 4096
+
+
+class Appraiser:
+    """Finds out what models need.
+
+    Args:
+        backend: that MLX uses here: `cpu`, `cuda` or `metal`.
+        measurements: what is remembered.
+    """
+
+    def __init__(self, backend: str, measurements: Measurements) -> None:
+        self._backend = backend
+        self._measurements = measurements
+
+    def appraise(self, launch: LaunchSettings) -> Need:
+        """What a model needs.
+
+        Args:
+            launch: what its worker is started with.
+
+        Raises:
+            FolderError: its folder is missing or damaged; loading it will fail, too.
+        """
+        if launch.engine == "fake":
+            return self._appraise_fake(launch)
+        files = read_folder(Path(launch.path))
+        context = find_context_length(files.config, launch.context_length).tokens
+        measured = self._measurements.find(launch.path, self._backend, files.fingerprint)
+        layout = find_layout(files.text_config, files.tensors)
+        layers, layers_source, remark = layout.layers, Source.ESTIMATED, layout.remark
+        weights = Figure(size_bytes=loaded_bytes(files.tensors), source=Source.ESTIMATED)
+        if measured is not None:
+            weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
+            if measured.layers:
+                layers, layers_source, remark = measured.layers, Source.MEASURED, ""
+        return Need(
+            weights=weights,
+            own=self._own(measured),
+            layers=layers,
+            layers_source=layers_source,
+            remark=remark,
+            context_tokens=context,
+            least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
+            max_rows=launch.max_concurrency,
+            given_bytes=launch.memory_limit_bytes,
+        )
+
+    def _own(self, measured: Measured | None) -> Figure:
+        if measured is not None and measured.own_bytes is not None:
+            return Figure(size_bytes=measured.own_bytes, source=Source.MEASURED)
+        largest = self._measurements.largest_own_bytes(self._backend)
+        guess = FIRST_GUESS_BYTES[self._backend] if largest is None else largest
+        return Figure(size_bytes=guess, source=Source.ESTIMATED)
+
+    def _appraise_fake(self, launch: LaunchSettings) -> Need:
+        """The fake engine keeps nothing: its process is all that it takes."""
+        declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
+        asked = launch.context_length or declared
+        context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH
+        return Need(
+            weights=Figure(size_bytes=0, source=Source.MEASURED),
+            own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.ESTIMATED),
+            layers=(),
+            layers_source=Source.MEASURED,
+            context_tokens=context,
+            least_tokens=context,
+            max_rows=launch.max_concurrency,
+            given_bytes=launch.memory_limit_bytes,
+        )
+
+
+def measured_by(launch: LaunchSettings, ready: Ready) -> Measured | None:
+    """What a worker's READY says about its model; None if that is not worth remembering.
+
+    Args:
+        launch: what the worker was started with.
+        ready: its message.
+    """
+    sizes = [ready.active_bytes, ready.own_bytes or 0]
+    for one in ready.cache_layers:
+        sizes += [one.layers, one.token_bytes, one.row_bytes, one.window or 0]
+    if launch.engine == "fake" or ready.active_bytes == 0 or min(sizes) < 0:
+        return None
+    try:
+        files = fingerprint(Path(launch.path))
+    except (FolderError, OSError):  # it was taken away since the load
+        return None
+    return Measured(
+        path=launch.path,
+        backend=ready.backend,
+        fingerprint=files,
+        weight_bytes=ready.active_bytes,
+        own_bytes=ready.own_bytes,
+        layers=tuple(ready.cache_layers),
+    )

@@ -1,0 +1,106 @@
+"""What the core is told about memory: the budget of this machine, and what each model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.text import size_text
+
+from ..config.load import ConfigError, DaemonConfig
+from ..core.memory.budget import Budget
+from ..core.memory.need import Need
+from ..core.memory.pins import pins_problem
+from ..core.settings import CoreSettings, ModelSettings
+from ..logs import DaemonLog
+from .appraiser import Appraiser
+from .backend import find_backend
+from .folder import FolderError
+from .machine import NoDeviceMemoryError, find_budget
+from .measurements import Measurements
+
+
+class MemoryBriefing:
+    """Reads the machine and the models' folders for the core, which does neither.
+
+    Attributes:
+        needs: what the models of the configuration need.
+
+    Args:
+        measurements: what workers measured, in this daemon and before.
+        log: the daemon's log.
+    """
+
+    def __init__(self, measurements: Measurements, log: DaemonLog) -> None:
+        self._backend = find_backend()
+        self._appraiser = Appraiser(self._backend, measurements)
+        self._log = log
+        # What it was when the daemon started: later, its own workers hold some of it.
+        self._automatic: Budget | None = None
+        # One entry for each model of the configuration, in both.
+        self._launches: dict[ModelName, LaunchSettings] = {}
+        self.needs: Mapping[ModelName, Need] = {}
+
+    def settings_of(self, config: DaemonConfig) -> CoreSettings:
+        """The settings of the core, with the budget; without one if the machine does not say it."""
+        budget = self._budget(config.memory_budget)
+        if budget is not None:
+            size = size_text(budget.size_bytes)
+            self._log.write("info", "memory budget", size=size, reason=budget.reason)
+        return replace(config.core, budget=budget)
+
+    def needs_of(self, config: DaemonConfig) -> Mapping[ModelName, Need]:
+        """What the models need; those that cannot be read are left out, because they cannot be
+        loaded either.
+
+        Raises:
+            ConfigError: the pinned ones do not fit into the budget together.
+        """
+        needs = {}
+        for model in config.models:
+            need = self._appraise(model.launch)
+            if need is not None:
+                needs[model.name] = need
+        budget = self._budget(config.memory_budget)
+        pinned = {m.name: needs[m.name].needed_bytes for m in config.models if _counts(m, needs)}
+        problem = pins_problem(pinned, budget.size_bytes) if budget else ""
+        if problem:
+            where = f"{config.config_path}: " if config.config_path else ""
+            raise ConfigError([where + problem])
+        return needs
+
+    def adopt(self, models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]) -> None:
+        """These are the models now."""
+        self._launches = {model.name: model.launch for model in models}
+        self.needs = needs
+
+    def measured(self, launch: LaunchSettings) -> None:
+        """A worker with these settings has measured its model."""
+        found = {name for name, own in self._launches.items() if own == launch}
+        need = self._appraise(launch) if found else None
+        if need is not None:
+            self.needs = {**self.needs, **dict.fromkeys(found, need)}
+
+    # ------------------------------------------------------------ inside
+
+    def _appraise(self, launch: LaunchSettings) -> Need | None:
+        try:
+            return self._appraiser.appraise(launch)
+        except (FolderError, OSError):
+            return None
+
+    def _budget(self, given_bytes: int | None) -> Budget | None:
+        if given_bytes is not None:
+            return find_budget(given_bytes, self._backend)
+        if self._automatic is None:
+            try:
+                self._automatic = find_budget(None, self._backend)
+            except NoDeviceMemoryError as error:
+                self._log.write("warning", "memory not budgeted", cause=error)
+        return self._automatic
+
+
+def _counts(model: ModelSettings, needs: Mapping[ModelName, Need]) -> bool:
+    return model.pinned and model.name in needs

@@ -1,0 +1,225 @@
+"""How much memory the machine has for models, and how much of it they may take."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mlxsup.protocol.text import size_text
+
+from ..core.memory.budget import Budget
+
+RESERVE_SHARE = 10
+"""Divides the memory: one part is left to everything else."""
+
+LEAST_RESERVE_BYTES = 2 * 2**30
+"""At least this much is left to everything else; on a small machine, half of the memory."""
+
+SMALL_MAC_BYTES = 32 * 2**30
+"""Up to this size, macOS recommends two thirds of the memory for the GPU, above three quarters."""
+
+WIRED_LIMIT = ("sysctl", "-n", "iogpu.wired_limit_mb")
+"""Says what somebody has set instead, in MiB; 0: nothing."""
+
+NVIDIA_SMI = (
+    "nvidia-smi", "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits", "--id=0",
+)  # fmt: skip
+PROGRAM_LIMIT_S = 10.0
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+NO_LIMIT_BYTES = 2**60
+"""A limit of a control group above this is none."""
+
+
+class NoDeviceMemoryError(Exception):
+    """MLX would use CUDA, and the memory of the device cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The memory of a GPU.
+
+    Attributes:
+        total_bytes: all of it.
+        used_bytes: what processes hold now.
+    """
+
+    total_bytes: int
+    used_bytes: int
+
+
+def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) -> Budget:
+    """The budget on this machine.
+
+    Args:
+        given_bytes: the key `memory_budget`; None: automatic.
+        backend: that MLX uses: `cpu`, `cuda` or `metal`.
+        own_bytes: what workers of this daemon hold on a GPU now; it is not others'.
+
+    Raises:
+        NoDeviceMemoryError: the device's memory is not known, and no budget is given.
+    """
+    if backend == "cuda" and given_bytes is None:
+        return device_budget(read_device(), own_bytes)
+    if backend == "metal":
+        automatic = mac_budget(psutil.virtual_memory().total, _wired_limit())
+    else:
+        automatic = host_budget(psutil.virtual_memory().total, control_group_limit())
+    if given_bytes is None:
+        return automatic
+    return Budget(
+        size_bytes=given_bytes,
+        machine_bytes=max(given_bytes, automatic.machine_bytes),
+        is_given=True,
+        reason="memory_budget",
+        automatic_bytes=automatic.size_bytes,
+    )
+
+
+def mac_budget(total_bytes: int, wired_bytes: int) -> Budget:
+    """What macOS recommends for the GPU.
+
+    Args:
+        total_bytes: of the machine.
+        wired_bytes: what somebody has set instead; 0: nothing.
+    """
+    if wired_bytes:
+        size, share = min(wired_bytes, total_bytes), "iogpu.wired_limit_mb"
+    elif total_bytes > SMALL_MAC_BYTES:
+        size, share = total_bytes * 3 // 4, "three quarters"
+    else:
+        size, share = total_bytes * 2 // 3, "two thirds"
+    reason = f"{share} of {size_text(total_bytes)}, the recommended working set"
+    return Budget(size_bytes=size, machine_bytes=total_bytes, is_given=False, reason=reason)
+
+
+def _wired_limit() -> int:
+    try:
+        said = subprocess.run(
+            WIRED_LIMIT, capture_output=True, text=True, check=True, timeout=PROGRAM_LIMIT_S
+        )
+        return int(said.stdout) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):  # systems before the setting
+        return 0
+
+
+def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
+    """The machine's memory or its control group's limit, less a reserve.
+
+    Args:
+        total_bytes: RAM.
+        group_bytes: the limit of the control group; None: none.
+    """
+    what = "RAM"
+    if group_bytes is not None and group_bytes < total_bytes:
+        total_bytes, what = group_bytes, "the control group"
+    reserve = min(max(total_bytes // RESERVE_SHARE, LEAST_RESERVE_BYTES), total_bytes // 2)
+    reason = f"{size_text(total_bytes)} of {what} less a reserve of {size_text(reserve)}"
+    return Budget(
+        size_bytes=total_bytes - reserve,
+        machine_bytes=total_bytes,
+        is_given=False,
+        reason=reason,
+    )
+
+
+def device_budget(device: DeviceMemory, own_bytes: int) -> Budget:
+    """The device's memory less what others hold."""
+    others = max(0, device.used_bytes - own_bytes)
+    reason = (
+        f"{size_text(device.total_bytes)} of GPU memory less {size_text(others)} that others hold"
+    )
+    return Budget(
+        size_bytes=max(0, device.total_bytes - others),
+        machine_bytes=device.total_bytes,
+        is_given=False,
+        reason=reason,
+    )
+
+
+def largest_budget_bytes(given_bytes: int, backend: str) -> int:
+    """What a budget may be at most here: the memory of the machine, or of its GPU.
+
+    Args:
+        given_bytes: the budget in question; the device is only asked if it exceeds the RAM.
+        backend: that MLX uses.
+    """
+    total = psutil.virtual_memory().total
+    limit = control_group_limit()
+    host = int(total if limit is None else min(total, limit))
+    if backend != "cuda" or given_bytes <= host:
+        return host
+    try:
+        return max(host, read_device().total_bytes)
+    except NoDeviceMemoryError:
+        return host
+
+
+def read_device() -> DeviceMemory:
+    """The memory of the first GPU, as NVIDIA's own program says.
+
+    Raises:
+        NoDeviceMemoryError: the program is missing, or does not answer.
+    """
+    try:
+        said = subprocess.run(
+            NVIDIA_SMI, capture_output=True, text=True, check=True, timeout=PROGRAM_LIMIT_S
+        )
+        total, used = (int(part) * 2**20 for part in said.stdout.splitlines()[0].split(","))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise NoDeviceMemoryError(
+            "MLX would use CUDA here, and nvidia-smi does not say how much memory the GPU has: "
+            "set memory_budget to a size"
+        ) from error
+    return DeviceMemory(total_bytes=total, used_bytes=used)
+
+
+def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
+    """The smallest memory limit of the control groups that this process is in; None: none.
+
+    Args:
+        root: where the file system of control groups is mounted.
+        own: lists the groups of this process.
+    """
+    if platform.system() != "Linux":
+        return None
+    limits = [limit for path in _limit_files(root, own) if (limit := _read_limit(path)) is not None]
+    return min(limits, default=None)
+
+
+def _limit_files(root: Path, own: Path) -> list[Path]:
+    """The files of limits, of each group and of those around it; version 2, then version 1."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    files: list[Path] = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = base / group.lstrip("/")
+        files += [parent / name for parent in (folder, *folder.parents) if _is_in(parent, base)]
+        files.append(base / name)  # in a container, the path of the group may be the host's
+    return files
+
+
+def _is_in(folder: Path, base: Path) -> bool:
+    return folder == base or base in folder.parents
+
+
+def _read_limit(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < NO_LIMIT_BYTES else None

@@ -1,0 +1,146 @@
+"""What workers measured of their models, remembered from one daemon to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.cache_layers import CacheLayers
+
+FILE_NAME = "measured.json"
+FORMAT = 1
+"""Changes when the file means something else; a file of another format is begun afresh."""
+
+MAX_ENTRIES = 1000
+"""What was measured longest ago is forgotten beyond this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a worker measured when its model was READY.
+
+    Attributes:
+        path: the model folder.
+        backend: `cpu`, `cuda`, `metal` or `fake`.
+        fingerprint: of the folder's files; see `folder.fingerprint`.
+        weight_bytes: the arrays of the model.
+        own_bytes: what its process held besides; None: not known.
+        layers: what its layers keep for each row; empty: not known.
+    """
+
+    path: str
+    backend: str
+    fingerprint: str
+    weight_bytes: int
+    own_bytes: int | None
+    layers: tuple[CacheLayers, ...]
+
+
+class Measurements:
+    """The file, which has one writer and is replaced atomically.
+
+    A file that cannot be used is begun afresh, because everything in it can be measured again.
+
+    Attributes:
+        problem: why the file was not used, a sentence; empty if it was, or if there is none.
+
+    Args:
+        folder: where the file is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+        self.problem = ""
+        # At most MAX_ENTRIES, by folder and backend; the newest last.
+        self._entries: dict[tuple[str, str], Measured] = {}
+        try:
+            entries = _read(self._path)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is damaged"
+            self.problem = f"{self._path} is not used ({cause}): models are measured again"
+            return
+        self._entries = {(entry.path, entry.backend): entry for entry in entries}
+
+    def find(self, path: str, backend: str, fingerprint: str) -> Measured | None:
+        """What is known of a model, if its files are still those that were measured."""
+        found = self._entries.get((path, backend))
+        return found if found is not None and found.fingerprint == fingerprint else None
+
+    def largest_own_bytes(self, backend: str) -> int | None:
+        """The most that a process held besides its arrays; None: nothing was measured."""
+        known = (entry.own_bytes for entry in self._entries.values() if entry.backend == backend)
+        return max((size for size in known if size is not None), default=None)
+
+    def learn(self, measured: Measured) -> None:
+        """Remembers a measurement instead of an earlier one of the same folder and backend.
+
+        Raises:
+            OSError: the file cannot be written; it is remembered for as long as this object lives.
+        """
+        key = measured.path, measured.backend
+        if self._entries.get(key) == measured:
+            return
+        self._entries.pop(key, None)
+        self._entries[key] = measured
+        while len(self._entries) > MAX_ENTRIES:
+            del self._entries[next(iter(self._entries))]
+        self._write()
+
+    def _write(self) -> None:
+        value = {"format": FORMAT, "models": [asdict(one) for one in self._entries.values()]}
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        os.replace(draft, self._path)
+
+
+def _read(path: Path) -> list[Measured]:
+    """The entries of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError, LookupError, TypeError: it is damaged, or of another format.
+    """
+    value = json.loads(path.read_bytes())
+    if value["format"] != FORMAT:
+        raise ValueError("another format")
+    return [_entry(entry) for entry in value["models"]]
+
+
+def _entry(value: Mapping[str, Any]) -> Measured:
+    own = value["own_bytes"]
+    return Measured(
+        path=_text(value["path"]),
+        backend=_text(value["backend"]),
+        fingerprint=_text(value["fingerprint"]),
+        weight_bytes=_size(value["weight_bytes"]),
+        own_bytes=None if own is None else _size(own),
+        layers=tuple(_layers(one) for one in value["layers"]),
+    )
+
+
+def _layers(value: Mapping[str, Any]) -> CacheLayers:
+    window = value["window"]
+    return CacheLayers(
+        layers=_size(value["layers"]),
+        token_bytes=_size(value["token_bytes"]),
+        row_bytes=_size(value["row_bytes"]),
+        window=None if window is None else _size(window),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("not a size")
+    return value

@@ -1,0 +1,174 @@
+"""Rows that are set aside, in their caches: keys and values, sliding windows, states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.loop_driver import LoopDriver
+from support.mlx_rows import check_no_row_is_left, known_as, loaded_engine, make_row, solo
+from support.model_types.build import make_model
+from support.model_types.listed import model_types
+from support.model_types.scenarios import chunks_of
+from support.paused_answers import answer_with_pauses, assert_same
+from support.tiny_model import make_tiny_model
+
+pytestmark = [pytest.mark.mlx, pytest.mark.bits]
+
+CHUNK = 8
+PROMPT = [3 + 7 * n % 90 for n in range(45)]
+KEY = RequestKey(1)
+LONG = 120
+"""Tokens of an answer: several times the windows of the tiny models."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    made = {"llama": make_tiny_model(base / "llama")}
+    for model_type in model_types(["gemma3_text", "mamba"]):
+        made[model_type.name] = make_model(base / model_type.name, model_type)
+    return made
+
+
+WAYS = [("llama", way) for way in Batching] + [("gemma3_text", None), ("mamba", None)]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]} {way[1] or ''}".strip())
+def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[MlxEngine]:
+    name, way = request.param
+    known: dict[str, Any] = {"known_batching": known_as(folders[name], way)} if way else {}
+    with chunks_of(CHUNK), loaded_engine(folders[name], **known) as engine:
+        yield engine
+
+
+def row_of(key: int = 1, **changes: object) -> Row:
+    return make_row(key, PROMPT, max_tokens=10, **changes)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_prompt_that_is_set_aside_while_it_is_read_continues_there(
+    engine: MlxEngine, steps: int
+) -> None:
+    expected = solo(engine, row_of(2))
+    engine.insert(row_of())
+    done = 0
+    for _ in range(steps):
+        done = engine.step().prefill[0].done
+    [left] = engine.set_aside(KEY, keep=True)
+    assert (left.key, left.token, left.is_kept) == (KEY, None, True)
+    assert engine.bytes_held().kept > 0
+    assert engine.insert(row_of()) == done == steps * CHUNK
+    assert engine.bytes_held().kept == 0
+    got: list[int | None] = []
+    while engine.has_rows():
+        got += [token.token for token in engine.step().tokens]
+    assert got == expected
+    check_no_row_is_left(engine)
+
+
+def test_a_row_of_which_nothing_was_read_has_no_state(engine: MlxEngine) -> None:
+    engine.insert(row_of())
+    [left] = engine.set_aside(KEY, keep=True)
+    assert (left.token, left.is_kept, engine.bytes_held().kept) == (None, False, 0)
+    check_no_row_is_left(engine)
+
+
+def test_a_state_serves_nobody_but_its_own_row(engine: MlxEngine) -> None:
+    engine.insert(row_of())
+    for _ in range(3):
+        engine.step()
+    engine.set_aside(KEY, keep=True)
+    other = make_row(1, [5, *PROMPT], max_tokens=4)
+    assert engine.insert(other) == 0, "other tokens under the same key: the state is dropped"
+    engine.remove(KEY)
+    assert engine.bytes_held().kept == 0
+
+
+def test_the_token_that_is_delivered_may_be_the_last(engine: MlxEngine) -> None:
+    engine.insert(make_row(1, PROMPT, max_tokens=3))
+    got: list[RowToken] = []
+    while len(got) < 2:
+        got += engine.step().tokens
+    [left] = engine.set_aside(KEY, keep=True)
+    assert left.token is not None
+    assert (left.token.finish, left.is_kept) == (FinishReason.LENGTH, False)
+    check_no_row_is_left(engine)
+
+
+def test_an_end_of_text_that_was_drawn_already_ends_the_answer(engine: MlxEngine) -> None:
+    tokens = solo(engine, row_of(2))
+    place = next(n for n in range(2, 10) if tokens[n] not in tokens[:n])
+    engine.insert(row_of(stop_token_ids=(tokens[place],)))
+    got = 0
+    while got < place:
+        got += len(engine.step().tokens)
+    [left] = engine.set_aside(KEY, keep=True)
+    assert left.token is not None
+    assert (left.token.token, left.token.finish) == (None, FinishReason.STOP)
+    assert not left.is_kept
+
+
+def test_several_rows_leave_at_once_and_the_others_stay(engine: MlxEngine) -> None:
+    expected = solo(engine, row_of(9))
+    for key in (1, 2, 3):
+        engine.insert(row_of(key))
+    got: dict[int, list[int | None]] = {1: [], 2: [], 3: []}
+
+    def step() -> None:
+        for token in engine.step().tokens:
+            got[int(token.key)].append(token.token)
+
+    while not all(got.values()):
+        step()
+    for left in engine.set_aside(RequestKey(1), RequestKey(3), keep=True):
+        assert left.token is not None
+        got[int(left.key)].append(left.token.token)
+    while engine.has_rows():
+        step()
+    for key in (1, 3):
+        delivered = [token for token in got[key] if token is not None]
+        known = engine.insert(row_of(key, delivered=delivered))
+        assert known == len(PROMPT) + len(delivered) - 1
+    while engine.has_rows():
+        step()
+    assert got == dict.fromkeys((1, 2, 3), expected)
+    check_no_row_is_left(engine)
+
+
+def test_a_window_that_has_turned_many_times_continues(engine: MlxEngine) -> None:
+    """Tokens, not log-probabilities: where a window begins in memory decides how sums round."""
+    driver = LoopDriver(engine, engine.facts)
+    try:
+        whole = driver.answer(prompt_tokens=PROMPT, max_tokens=LONG, ignore_eos=True)
+        answer = answer_with_pauses(
+            driver, 17, keep=True, prompt_tokens=PROMPT, max_tokens=LONG, ignore_eos=True
+        )
+        assert_same(answer, whole)
+    finally:
+        driver.close()
+    check_no_row_is_left(engine)
+
+
+def test_a_kept_row_counts_its_own_tokens_in_any_company(engine: MlxEngine) -> None:
+    assert engine.batch is not None
+    sizes = []
+    for company in (0, 3):
+        for key in range(1, 2 + company):
+            engine.insert(row_of(key))
+        for _ in range(3):
+            engine.step()
+        engine.set_aside(KEY, keep=True)
+        sizes.append(engine.bytes_held().kept)
+        engine.drop_kept(KEY)
+        engine.remove(*(RequestKey(key) for key in range(2, 2 + company)))
+    assert sizes[0] == sizes[1] > 0
+    check_no_row_is_left(engine)

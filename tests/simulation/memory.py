@@ -1,0 +1,169 @@
+"""The oracle's own books of memory: what is held, who may be evicted, who must be refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .books import Book, Life, Wanted
+from .violation import check
+
+if TYPE_CHECKING:
+    from .record import Record
+
+EPSILON_S = 1e-6
+SLACK_S = 0.1
+RESIDENCY_LOADS = 3.0
+
+
+def need_of(record: Record, book: Book) -> int:
+    """What a model needs: the limit of its entry, or what it was appraised at."""
+    return book.entry.launch.memory_limit_bytes or record.plan.needs[book.name]
+
+
+def measured(book: Book, life: Life) -> None:
+    """What its process was measured at counts, if it is more than what was reserved."""
+    reported = 0 if life.is_abandoned else life.reported
+    book.held = max(book.held, life.footprint, reported)
+
+
+def held_by_others(record: Record, book: Book) -> int:
+    """What all other processes hold, and what is kept for pinned models without one."""
+    return sum(_held(record, other) for other in record.books.values() if other is not book)
+
+
+def _held(record: Record, book: Book) -> int:
+    least = need_of(record, book) if book.entry.pinned else 0
+    return max(book.held if book.life is not None else 0, least)
+
+
+def waits(book: Book) -> bool:
+    """Whether a model is wanted and has no process, not even one to come after a delay."""
+    is_at_rest = bool(book.failed) or book.retry_at is not None
+    return book.wanted is Wanted.UP and book.life is None and not is_at_rest
+
+
+def is_wanted_by_somebody(book: Book) -> bool:
+    """Whether anybody waits for its load."""
+    return bool(book.queue or book.callers)
+
+
+# ---------------------------------------------------------------- before a load
+
+
+def check_spawn(record: Record, book: Book) -> None:
+    """A model is being loaded: with it, everybody must be within the budget."""
+    budget = record.plan.budget_bytes
+    if budget is not None:
+        total = held_by_others(record, book) + need_of(record, book)
+        check("over the budget", total <= budget, f"{book.name}: {total} of {budget}")
+
+
+def refuse(record: Record) -> None:
+    """Who waits for what can never fit, whatever goes, must be answered in this event."""
+    budget = record.plan.budget_bytes
+    if budget is None or record.is_shutting_down:
+        return
+    for book in record.books.values():
+        if not waits(book) or not is_wanted_by_somebody(book):
+            continue
+        fixed = sum(
+            _held(record, other)
+            for other in record.books.values()
+            if other is not book and _is_fixed(other)
+        )
+        if fixed + need_of(record, book) <= budget:
+            continue
+        for ask in book.queue:
+            record.must.setdefault(ask, set()).add("insufficient_memory")
+        book.callers.clear()
+        record.count("refused for memory")
+        if not book.entry.preload:
+            book.wanted, book.is_by_user, book.is_restarting = Wanted.DOWN, False, False
+
+
+def _is_fixed(book: Book) -> bool:
+    if book.life is not None and book.life.is_abandoned:
+        return True
+    return book.entry.pinned and book.wanted is not Wanted.GONE
+
+
+def may_wait(record: Record, book: Book) -> bool:
+    """Whether a model that is wanted may be without a process although nothing else loads."""
+    budget = record.plan.budget_bytes
+    if budget is None:
+        return False
+    others = [other for other in record.books.values() if other is not book]
+    if any(_is_leaving(other) for other in others):
+        return True  # what is being freed may be for another
+    taken = held_by_others(record, book) + need_of(record, book)
+    for other in others:
+        if other.life is None and other.wanted is Wanted.UP and not other.failed:
+            taken += need_of(record, other)
+    if is_wanted_by_somebody(book):
+        taken -= sum(other.held for other in others if _is_ripe(record, other, -SLACK_S))
+    return taken > budget
+
+
+def _is_leaving(book: Book) -> bool:
+    life = book.life
+    if life is None or life.is_abandoned:
+        return False
+    return life.cause is not None or book.drain_until is not None
+
+
+# ---------------------------------------------------------------- making room
+
+
+def check_eviction(record: Record, book: Book, life: Life) -> None:
+    """A model that is idle is told to go, though nobody asked for that."""
+    budget = record.plan.budget_bytes
+    assert budget is not None
+    check("pinned and evicted", not book.entry.pinned, book.name)
+    others = [other for other in record.books.values() if other is not book and waits(other)]
+    held = sum(one.held for one in record.books.values() if one.life or one.wanted is Wanted.UP)
+    is_over = held > budget or held_by_others(record, book) + book.held > budget
+    is_commanded = any(other.callers for other in others)
+    is_asked = any(other.queue for other in others) and _is_ripe(record, book, EPSILON_S)
+    detail = f"{book.name}, ready at {life.ready_at}, busy at {book.busy_at}"
+    check("evicted for nobody", is_over or is_commanded or is_asked, detail)
+    record.count("evicted")
+
+
+def _is_ripe(record: Record, book: Book, slack_s: float) -> bool:
+    """Whether it is idle, and a request for another model may evict it."""
+    life = book.life
+    if not book.serves or life is None or life.ready_at is None:
+        return False
+    if book.waiting or life.given or book.entry.pinned:
+        return False
+    load_s = life.ready_at - life.spawned_at
+    residency_s = max(record.plan.settings.min_residency_s, RESIDENCY_LOADS * load_s)
+    ripe_at = min(book.busy_at + load_s, life.ready_at + residency_s)
+    return record.now + slack_s >= ripe_at
+
+
+# ---------------------------------------------------------------- what it says of itself
+
+
+def check_row(record: Record, book: Book, row: dict[str, object]) -> None:
+    """The status says what a process holds."""
+    if record.plan.budget_bytes is not None and book.life is not None:
+        check("status: reserved", row["reserved_bytes"] == _held(record, book), row)
+
+
+def check_forecast(record: Record, book: Book, value: dict[str, object]) -> None:
+    """A dry run says what a load would do, and whether there is anything to do."""
+    life = book.life
+    is_up = life is not None and life.cause is None and book.drain_until is None
+    check("dry run: loaded", (value["outcome"] == "loaded") == is_up, f"{book.name}: {value}")
+    budget = record.plan.budget_bytes
+    if value["outcome"] == "fits" and budget is not None:
+        total = held_by_others(record, book) + need_of(record, book)
+        check("dry run: fits", total <= budget, f"{book.name}: {value}")
+    names = value["evicts"]
+    assert isinstance(names, list)
+    for name in names:
+        other = record.books[name]
+        is_idle = other.serves and not other.waiting and other.life and not other.life.given
+        check("dry run: evicts", bool(is_idle), f"{name}: {value}")
+    record.count("dry run")

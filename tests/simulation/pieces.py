@@ -1,0 +1,62 @@
+"""What rows get, piece by piece, and how they leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlxsup.protocol.states import FinishReason, RowState
+from mlxsup.protocol.worker_messages import RowDelta
+
+from . import pauses, shares, wishes
+from .asks import Ask
+from .books import Book, Life
+
+if TYPE_CHECKING:
+    from .record import Record
+
+
+def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
+    """A worker has said what one row got, or that it has left."""
+    ask = life.given.get(row.key)
+    if ask is None:
+        return
+    if row.paused is RowState.KEPT:
+        life.kept.add(row.key)
+    if not ask.is_open:
+        if row.finish is not None or row.paused is not None:
+            del life.given[row.key]
+            if row.finish is not FinishReason.CANCELLED:
+                record.count("cancel met pause" if row.paused else "cancel met finish")
+        return
+    if row.paused is None or row.tokens:
+        _continues(record, ask)
+    if row.text or row.tokens:
+        record.deltas.append((ask, row))
+        if ask.first_token_at is None:
+            ask.first_token_at, ask.cached = record.now, row.cached_tokens
+    if row.tokens:
+        ask.deaths = 0
+        tokens = ask.tokens + len(row.tokens) // 4
+        book.suspicion.gained(ask.prompt.number, tokens, record.now)
+    if row.warning is not None and row.warning not in ask.warnings:
+        ask.warnings.append(row.warning)
+    if row.finish is None and row.paused is None:
+        return
+    del life.given[row.key]
+    if row.paused is not None:
+        pauses.row_left(record, book, ask, wishes.cut_off(record, book))
+        return
+    record.must[ask] = {f"done:{row.finish}"}
+    shares.finished(book, ask)
+    book.suspicion.completed(ask.prompt.number)
+
+
+def _continues(record: Record, ask: Ask) -> None:
+    """It has said something, for the first time since its row left or was lost."""
+    if ask.is_interrupted:
+        ask.resumed += 1
+        record.count("resumed")
+    if ask.is_paused:
+        ask.paused += 1
+        record.count("continued after a pause")
+    ask.is_interrupted = ask.is_paused = False

@@ -1,0 +1,75 @@
+"""Model folders whose weight files have a header and, instead of arrays, a hole of their size."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NUMBER_BYTES = {"F64": 8, "F32": 4, "U32": 4, "BF16": 2, "F16": 2, "U8": 1, "F8_E4M3": 1}
+
+Arrays = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Type and shape by name."""
+
+
+def write_weights(path: Path, arrays: Arrays) -> int:
+    """Writes a weight file; returns the size of its arrays in bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    end = 0
+    for name, (dtype, shape) in arrays.items():
+        begin, end = end, end + NUMBER_BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return end
+
+
+def write_folder(folder: Path, config: Mapping[str, Any], *shards: Arrays) -> int:
+    """Writes config.json and the weight files of a model; returns the size of all arrays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if len(shards) == 1:
+        return write_weights(folder / "model.safetensors", shards[0])
+    names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+    index = {array: name for name, arrays in zip(names, shards, strict=True) for array in arrays}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return sum(write_weights(folder / name, a) for name, a in zip(names, shards, strict=True))
+
+
+def llama_arrays(
+    *,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocabulary: int = 1000,
+    dtype: str = "BF16",
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The arrays of a llama that memory depends on."""
+    width = hidden // heads
+    arrays: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.embed_tokens.weight": (dtype, (vocabulary, hidden))
+    }
+    for layer in range(layers):
+        base = f"model.layers.{layer}.self_attn"
+        arrays[f"{base}.q_proj.weight"] = (dtype, (heads * width, hidden))
+        arrays[f"{base}.k_proj.weight"] = (dtype, (kv_heads * width, hidden))
+        arrays[f"{base}.v_proj.weight"] = (dtype, (kv_heads * width, hidden))
+    return arrays
+
+
+def llama_config(**changes: Any) -> dict[str, Any]:
+    """Its config.json."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+    } | changes

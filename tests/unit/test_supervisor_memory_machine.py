@@ -1,0 +1,225 @@
+"""How much memory a machine has for models, on machines that are played."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.supervisor.memory import backend as backend_module
+from mlxsup.supervisor.memory import machine
+from mlxsup.supervisor.memory.machine import (
+    DeviceMemory,
+    NoDeviceMemoryError,
+    control_group_limit,
+    device_budget,
+    find_budget,
+    host_budget,
+    largest_budget_bytes,
+    mac_budget,
+)
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("total", "group", "size", "reason"),
+    [
+        (64, None, 64 - 6.4, "64.00GiB of RAM less a reserve of 6.40GiB"),
+        (16, None, 14, "16.00GiB of RAM less a reserve of 2.00GiB"),
+        (3, None, 1.5, "3.00GiB of RAM less a reserve of 1.50GiB"),
+        (64, 8, 6, "8.00GiB of the control group less a reserve of 2.00GiB"),
+        (8, 64, 6, "8.00GiB of RAM less a reserve of 2.00GiB"),
+    ],
+)
+def test_a_reserve_is_left_to_the_rest_of_the_machine(
+    total: int, group: int | None, size: float, reason: str
+) -> None:
+    found = host_budget(total * GIB, None if group is None else group * GIB)
+    assert found.size_bytes == pytest.approx(size * GIB, abs=1)
+    assert (found.reason, found.is_given) == (reason, False)
+    assert found.machine_bytes == min(total, group or total) * GIB
+
+
+@pytest.mark.parametrize(
+    ("total", "wired", "size", "reason"),
+    [
+        (16, 0, 16 * 2 / 3, "two thirds of 16.00GiB, the recommended working set"),
+        (32, 0, 32 * 2 / 3, "two thirds of 32.00GiB, the recommended working set"),
+        (64, 0, 48, "three quarters of 64.00GiB, the recommended working set"),
+        (64, 60, 60, "iogpu.wired_limit_mb of 64.00GiB, the recommended working set"),
+        (64, 99, 64, "iogpu.wired_limit_mb of 64.00GiB, the recommended working set"),
+    ],
+)
+def test_a_mac_recommends_a_working_set(total: int, wired: int, size: float, reason: str) -> None:
+    found = mac_budget(total * GIB, wired * GIB)
+    assert found.size_bytes == pytest.approx(size * GIB, abs=1)
+    assert (found.machine_bytes, found.reason) == (total * GIB, reason)
+
+
+def test_on_a_gpu_what_others_hold_is_not_there() -> None:
+    device = DeviceMemory(total_bytes=80 * GIB, used_bytes=30 * GIB)
+    found = device_budget(device, own_bytes=20 * GIB)
+    assert (found.size_bytes, found.machine_bytes) == (70 * GIB, 80 * GIB)
+    assert found.reason == "80.00GiB of GPU memory less 10.00GiB that others hold"
+    assert device_budget(device, own_bytes=31 * GIB).size_bytes == 80 * GIB
+
+
+# ---------------------------------------------------------------- control groups
+
+
+def groups(tmp_path: Path, lines: str, limits: dict[str, str]) -> int | None:
+    """The limit that a process with these lines in /proc/self/cgroup finds."""
+    own = tmp_path / "cgroup"
+    own.write_text(lines)
+    root = tmp_path / "fs"
+    for name, text in limits.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return control_group_limit(root, own)
+
+
+V1 = "11:cpu,cpuacct:/box\n7:memory:/box/inner\n0::/box\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits", "expected"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "memory.max": "max\n"}, None),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "4096\n"}, 4096),
+        ("0::/a/b\n", {"a/b/memory.max": "1024\n", "a/memory.max": "4096\n"}, 1024),
+        ("0::/a/b\n", {"a/b/memory.max": "4096\n", "a/memory.max": "1024\n"}, 1024),
+        ("0::/host/path\n", {"memory.max": "2048\n"}, 2048),
+        ("0::/\n", {}, None),
+        (V1, {"memory/box/inner/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        (V1, {"memory/box/inner/memory.limit_in_bytes": "9223372036854771712\n",
+              "memory/box/memory.limit_in_bytes": "8192\n"}, 8192),
+        (V1, {"memory/memory.limit_in_bytes": "512\n"}, 512),
+    ],
+)  # fmt: skip
+def test_the_smallest_limit_around_a_process_counts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    limits: dict[str, str],
+    expected: int | None,
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert groups(tmp_path, lines, limits) == expected
+
+
+def test_without_control_groups_there_is_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert control_group_limit(tmp_path, tmp_path / "none") is None
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert control_group_limit() is None
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, *, total: int, answer: str | None = None
+) -> list[tuple[str, ...]]:
+    """A machine with so much RAM, whose programs give this answer; returns who was asked."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...], **_: object) -> Any:
+        asked.append(argv)
+        if answer is None:
+            raise FileNotFoundError(argv[0])
+        return SimpleNamespace(stdout=answer)
+
+    memory = SimpleNamespace(total=total * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(machine, "control_group_limit", lambda: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+def test_on_a_cpu_nobody_is_asked_about_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = play(monkeypatch, total=64)
+    assert find_budget(None, "cpu") == host_budget(64 * GIB, None)
+    assert asked == []
+
+
+def test_on_a_gpu_its_memory_is_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = play(monkeypatch, total=64, answer="81920, 1024\n")
+    assert find_budget(None, "cuda").size_bytes == 79 * GIB
+    assert [argv[0] for argv in asked] == ["nvidia-smi"]
+
+
+@pytest.mark.parametrize("answer", [None, "", "N/A, N/A\n", "no devices\n"])
+def test_a_gpu_that_says_nothing_needs_a_budget_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    play(monkeypatch, total=64, answer=answer)
+    with pytest.raises(NoDeviceMemoryError, match="set memory_budget to a size"):
+        find_budget(None, "cuda")
+    assert find_budget(5 * GIB, "cuda").size_bytes == 5 * GIB
+
+
+def test_a_given_budget_knows_what_the_automatic_one_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play(monkeypatch, total=64, answer="0\n")
+    found = find_budget(5 * GIB, "metal")
+    assert (found.size_bytes, found.machine_bytes, found.is_given) == (5 * GIB, 64 * GIB, True)
+    assert found.automatic_bytes == 48 * GIB
+    assert found.reason == "memory_budget"
+
+
+def test_a_mac_without_the_setting_or_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, total=64)
+    assert find_budget(None, "metal").size_bytes == 48 * GIB
+    play(monkeypatch, total=64, answer=f"{56 * 1024}\n")
+    assert find_budget(None, "metal").size_bytes == 56 * GIB
+
+
+def test_the_largest_budget_is_what_the_machine_or_its_gpu_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = play(monkeypatch, total=64, answer="81920, 1024\n")
+    assert largest_budget_bytes(64 * GIB, "cuda") == 64 * GIB
+    assert asked == []
+    assert largest_budget_bytes(65 * GIB, "cuda") == 80 * GIB
+    assert largest_budget_bytes(65 * GIB, "cpu") == 64 * GIB
+    play(monkeypatch, total=64)
+    assert largest_budget_bytes(65 * GIB, "cuda") == 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "installed", "expected"),
+    [
+        ("Darwin", "arm64", (), "metal"),
+        ("Darwin", "x86_64", (), "cpu"),
+        ("Linux", "x86_64", (), "cpu"),
+        ("Linux", "x86_64", ("mlx-cuda-13",), "cuda"),
+        ("Linux", "aarch64", ("mlx-cuda-12",), "cuda"),
+    ],
+)
+def test_the_backend_follows_from_the_system_and_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    processor: str,
+    installed: tuple[str, ...],
+    expected: str,
+) -> None:
+    def version(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.setattr(backend_module, "version", version)
+    assert backend_module.find_backend() == expected

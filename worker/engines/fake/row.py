@@ -1,0 +1,49 @@
+"""A row of the fake engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...engine import Row
+from .text import Directives
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeRow:
+    """A row, and how far it has come.
+
+    Attributes:
+        row: what was asked for.
+        directives: what its prompt asks of the engine.
+        digest: of its prompt and the model.
+        said: the tokens that it must answer with; empty: any.
+        prefilled: how many tokens of the prompt, and of what was delivered, have been read.
+        generated: how many tokens the answer has.
+    """
+
+    row: Row
+    directives: Directives
+    digest: bytes
+    said: list[int]
+    prefilled: int = 0
+    generated: int = 0
+
+    @property
+    def to_prefill(self) -> int:
+        """How many tokens are read before the next one of the answer."""
+        return len(self.row.tokens) + len(self.row.delivered)
+
+    @property
+    def computed(self) -> int:
+        """How many tokens of prompt and answer have been read or generated."""
+        return self.prefilled + self.generated - len(self.row.delivered)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether everything has been read."""
+        return self.prefilled == self.to_prefill
+
+    @property
+    def seed(self) -> int | None:
+        """What its tokens are drawn with; None for a greedy answer."""
+        return self.row.seed if self.row.sampling.temperature > 0 else None
