@@ -141,12 +141,14 @@ class WorkerPhase(StrEnum):
     """What the owner thread of a worker is doing, as its heartbeat says.
 
     IDLE means that it waits for something to do; ROWS is everything it does between two steps:
-    taking rows in and out, replaying answers, freeing memory.
+    taking rows in and out, replaying answers, freeing memory. WAITING means that it can do nothing
+    without the lease that it has asked for.
     """
 
     LOADING = "loading"
     IDLE = "idle"
     ROWS = "rows"
+    WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
     CLOSING = "closing"

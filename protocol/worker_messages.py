@@ -76,6 +76,22 @@ class CancelRow(Message):
 
 
 @record
+class Leases(Message):
+    """Supervisor → worker: whether a chunk of a long prompt needs a lease from now on; at first
+    none does. A lease that was asked for comes in any case."""
+
+    TYPE: ClassVar[str] = "leases"
+    are_needed: bool
+
+
+@record
+class Lease(Message):
+    """Supervisor → worker: the lease that it asked for; its next `Step` gives it back."""
+
+    TYPE: ClassVar[str] = "lease"
+
+
+@record
 class PauseRow(Message):
     """Supervisor → worker: take this request out, but not for good; the answer is a row that was
     paused, or its end, if that is already on the way.
@@ -105,7 +121,7 @@ class Exit(Message):
     TYPE: ClassVar[str] = "exit"
 
 
-MessageToWorker = Dispatch | CancelRow | PauseRow | DropKept | Exit
+MessageToWorker = Dispatch | CancelRow | PauseRow | DropKept | Leases | Lease | Exit
 """Everything that the supervisor sends to workers."""
 
 SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWorker)
@@ -241,7 +257,8 @@ class PrefillProgress(Record):
 class Step(Message):
     """Worker → supervisor: everything that one engine step produced, in one message.
 
-    Also carries rows that a cancel or a pause took out between two steps.
+    Also carries what there is to say between two steps: rows that a cancel or a pause took out, and
+    leases.
 
     Attributes:
         step: how many engine steps this worker has made.
@@ -253,6 +270,10 @@ class Step(Message):
             read no prompt; 0 if there are none.
         between_steps: how many of the first rows left between two steps, or had nothing left to
             compute: this step did nothing for them.
+        reads_on: whether a long prompt is left to read (see `Engine.has_long_prompt`).
+        returns_lease: whether the worker gives its lease back.
+        wants_lease: whether it asks for one: until `Lease` comes it only decodes.
+        only_waits: whether it has asked for one, and no row decodes: it computes nothing.
     """
 
     TYPE: ClassVar[str] = "step"
@@ -262,6 +283,10 @@ class Step(Message):
     took_s: float = 0.0
     decode_s: float = 0.0
     between_steps: int = 0
+    reads_on: bool = False
+    returns_lease: bool = False
+    wants_lease: bool = False
+    only_waits: bool = False
 
 
 @record

@@ -338,12 +338,21 @@ class Engine(Protocol):
     def prefill_chunk(self) -> int:
         """How many tokens of each waiting prompt the next step would process."""
 
+    def has_long_prompt(self) -> bool:
+        """Whether a prompt is left to read that takes more than a chunk, or has taken one."""
+
+    def has_decoding(self) -> bool:
+        """Whether `decode` would do anything."""
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 
         Raises:
             Exception: any; the engine is unusable afterwards and the process must end.
         """
+
+    def decode(self) -> StepResult:
+        """A step that reads no prompt; raises what `step` raises."""
 
     def give_back(self) -> None:
         """Frees what is only kept for speed; called after a while without a request."""

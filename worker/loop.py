@@ -23,14 +23,16 @@ from mlxsup.protocol.worker_messages import (
     Dispatch,
     DropKept,
     Exit,
+    Lease,
+    Leases,
     PauseRow,
     Rejected,
     RowDelta,
-    Step,
 )
 
 from .engine import Engine, EngineFacts, Row, RowToken, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
+from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .preparing import Preparing, TextSide
 from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
@@ -72,6 +74,7 @@ class StepLoop:
         self._facts = facts
         self._link = link
         self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
+        self._leases = WorkerLeases(engine)
         self._board = board
         self._max_concurrency = max_concurrency
         self._sampling = dict(sampling or {})
@@ -106,12 +109,12 @@ class StepLoop:
             StuckPreprocessingError: preparing a prompt does not end.
             WorkerFaultError: a row or a thread is lost.
         """
-        self._publish_idle()
+        self._publish_wait()
         while not self._is_exit_asked and not is_terminated():
             has_stepped = self.turn()
             if not has_stepped and not self._is_exit_asked and not is_terminated():
                 timeout_s = self.wait_s()
-                self._publish_idle()
+                self._publish_wait()
                 self._link.wait(timeout_s)
         self.drain()
 
@@ -126,10 +129,9 @@ class StepLoop:
         if self._is_exit_asked or not self._link.flush():
             return False
         self._check_rows()
-        if self._engine.has_rows():
-            self._step()
+        if self._engine.has_rows() and self._step():
             return True
-        if self._ended:
+        if self._ended or self._leases.has_news:
             self._send_step(StepResult())
         return False
 
@@ -146,6 +148,8 @@ class StepLoop:
                     if key in self._running:
                         leaving.append(key)
                     self._cancel(key)
+                case Leases() | Lease():
+                    self._leases.heard(message)
                 case PauseRow(key=key, keep=keep):
                     pausing[keep].append(key)
                 case DropKept(key=key):
@@ -269,9 +273,13 @@ class StepLoop:
             running.inserted_at = self._clock()
             self._running[key] = running
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Makes a step, unless it takes a lease to do anything; returns whether it did."""
+        may_read = self._leases.may_read
+        if not may_read and not self._engine.has_decoding():
+            return False
         self._idle_since = None
-        is_prefill = any(not row.has_token for row in self._running.values())
+        is_prefill = may_read and any(not row.has_token for row in self._running.values())
         self._board.publish(
             WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
             step=self._steps,
@@ -280,9 +288,10 @@ class StepLoop:
             held=self._engine.bytes_held(),
             prefill_chunk=self._engine.prefill_chunk(),
         )
-        result = self._engine.step()
+        result = self._engine.step() if may_read else self._engine.decode()
         self._steps += 1
         self._send_step(result)
+        return True
 
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
@@ -305,16 +314,8 @@ class StepLoop:
             rows += deltas
         if leaving:
             self._engine.remove(*leaving)
-        self._link.send(
-            Step(
-                step=self._steps,
-                rows=rows,
-                prefill=progress_of(result.prefill, self._running),
-                took_s=result.took_s,
-                decode_s=result.decode_s,
-                between_steps=between_steps,
-            )
-        )
+        prefill = progress_of(result.prefill, self._running)
+        self._link.send(self._leases.step(result, self._steps, rows, prefill, between_steps))
         refused, self._refused = self._refused, []
         for key, error in refused:
             self._reject(key, error)
@@ -339,9 +340,10 @@ class StepLoop:
         """
         self._board.publish(WorkerPhase.ROWS, step=self._steps)
 
-    def _publish_idle(self) -> None:
+    def _publish_wait(self) -> None:
+        is_held_up = self._leases.is_asked and self._engine.has_rows()
         self._board.publish(
-            WorkerPhase.IDLE,
+            WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE,
             step=self._steps,
             books=self._books(),
             held=self._engine.bytes_held(),

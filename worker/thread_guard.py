@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import sys
 import threading
+from collections.abc import Callable
 
 from mlxsup.protocol.ids import RequestKey
 
@@ -105,15 +106,32 @@ class OwnedEngine:
         self._check()
         return self._engine.prefill_chunk()
 
+    def has_long_prompt(self) -> bool:
+        """See `Engine.has_long_prompt`."""
+        self._check()
+        return self._engine.has_long_prompt()
+
+    def has_decoding(self) -> bool:
+        """See `Engine.has_decoding`."""
+        self._check()
+        return self._engine.has_decoding()
+
     def step(self) -> StepResult:
         """See `Engine.step`."""
+        return self._within_limit(self._engine.step)
+
+    def decode(self) -> StepResult:
+        """See `Engine.decode`."""
+        return self._within_limit(self._engine.decode)
+
+    def _within_limit(self, step: Callable[[], StepResult]) -> StepResult:
         self._check()
         if not self._has_wedge_timer:
-            return self._engine.step()
+            return step()
         limit_s = self._step_timeout_s + 4 * self._engine.predict_step_s()
         faulthandler.dump_traceback_later(WEDGE_FACTOR * limit_s, exit=True)
         try:
-            return self._engine.step()
+            return step()
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -17,7 +17,7 @@ from ..core.settings import ClientSettings, CoreSettings, ModelSettings, Restart
 from .check import Check
 from .lines import LineIndex
 from .tables import ClientTable, FileTable, ModelTable
-from .values import size_or_auto
+from .values import count_or_auto, size_or_auto
 
 EXIT_CODE = 78
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -174,6 +174,7 @@ def _core_settings(file: FileTable) -> CoreSettings:
         queue_timeout_s=table.queue_timeout_s,
         first_token_timeout_s=table.first_token_timeout_s,
         aging_s=table.aging_s,
+        max_parallel_prefills=count_or_auto(table.max_parallel_prefills),
         min_residency_s=table.min_residency_s,
         clients={name: _client_settings(entry) for name, entry in file.clients.items()},
     )

@@ -26,6 +26,10 @@ SIZES = {
 """Keys that take a size without saying so in their name, and the words they take as well."""
 
 
+COUNTS = {"max_parallel_prefills": AUTO}
+"""Keys that take an integer from 1, and the word that they take as well."""
+
+
 class _Generate(GenerateJsonSchema):
     """Generates a schema without the titles that pydantic derives from names."""
 
@@ -74,6 +78,9 @@ def _readable(
     elif name.endswith("_bytes") or name in SIZES:
         pattern = "|".join([*SIZES.get(name, ()), SIZE_PATTERN])
         entry["type"] = "integer"
+    elif name in COUNTS:
+        pattern = COUNTS[name]
+        entry |= {"type": "integer", "minimum": 1}
     if pattern is None:
         return entry
     limits = ("type", "minimum", "maximum", "exclusiveMinimum")

@@ -6,7 +6,6 @@ an error says was expected; its title says what the key does, for editors.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -16,11 +15,13 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.parameters import SAMPLING, NumberParameter
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
+from .fields import default_of, documented, duration, integer
 from .values import (
     AUTO,
-    DURATION_EXPECTED,
+    COUNT_OR_AUTO_EXPECTED,
     OFF,
     SIZE_EXPECTED,
+    check_count_or_auto,
     check_duration,
     check_size_auto_or_off,
     check_size_or_auto,
@@ -40,59 +41,16 @@ Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
 SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
+CountOrAuto = Annotated[int | str, BeforeValidator(check_count_or_auto)]
 Number = Annotated[
     float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
 ]
-
-
-def _default(settings: type, name: str) -> Any:
-    """The default of a field in the core's settings, so that no number is written twice."""
-    value = next(f.default for f in fields(settings) if f.name == name)
-    assert value is not MISSING
-    return value
 
 
 class Table(BaseModel):
     """What all tables share: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-def _more(text: str = "", unit: str = "") -> dict[str, Any]:
-    """What docs/operations.md adds: behind the sentence, and as the unit if neither the name nor
-    the type of the key gives it."""
-    return {"more": text, "unit": unit}
-
-
-def _duration(
-    settings: type, name: str, title: str, *, is_zero_allowed: bool = True, more: str = ""
-) -> Any:
-    limit: dict[str, Any] = {"ge": 0} if is_zero_allowed else {"gt": 0}
-    least = "" if is_zero_allowed else ", above 0"
-    description = DURATION_EXPECTED + least
-    limit["json_schema_extra"] = _more(more)
-    return Field(_default(settings, name), title=title, description=description, **limit)
-
-
-def _integer(
-    settings: type,
-    name: str,
-    title: str,
-    low: int,
-    high: int | None = None,
-    *,
-    unit: str,
-    more: str = "",
-) -> Any:
-    top = "" if high is None else f" to {high}"
-    return Field(
-        _default(settings, name),
-        ge=low,
-        le=high,
-        title=title,
-        description=f"an integer from {low}{top}",
-        json_schema_extra=_more(more, unit),
-    )
 
 
 class SupervisorTable(Table):
@@ -102,7 +60,7 @@ class SupervisorTable(Table):
         DEFAULT_RUNTIME_DIR,
         title="created with mode 0700; holds the sockets and the lock",
         description="a folder",
-        json_schema_extra=_more("; refused with any other mode"),
+        json_schema_extra=documented("; refused with any other mode"),
     )
     log_dir: Folder = Field(
         DEFAULT_LOG_DIR,
@@ -113,11 +71,11 @@ class SupervisorTable(Table):
         AUTO,
         title="what `mlxsup plan` fits all models into",
         description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=_more(
+        json_schema_extra=documented(
             '; not more than the machine has. `"auto"`: see [memory](#what-fits-into-memory)'
         ),
     )
-    max_queue: int = _integer(
+    max_queue: int = integer(
         CoreSettings,
         "max_queue",
         "waiting requests, over all models",
@@ -126,7 +84,7 @@ class SupervisorTable(Table):
         more="; beyond that they are answered `overloaded`. When the queue is full, each model may"
         " still have its equal share of it waiting",
     )
-    max_queue_per_client: int = _integer(
+    max_queue_per_client: int = integer(
         CoreSettings,
         "max_queue_per_client",
         "waiting requests of one client",
@@ -135,41 +93,53 @@ class SupervisorTable(Table):
         more=", unless its own entry says otherwise; beyond that they are answered `overloaded`",
     )
     max_queue_bytes: Size = Field(
-        _default(CoreSettings, "max_queue_bytes"),
+        default_of(CoreSettings, "max_queue_bytes"),
         ge=1,
         title="the bodies of all open requests together",
         description=SIZE_EXPECTED,
-        json_schema_extra=_more("; beyond it, requests are answered `overloaded`"),
+        json_schema_extra=documented("; beyond it, requests are answered `overloaded`"),
     )
     log_level: LogLevel = Field(
         "info",
         title="the lowest level that is logged",
         description='"debug", "info", "warning" or "error"',
-        json_schema_extra=_more(": `debug`, `info`, `warning` or `error`; applies to workers, too"),
+        json_schema_extra=documented(
+            ": `debug`, `info`, `warning` or `error`; applies to workers, too"
+        ),
     )
-    drain_timeout_s: Duration = _duration(
+    drain_timeout_s: Duration = duration(
         CoreSettings,
         "drain_timeout_s",
         "how long running requests may take when their model is to go",
     )
-    queue_timeout_s: Duration = _duration(
+    queue_timeout_s: Duration = duration(
         CoreSettings,
         "queue_timeout_s",
         "how long a request may wait; requests can override it",
         more="; 0: no limit. An interrupted answer counts as started",
     )
-    first_token_timeout_s: Duration = _duration(
+    first_token_timeout_s: Duration = duration(
         CoreSettings,
         "first_token_timeout_s",
         "time limit for the first token; 0: none; requests can override it",
     )
-    aging_s: Duration = _duration(
+    aging_s: Duration = duration(
         CoreSettings,
         "aging_s",
         "a request moves up one class each time it has waited this long",
         more="; 0: never",
     )
-    min_residency_s: Duration = _duration(
+    max_parallel_prefills: CountOrAuto = Field(
+        AUTO,
+        title="models on one backend that read long prompts at the same time",
+        description=COUNT_OR_AUTO_EXPECTED,
+        json_schema_extra=documented(
+            "; more of them take turns, chunk by chunk."
+            ' `"auto"`: one on a GPU, any number on a CPU',
+            "models",
+        ),
+    )
+    min_residency_s: Duration = duration(
         CoreSettings,
         "min_residency_s",
         "a request evicts no model that became READY more recently",
@@ -181,23 +151,23 @@ class SupervisorTable(Table):
 class RestartTable(Table):
     """`[models.NAME.restart]`."""
 
-    max_restarts: int = _integer(
+    max_restarts: int = integer(
         RestartSettings,
         "max_restarts",
         "restarts within window_s; one more crash makes the model FAILED",
         0,
         unit="restarts",
     )
-    window_s: Duration = _duration(
+    window_s: Duration = duration(
         RestartSettings, "window_s", "the time in which restarts are counted", is_zero_allowed=False
     )
-    stable_s: Duration = _duration(
+    stable_s: Duration = duration(
         RestartSettings, "stable_s", "once READY for this long, the delay is reset"
     )
-    backoff_initial_s: Duration = _duration(
+    backoff_initial_s: Duration = duration(
         RestartSettings, "backoff_initial_s", "the delay after the first, immediate restart"
     )
-    backoff_max_s: Duration = _duration(
+    backoff_max_s: Duration = duration(
         RestartSettings, "backoff_max_s", "the delay doubles up to this"
     )
 
@@ -206,7 +176,7 @@ def _sampling(number: NumberParameter) -> tuple[Any, Any]:
     """A request parameter, with its range and its default."""
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
     kind = int if number.is_integer else Number
-    limits["json_schema_extra"] = _more(unit=number.unit)
+    limits["json_schema_extra"] = documented(unit=number.unit)
     return kind, Field(number.default, title=number.says, description=number.expected, **limits)
 
 
@@ -226,22 +196,22 @@ class ModelTable(Table):
         None,
         title="a model folder in mlx-lm's format",
         description="a folder",
-        json_schema_extra=_more("; required"),
+        json_schema_extra=documented("; required"),
     )
     preload: bool = Field(
-        _default(ModelSettings, "preload"),
+        default_of(ModelSettings, "preload"),
         title="load at startup; otherwise on the first request",
         description="true or false",
-        json_schema_extra=_more(
+        json_schema_extra=documented(
             ". At startup nothing is evicted: what does not fit into `memory_budget` stays PENDING"
         ),
     )
     pinned: bool = Field(
-        _default(ModelSettings, "pinned"),
+        default_of(ModelSettings, "pinned"),
         title="never evicted; its memory is reserved even while it is not loaded",
         description="true or false",
     )
-    max_concurrency: int = _integer(
+    max_concurrency: int = integer(
         LaunchSettings,
         "max_concurrency",
         "requests that run at the same time, as rows of one batch",
@@ -250,31 +220,31 @@ class ModelTable(Table):
         unit="requests",
         more=f"; up to {MAX_CONCURRENCY}",
     )
-    idle_unload_s: Duration = _duration(
+    idle_unload_s: Duration = duration(
         ModelSettings, "idle_unload_s", "unload after this long without a request; 0: never"
     )
-    load_stall_timeout_s: Duration = _duration(
+    load_stall_timeout_s: Duration = duration(
         ModelSettings,
         "load_stall_timeout_s",
         "a load is ended after this long without progress",
         is_zero_allowed=False,
         more=", which counts as a crash",
     )
-    step_timeout_s: Duration = _duration(
+    step_timeout_s: Duration = duration(
         LaunchSettings,
         "step_timeout_s",
         "time limit for one step; a chunk of a prompt takes at most a tenth",
         is_zero_allowed=False,
         more=", and preparing one prompt may take ten times as long",
     )
-    decode_stall_target_ms: int = _integer(
+    decode_stall_target_ms: int = integer(
         LaunchSettings,
         "decode_stall_target_ms",
         "how long a chunk of a new prompt may hold up running answers",
         1,
         unit="milliseconds",
     )
-    context_length: int = _integer(
+    context_length: int = integer(
         LaunchSettings,
         "context_length",
         "tokens of prompt and answer together; 0: the model's own limit",
@@ -284,7 +254,7 @@ class ModelTable(Table):
         " model declares, with a warning",
     )
     deterministic: bool = Field(
-        _default(LaunchSettings, "deterministic"),
+        default_of(LaunchSettings, "deterministic"),
         title="read prompts in chunks of a fixed size, and never from a cache",
         description="true or false",
     )
@@ -292,7 +262,7 @@ class ModelTable(Table):
         AUTO,
         title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=_more(
+        json_schema_extra=documented(
             ', and `mlxsup plan` counts this much; `"auto"`: MLX\'s own limit, and what the model'
             " needs. Smaller than the weights: FAILED; more than 0.8 of it in"
             " use before the first request: a warning"
@@ -302,13 +272,13 @@ class ModelTable(Table):
         AUTO,
         title="how much memory MLX may keep for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=_more('; `"auto"`: MLX\'s own limit'),
+        json_schema_extra=documented('; `"auto"`: MLX\'s own limit'),
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,
         title="memory for the prefixes of earlier prompts, to be reused; 0: none",
         description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=_more(
+        json_schema_extra=documented(
             '; `"auto"`: a tenth of the memory that is free after the load, or as much as a prompt'
             " of the whole context takes if that is more, but never more than half of what is free"
         ),
@@ -319,7 +289,7 @@ class ModelTable(Table):
         description=f'"off", "auto", or {SIZE_EXPECTED}',
     )
     engine: Literal["mlx", "fake"] = Field(
-        _default(LaunchSettings, "engine"),
+        default_of(LaunchSettings, "engine"),
         title='"mlx", or "fake", which answers without a model, for tests',
         description='"mlx" or "fake"',
     )
@@ -347,25 +317,27 @@ class ClientTable(Table):
     """`[clients.NAME]`."""
 
     weight: Number = Field(
-        _default(ClientSettings, "weight"),
+        default_of(ClientSettings, "weight"),
         ge=MIN_WEIGHT,
         le=MAX_WEIGHT,
         title="its share of each model, next to other clients that wait for it",
         description=f"a number from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
-        json_schema_extra=_more("; with 2 it gets twice as much of the engine's time", "factor"),
+        json_schema_extra=documented(
+            "; with 2 it gets twice as much of the engine's time", "factor"
+        ),
     )
     priority: Class = Field(
-        _default(ClientSettings, "priority").value,
+        default_of(ClientSettings, "priority").value,
         title="the class of its requests that name none",
         description=CLASS_EXPECTED,
     )
     max_priority: Class = Field(
-        _default(ClientSettings, "max_priority").value,
+        default_of(ClientSettings, "max_priority").value,
         title="the highest class that its requests may name",
         description=CLASS_EXPECTED,
-        json_schema_extra=_more("; others are answered `invalid_request`"),
+        json_schema_extra=documented("; others are answered `invalid_request`"),
     )
-    max_queue: int = _integer(
+    max_queue: int = integer(
         ClientSettings,
         "max_queue",
         "its waiting requests; 0: max_queue_per_client",
@@ -373,7 +345,7 @@ class ClientTable(Table):
         unit="requests",
         more="; beyond that they are answered `overloaded`",
     )
-    max_running: int = _integer(
+    max_running: int = integer(
         ClientSettings,
         "max_running",
         "its requests that run at once, over all models; 0: no limit",

@@ -16,6 +16,8 @@ SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
 AUTO = "auto"
 OFF = "off"
 
+COUNT_OR_AUTO_EXPECTED = '"auto", or an integer from 1'
+
 SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
 
 _SIZE = re.compile(SIZE_PATTERN)
@@ -71,6 +73,22 @@ def check_size_auto_or_off(value: Any) -> Any:
         ValueError: it is none of these.
     """
     return value if value == OFF else check_size_or_auto(value)
+
+
+def check_count_or_auto(value: Any) -> Any:
+    """Leaves an integer from 1, and "auto", as they are.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value == AUTO or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(COUNT_OR_AUTO_EXPECTED)
+
+
+def count_or_auto(value: int | str) -> int | None:
+    """The number; None for "auto"."""
+    return None if isinstance(value, str) else value
 
 
 def size_or_auto(value: int | str) -> int | None:

@@ -38,6 +38,8 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
+from .leasing import Leasing
+from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
 from .reload import differences
@@ -78,13 +80,16 @@ class Core:
         self._deadlines = Deadlines()
         self.ledger = Ledger(Terms(settings))
         self._daemon = Daemon(facts=facts)
+        meter = Meter()
         pausing = Pausing(self.ledger, self._deadlines, self.outbox)
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing)
-        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing)
+        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
+        leasing = Leasing(self.outbox, meter)
         self.fleet = Fleet(
             settings,
             models,
             serving=serving,
+            leasing=leasing,
             endings=self._endings,
             deadlines=self._deadlines,
             outbox=self.outbox,
@@ -94,7 +99,7 @@ class Core:
         self._clients = ClientEvents(
             self.fleet, serving, self._endings, pausing, self.outbox, self._daemon
         )
-        self._workers = WorkerEvents(self.fleet, serving)
+        self._workers = WorkerEvents(self.fleet, serving, leasing)
         self._has_finished = False
         self._woken_at: float | None = None
 

@@ -25,6 +25,7 @@ from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
+from .leasing import Leasing
 from .lifecycle.effects import (
     Changed,
     DownWaitersEnd,
@@ -77,6 +78,7 @@ class Fleet:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
         serving: dispatches their requests.
+        leasing: has them read long prompts in turns.
         endings: ends their requests.
         deadlines: where the times of models are kept.
         outbox: takes the actions.
@@ -96,6 +98,7 @@ class Fleet:
         models: Sequence[ModelSettings],
         *,
         serving: Serving,
+        leasing: Leasing,
         endings: Endings,
         deadlines: Deadlines,
         outbox: Outbox,
@@ -108,6 +111,7 @@ class Fleet:
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self._serving = serving
+        self._leasing = leasing
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
@@ -290,14 +294,14 @@ class Fleet:
                 self.touch(any_model)
         if self._touched:  # nothing else changes who may load
             self._grant_load_turns(now)
+        for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
+            self.touch(reader)
         while self._touched:
             touched, self._touched = self._touched, {}
-            for name in touched:
-                model = self.by_name.get(name)
-                if model is not None:
-                    self._serving.dispatch(model, now)
-                    self._serving.tell_waiting(model)
-                    self._deadlines.set(name, model.deadline())
+            for model in [self.by_name[name] for name in touched if name in self.by_name]:
+                self._serving.dispatch(model, now)
+                self._serving.tell_waiting(model)
+                self._deadlines.set(model.name, self._leasing.deadline(model))
             if self._serving.ledger.take_filled():  # a turn that was due elsewhere must wait
                 for any_model in self:
                     if any_model.blame.is_anyone_on_probation:
@@ -337,6 +341,7 @@ class Fleet:
                 assert model.held, f"{model.name} has room and lets requests wait"
                 held = [*model.held, *(request.held for request in waiting)]
                 assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+        self._leasing.check_invariants(self, self.settings)
         placed = [
             one.key
             for model in self
@@ -357,8 +362,7 @@ class Fleet:
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
         queue = Queue(Counters(self._serving.ledger.terms))
-        model = self.by_name[entry.name] = Model(life=life, queue=queue)
-        return model
+        return self.by_name.setdefault(entry.name, Model(life=life, queue=queue))
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:

@@ -25,14 +25,14 @@ class Meter:
         self._working: dict[ModelName, Model] = {}
 
     def works(self, model: Model, now: float) -> None:
-        """The engine has accepted a request; it may have had others before."""
+        """The engine has accepted a request, or got its lease; it may have been at work before."""
         if model.name not in self._working:
             self._settle_all()
             self._device_of(model).begins(model.name, now)
             self._working[model.name] = model
 
     def rests(self, model: Model, now: float) -> None:
-        """The engine holds no request any longer, or its process is gone."""
+        """The engine holds no request any longer or waits for a lease, or its process is gone."""
         if model.name in self._working:
             self._settle_all()
             self._device_of(model).rests(model.name, now)

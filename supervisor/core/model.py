@@ -51,6 +51,7 @@ class Model:
         life: its worker's life.
         queue: the waiting requests.
         running: requests that were dispatched to the live process.
+        only_waits: whether its worker computes nothing until it gets the lease that it asked for.
         paused: requests that somebody has paused; they wait outside the queue.
         kept: keys of paused requests whose state the live process keeps.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
@@ -75,6 +76,7 @@ class Model:
     life: Life
     queue: Queue
     running: dict[RequestKey, Request] = field(default_factory=dict)
+    only_waits: bool = False
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
     paused: dict[RequestKey, Request] = field(default_factory=dict)
     kept: set[RequestKey] = field(default_factory=set)
@@ -270,6 +272,7 @@ class Model:
         if self.life.pid is None:
             self.life.footprint_bytes = 0
         self.steps = 0
+        self.only_waits = False
         self.lets_newcomers_in = True
         self.leaving.clear()
         self.kept.clear()

@@ -48,6 +48,7 @@ class Serving:
         deadlines: where their times are kept.
         outbox: takes what their clients and workers are sent.
         pausing: makes rows leave that have not ended.
+        meter: charges steps.
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class Serving:
         deadlines: Deadlines,
         outbox: Outbox,
         pausing: Pausing,
+        meter: Meter,
     ) -> None:
         self.ledger = ledger
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
         self._pausing = pausing
-        self._meter = Meter()
+        self._meter = meter
 
     # ------------------------------------------------------------ in
 
@@ -205,7 +207,7 @@ class Serving:
         ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
             request.tokenize_s = message.tokenize_s
-        if model.running or model.leaving:
+        if (model.running or model.leaving) and not model.only_waits:
             self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
@@ -218,7 +220,7 @@ class Serving:
                 error = for_interrupted(error, model.name, request.tokens_sent)
             self._endings.end(request, error=error)
         model.idle_since = now
-        self._rest_if_empty(model, now)
+        self._rest_if_idle(model, now)
 
     def process_gone(self, model: Model, now: float) -> None:
         """The process has ended: it does no more steps."""
@@ -260,8 +262,9 @@ class Serving:
             elif row.finish is not None:
                 del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
-        if has_freed or finished or left:
-            self._rest_if_empty(model, now)
+        model.only_waits = message.only_waits
+        if has_freed or finished or left or model.only_waits:
+            self._rest_if_idle(model, now)
             model.settle()
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
@@ -320,8 +323,8 @@ class Serving:
         request.is_interrupted = request.is_paused = False
         self._outbox.notify(request, NoticeKind.RESUMED, detail)
 
-    def _rest_if_empty(self, model: Model, now: float) -> None:
-        if not model.running and not model.leaving:
+    def _rest_if_idle(self, model: Model, now: float) -> None:
+        if model.only_waits or not (model.running or model.leaving):
             self._meter.rests(model, now)
 
     def _request(self, key: RequestKey) -> Request:

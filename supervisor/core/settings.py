@@ -92,6 +92,8 @@ class CoreSettings:
         first_token_timeout_s: time limit for the first token, unless the request sets one; 0: none.
         aging_s: after each wait of this length a request moves up one class; 0 for never.
         clients: what each client is granted, by name; `ANYONE` is for all others.
+        max_parallel_prefills: how many models of one backend may read long prompts at the same
+            time; None: one on a GPU, any number on a CPU.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         min_residency_s: a model that was just used is not evicted for a request for another model
             before it was READY for so long.
@@ -104,6 +106,7 @@ class CoreSettings:
     drain_timeout_s: float = 30.0
     queue_timeout_s: float = 600.0
     first_token_timeout_s: float = 0.0
+    max_parallel_prefills: int | None = None
     exit_grace_s: float = 2.0
     aging_s: float = 60.0
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)

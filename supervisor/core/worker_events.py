@@ -32,6 +32,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
+from .leasing import Leasing
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
@@ -63,11 +64,13 @@ class WorkerEvents:
     Args:
         fleet: the models that the processes belong to.
         serving: moves their requests.
+        leasing: has them read long prompts in turns.
     """
 
-    def __init__(self, fleet: Fleet, serving: Serving) -> None:
+    def __init__(self, fleet: Fleet, serving: Serving, leasing: Leasing) -> None:
         self._fleet = fleet
         self._serving = serving
+        self._leasing = leasing
 
     def take(self, event: WorkerEvent) -> None:
         """Handles one event; ignores those of earlier generations (F9)."""
@@ -168,6 +171,10 @@ class WorkerEvents:
         if message.step not in (model.steps, model.steps + 1):
             detail = f"counted step {message.step} after step {model.steps}"
             self._fleet.trigger(model, Broke(detail=detail), now)
+            return
+        fault = self._leasing.stepped(model, message)
+        if fault:
+            self._fleet.trigger(model, Broke(detail=fault), now)
             return
         if model.watch is not None:
             model.watch.stepped(message.step, now)

@@ -150,11 +150,12 @@ def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
             while True:
                 result = engine.step()
                 progress = {int(row.key): row.done for row in result.prefill}
+                reached = progress.get(1, done)  # it is not named in a step that reads none of it
                 if is_read:
-                    assert progress[1] == done, "the long prompt was read on"
+                    assert reached == done, "the long prompt was read on"
                 else:
-                    assert progress[1] > done, "the long prompt is starved"
-                done = progress[1]
+                    assert reached > done, "the long prompt is starved"
+                done = reached
                 is_read = is_read or progress.get(short, 0) >= 2
                 if any(token.key == short for token in result.tokens):
                     break

@@ -57,6 +57,7 @@ class Ask:
         is_again: it had been dispatched before.
         account: on whose behalf it is, as the supervisor must see it.
         rank: its class; 0 for interactive.
+        standing: the class in which it was dispatched.
         waits_since, waited_s: when it last began to wait, and how long it had waited before.
         engine_s: what its steps have cost.
         read: places of its prompt that some process has read.
@@ -102,6 +103,7 @@ class Ask:
     passed_over: int = 0
     account: str = ""
     rank: int = 1
+    standing: int = 1
     waits_since: float = 0.0
     waited_s: float = 0.0
     engine_s: float = 0.0

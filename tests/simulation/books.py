@@ -13,6 +13,7 @@ from mlxsup.supervisor.core.events import Exited
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from .asks import Ask
+from .leases import Turn
 from .suspicion import Says, Suspicion
 from .worker import PlayedWorker
 
@@ -55,6 +56,7 @@ class Life:
         kept: keys of rows whose state it keeps for their return.
         progress_at, progress: of its load.
         works_since: when its engine was last heard of, if it has something to compute.
+        turn: what it has to do with leases.
     """
 
     model: ModelName
@@ -84,6 +86,7 @@ class Life:
     is_abandoned: bool = False
     hurried_at: float | None = None
     works_since: float | None = None
+    turn: Turn = field(default_factory=Turn)
 
     @property
     def serves(self) -> bool:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EPSILON_S = 1e-6
 
 
+BACKENDS = ("cpu", "metal")
+
+
 def backend_of(model: ModelName) -> str:
     """The device of a played engine: two models share one, others have it for themselves."""
     return "cpu" if model in ("a", "b") else "metal"
@@ -59,12 +62,11 @@ class Devices:
 
 def step(record: Record, book: Book, life: Life, message: Step) -> None:
     """A step was reported, none of which has been entered yet."""
-    cost_s = 0.0
-    if life.works_since is not None:
-        share = record.devices.share(book.name, life.works_since, record.now)
-        cost_s = message.took_s * share
-        if share < 1 - EPSILON_S and message.took_s:
-            record.count("engines at once")
+    since = record.now if life.works_since is None else life.works_since
+    share = record.devices.share(book.name, since, record.now)
+    cost_s = message.took_s * share
+    if share < 1 - EPSILON_S and message.took_s:
+        record.count("engines at once")
     life.works_since = record.now
     decoded = {row.key for row in message.rows[message.between_steps :]}
     computed = sum(row.computed for row in message.prefill)
@@ -102,8 +104,8 @@ def _pay(record: Record, book: Book, life: Life, key: RequestKey, seconds: float
 
 
 def rests(life: Life) -> None:
-    """What was reported may have been the last that the engine had to do."""
-    if not life.given:
+    """What was reported may have been the last that the engine had to do, or can now."""
+    if not life.given or life.turn.only_waits:
         life.works_since = None
 
 

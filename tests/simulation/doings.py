@@ -24,7 +24,15 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import NoticeKind
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, Exit, PauseRow
+from mlxsup.protocol.worker_messages import (
+    CancelRow,
+    Dispatch,
+    DropKept,
+    Exit,
+    Lease,
+    Leases,
+    PauseRow,
+)
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
@@ -36,7 +44,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 
-from . import costs, memory, shares, wishes
+from . import costs, leases, memory, shares, wishes
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .violation import Violation, check
@@ -49,7 +57,7 @@ DUMP_S = 0.5
 MOST_PASSED_OVER = 3
 """Turns that may come before the oldest new request: the one under way, and those of new lives."""
 
-STALLS = ("stall", "gil", "blocked", "mute", "load_stalls", "load_stops")
+STALLS = ("stall", "gil", "blocked", "mute", "waits_on", "load_stalls", "load_stops")
 BREAKS = ("stop", "load_stops", "garbage", "link_drops", "row_lost")
 
 
@@ -218,6 +226,8 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
                 check("taken out", book.suspicion.turns_are_taken, ask)
                 ask.is_yielding, ask.is_by_hand = True, False
                 record.count("yielded")
+        case Leases() | Lease():
+            leases.told(record, life, message)
         case DropKept(key=key):
             check("drops what is not kept", key in life.kept, key)
             returning = [a for a in book.waiting if a.key == key and a not in record.must]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 SIGNAL_NUMBERS = {"SIGKILL": 9, "SIGTERM": 15, "SIGSEGV": 11, "SIGABRT": 6, "SIGBUS": 7}
 ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS")
-HANGS = ("stall", "gil", "blocked", "stop", "load_stalls", "load_stops")
+HANGS = ("stall", "gil", "blocked", "waits_on", "stop", "load_stalls", "load_stops")
 MUTE_HANGS = ("gil", "stop", "load_stops")
 
 

@@ -67,7 +67,7 @@ WITHOUT_EVIDENCE = {
     "link_drops": 0.006,
     "row_lost": 0.004,
 }
-STALLS = {"stall": 0.008, "gil": 0.004, "blocked": 0.004}
+STALLS = {"stall": 0.008, "gil": 0.004, "blocked": 0.004, "waits_on": 0.3}
 STRAY = {"segv": 0.01, "raise_70": 0.008, "stall": 0.006, "gil": 0.004, "blocked": 0.004,
          "mute": 0.006}  # fmt: skip
 MEMORY = {"oom_75": 0.012, "oom_kill": 0.012, "oom_near": 0.006, "oom_beat": 0.008}
@@ -120,6 +120,7 @@ class Plan:
         delays_s: the mean delay of each link by name.
         step_s: how long a step takes.
         is_limited: whether requests have time limits, and queues are short.
+        poison_share, long_share: of prompts that kill their engines, and that take long to read.
         needs: what each model needs of the memory, in bytes, unless its entry says so.
         budget_bytes: what all may take together; None for no limit.
     """
@@ -134,6 +135,7 @@ class Plan:
     step_s: float
     is_limited: bool
     poison_share: float
+    long_share: float
     needs: dict[ModelName, int] = field(default_factory=dict)
     budget_bytes: int | None = None
     _prompts: int = 0
@@ -146,6 +148,7 @@ class Plan:
         is_limited = kind in (Kind.PEOPLE, Kind.STORM)
         names = ("a", "b", "c")[: dice.choice((1, 1, 2, 3))]
         models = [_model(dice, name, kind) for name in names]
+        max_parallel_prefills, long_share = _turns(seed)
         scale = dice.choice((0.5, 1.0, 2.0))
         delays_s = {
             name: dice.choice((0.0, 0.002, 0.02, 0.1, 0.4))
@@ -156,12 +159,16 @@ class Plan:
             kind=kind,
             random=dice,
             models=models,
-            settings=_settings(dice, seed, is_limited=is_limited),
+            settings=replace(
+                _settings(dice, seed, is_limited=is_limited),
+                max_parallel_prefills=max_parallel_prefills,
+            ),
             faults={name: min(chance * scale, 0.4) for name, chance in _faults(kind, dice)},
             delays_s=delays_s,
             step_s=dice.choice((0.02, 0.05, 0.1)),
             is_limited=is_limited,
             poison_share=_poison_share(dice, kind),
+            long_share=long_share,
         )
         plan.share_memory()
         return plan
@@ -213,7 +220,7 @@ class Plan:
             length=length,
             poison_at=dice.randrange(length) if is_poison else None,
             is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
-            is_long=not is_poison and dice.random() < 0.06,
+            is_long=not is_poison and dice.random() < self.long_share,
         )
 
 
@@ -222,6 +229,12 @@ def _poison_share(dice: random.Random, kind: Kind) -> float:
     if kind is Kind.POISON:
         return dice.choice((0.12, 0.12, 0.12, 0.6))
     return 0.12 if kind is Kind.STORM else 0.0
+
+
+def _turns(seed: int) -> tuple[int | None, float]:
+    """How many models may read long prompts at the same time, and the share of long ones."""
+    dice = random.Random(f"turns of {seed}")  # the other draws stay what they were
+    return dice.choice(((None, 0.06), (None, 0.06), (1, 0.25), (1, 0.4), (2, 0.4)))
 
 
 def _faults(kind: Kind, dice: random.Random) -> list[tuple[str, float]]:

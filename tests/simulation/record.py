@@ -50,7 +50,19 @@ from mlxsup.supervisor.core.events import (
     WorkerUnlinked,
 )
 
-from . import admission, costs, deaths, doings, memory, pauses, pieces, shares, timely, wishes
+from . import (
+    admission,
+    costs,
+    deaths,
+    doings,
+    leases,
+    memory,
+    pauses,
+    pieces,
+    shares,
+    timely,
+    wishes,
+)
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .plan import Plan
@@ -90,6 +102,7 @@ class Record:
         self.to_leave: set[Ask] = set()
         self.counts: dict[str, int] = {}
         self.devices = costs.Devices()
+        self.questions = 0
         self._admitted = 0
 
     # ------------------------------------------------------------ what others ask
@@ -158,9 +171,7 @@ class Record:
                         wishes.up(self, book, by_user=True)
         for book in self.books.values():
             wishes.drained(self, book)
-        lives = [book.life for book in self.books.values() if book.life]
-        working = [life.model for life in lives if life.works_since is not None]
-        self.devices.note(self.now, frozenset(working))
+        self._note_who_works()
         memory.refuse(self)
 
     def act(self, action: Action) -> None:
@@ -177,6 +188,13 @@ class Record:
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
         pauses.look(self)
         timely.look(self)
+        leases.look(self)
+        self._note_who_works()
+
+    def _note_who_works(self) -> None:
+        lives = [book.life for book in self.books.values() if book.life]
+        working = [life.model for life in lives if life.works_since is not None]
+        self.devices.note(self.now, frozenset(working))
 
     def begins(self, spawn: Spawn, worker: PlayedWorker) -> None:
         """The process that the core asked for is being started."""
@@ -318,6 +336,7 @@ class Record:
     def _said(self, book: Book, life: Life, message: object) -> None:
         match message:
             case Step():
+                leases.stepped(self, life, message)
                 costs.step(self, book, life, message)
                 for row in message.rows:
                     pieces.arrived(self, book, life, row)
@@ -327,7 +346,7 @@ class Record:
                 ask = life.given.get(key)
                 if ask is not None and ask.is_open and ask.acceptance is None:
                     ask.acceptance = acceptance
-                if life.given and life.works_since is None:
+                if life.given and life.works_since is None and not life.turn.only_waits:
                     life.works_since = self.now
             case Rejected(key=key, error=error):
                 ask = life.given.pop(key, None)

@@ -22,6 +22,7 @@ from mlxsup.protocol.worker_messages import (
 
 from . import answers
 from .plan import Prompt
+from .reading import Has, Reading
 from .violation import check
 
 LONG_STEPS = 2
@@ -67,6 +68,7 @@ class Batch:
         ended: what cancels and pauses took out since the last step message.
         kept: paused requests whose state is kept.
         steps: made so far.
+        reading: whether it may read.
     """
 
     dice: random.Random
@@ -79,6 +81,7 @@ class Batch:
     ended: list[RowDelta] = field(default_factory=list)
     kept: set[RequestKey] = field(default_factory=set)
     steps: int = 0
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def held(self) -> int:
@@ -92,8 +95,30 @@ class Batch:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the next step reads a long prompt."""
+        """Whether the next step reads a long prompt, if it may."""
         return any(row.acceptance and row.unread_steps for row in self.rows.values())
+
+    @property
+    def may_read(self) -> bool:
+        """Whether it may, or has nothing to read."""
+        return self.reading.may_read(is_reading=self.is_reading)
+
+    @property
+    def reads_with_lease(self) -> bool:
+        """Whether it has the lease with which the next step reads a long prompt."""
+        return self.reading.has is Has.A_LEASE and self.is_reading
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do anything."""
+        may_read = self.may_read
+        rows = self.rows.values()
+        return any(row.acceptance and (may_read or not row.unread_steps) for row in rows)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to say without a step."""
+        return bool(self.ended) or self.reading.has_news(is_reading=self.is_reading)
 
     def begin(self, dispatch: Dispatch) -> None:
         """A request is dispatched."""
@@ -171,6 +196,7 @@ class Batch:
 
     def step(self, took_s: float) -> None:
         """One engine step, and its message."""
+        may_read = self.may_read
         self.steps += 1
         deltas, self.ended = self.ended, []
         between_steps = len(deltas)
@@ -179,25 +205,33 @@ class Batch:
             if row.acceptance is None:
                 continue
             if row.unread_steps:
-                prefill.append(self._read(row))
+                if may_read:
+                    prefill.append(self._read(row))
                 continue
             deltas.append(self._advance(row, row.acceptance))
-        self.say(
+        decode_s = took_s * (self.steps % 4) / 4 if len(deltas) > between_steps else 0.0
+        self._say(
             Step(
                 step=self.steps,
                 rows=deltas,
                 prefill=prefill,
                 took_s=took_s,
-                decode_s=took_s * (self.steps % 4) / 4 if len(deltas) > between_steps else 0.0,
+                decode_s=decode_s,
                 between_steps=between_steps,
             )
         )
 
     def flush(self) -> None:
-        """Tells of rows that left between two steps."""
-        if self.ended:
+        """Tells of what happened between two steps."""
+        if self.has_news:
             deltas, self.ended = self.ended, []
-            self.say(Step(step=self.steps, rows=deltas, between_steps=len(deltas)))
+            self._say(Step(step=self.steps, rows=deltas, between_steps=len(deltas)))
+
+    def _say(self, step: Step) -> None:
+        rows = self.rows.values()
+        can_decode = any(row.acceptance and not row.unread_steps for row in rows)
+        said = self.reading.fill_in(step, is_reading=self.is_reading, can_decode=can_decode)
+        self.say(said)
 
     @staticmethod
     def _read(row: Row) -> PrefillProgress:

@@ -161,6 +161,7 @@ def dispatched(record: Record, book: Book, ask: Ask, *, is_turn: bool) -> None:
     for other in book.queue:
         if other.number < ask.number:
             other.passed_over = 0  # by a newer one, as the order has it
+    ask.standing = rank_now(record, ask)
     has_waited(record, ask)
     book.latest = ask.account
 
@@ -191,7 +192,8 @@ def prioritized(record: Record, message: Prioritize) -> bool:
     ask = named(record, message.request)
     if ask is None:
         return False
-    ask.rank, ask.waited_s, ask.waits_since = CLASSES.index(message.priority), 0.0, record.now
+    ask.rank = ask.standing = CLASSES.index(message.priority)
+    ask.waited_s, ask.waits_since = 0.0, record.now
     record.count("prioritized")
     return True
 

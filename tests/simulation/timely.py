@@ -25,6 +25,7 @@ ON_THE_WAY_S = 3.0
 FOUND_WITHIN_S = {
     "stall": 1.0,
     "blocked": 1.0,
+    "waits_on": 1.0,
     "gil": 2.5,
     "mute": 30.0,
     "stop": 2.0,
@@ -34,7 +35,7 @@ FOUND_WITHIN_S = {
 }
 """Beside a limit for a step, for what is judged by one: from the fault to the first signal."""
 
-BY_STEP = ("stall", "blocked", "gil")
+BY_STEP = ("stall", "blocked", "waits_on", "gil")
 SILENCE_S = 3.5
 LOAD_STALL_S = 6.0
 

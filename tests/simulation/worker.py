@@ -16,6 +16,8 @@ from mlxsup.protocol.worker_messages import (
     Exit,
     Heartbeat,
     Hello,
+    Lease,
+    Leases,
     LoadProgress,
     PauseRow,
     Ready,
@@ -26,6 +28,7 @@ from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from .costs import backend_of
 from .faults import ACCUSING, HANGS, MUTE_HANGS, Fault
 from .links import Link
+from .reading import Has
 from .reports import Reports
 from .rows import Batch
 from .violation import check
@@ -74,6 +77,7 @@ class PlayedWorker:
         )
         self._timeout_s = spawn.launch.step_timeout_s
         self._works_since: float | None = None
+        self._waits_since = 0.0
         self._time.after(self._dice.uniform(0.0, 0.1), self._start)
 
     @property
@@ -169,6 +173,9 @@ class PlayedWorker:
             case CancelRow(key=key):
                 if self.batch.cancel(key):
                     self._wake()
+            case Leases() | Lease():
+                self.batch.reading.unread.append(message)
+                self._wake()
             case PauseRow(key=key, keep=keep):
                 if self.batch.pause(key, keep=keep):
                     self._wake()
@@ -210,10 +217,18 @@ class PlayedWorker:
     def _wake(self) -> None:
         if self._works_since is not None or self.is_hung or self.is_frozen:
             return
+        batch = self.batch
+        batch.reading.hear()
+        if batch.reads_with_lease and self._world.happens("waits_on"):
+            self._hang("waits_on")
+            return
+        if not (batch.can_step or batch.preparing or batch.has_news or self.is_asked):
+            self._waits_since = self._time.now
+            return
         self._works_since = self._time.now
         self.predicted_s = 0.0
         step_s = self._world.plan.step_s * self._dice.uniform(0.5, 1.5)
-        if self.batch.is_reading:  # slower than the limit, as predicted
+        if batch.is_reading and batch.may_read:  # slower than the limit, as predicted
             self.predicted_s = self._timeout_s * 0.75
             step_s = self._timeout_s * self._dice.choice((0.5, 1.5, 3.0))
         self._time.after(step_s, lambda: self._work(step_s))
@@ -232,7 +247,7 @@ class PlayedWorker:
         if self.batch.rows and not self._world.is_healing and self._fails():
             return
         self.batch.prepare()
-        if any(row.acceptance for row in self.batch.rows.values()):
+        if self.batch.can_step:
             self.batch.step(took_s)
         else:
             self.batch.flush()
@@ -316,6 +331,10 @@ class PlayedWorker:
     def _phase(self) -> tuple[WorkerPhase, float, float]:
         if not self.is_ready:
             return WorkerPhase.LOADING, 0.0, 0.0
+        if self.fault is not None and self.fault.name == "waits_on":
+            return WorkerPhase.WAITING, self._time.now - self.fault.since, 0.0
+        if self._works_since is None and self.batch.rows and self.batch.reading.has is Has.ASKED:
+            return WorkerPhase.WAITING, self._time.now - self._waits_since, 0.0
         if self._works_since is None:
             return WorkerPhase.IDLE, 0.0, 0.0
         took_s = self._time.now - self._works_since

@@ -236,13 +236,8 @@ class Driver(Looks):
 
     def hello(self, model: str = "m", version: str = VERSION) -> list[Action]:
         """HELLO."""
-        hello = Hello(
-            model=ModelName(model),
-            generation=self.generation(model),
-            token="t",
-            pid=77,
-            version=version,
-        )
+        name, generation = ModelName(model), self.generation(model)
+        hello = Hello(model=name, generation=generation, token="t", pid=77, version=version)
         return self.worker(hello, model)
 
     def progress(self, fraction: float, model: str = "m") -> list[Action]:

@@ -50,6 +50,9 @@ class Engine:
         self.ahead: dict[RequestKey, RowToken] = {}
         self.cached = 0
         self.returned = 0
+        self.made: list[str] = []
+        self.is_long = False
+        self.is_decoding = True
 
     def load(self, report: ReportProgress) -> EngineFacts:
         return FACTS
@@ -89,6 +92,12 @@ class Engine:
     def prefill_chunk(self) -> int:
         return 64
 
+    def has_long_prompt(self) -> bool:
+        return self.is_long
+
+    def has_decoding(self) -> bool:
+        return self.is_decoding
+
     def bytes_held(self) -> EngineBytes:
         return EngineBytes(active=1, cache=2, peak=3)
 
@@ -96,6 +105,14 @@ class Engine:
         self.returned += 1
 
     def step(self) -> StepResult:
+        self.made.append("step")
+        return self._result()
+
+    def decode(self) -> StepResult:
+        self.made.append("decode")
+        return self._result()
+
+    def _result(self) -> StepResult:
         result = self.results.pop(0) if self.results else StepResult()
         for token in result.tokens:
             if token.finish is not None:

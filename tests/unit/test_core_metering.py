@@ -8,6 +8,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason
 from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
+from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core_driver import Driver, entry
 
@@ -30,6 +31,7 @@ def spend(
     *parts: RowDelta | PrefillProgress,
     decode_s: float = 0.0,
     model: str = "m",
+    **more: bool,
 ) -> None:
     """A step that ends now, with those rows; the status is not asked, which would charge it."""
     rows = [part for part in parts if isinstance(part, RowDelta)]
@@ -43,19 +45,25 @@ def spend(
             took_s=took_s,
             decode_s=decode_s,
             between_steps=len(left),
+            reads_on=more.get("reads_on", False),
+            returns_lease=more.get("returns_lease", False),
+            wants_lease=more.get("wants_lease", False),
+            only_waits=more.get("only_waits", False),
         ),
         model,
         generation=driver.model(model).life.generation,
     )
 
 
-def running(*ids: str, models: tuple[str, ...] = ("m",)) -> Driver:
+def running(
+    *ids: str, models: tuple[str, ...] = ("m",), settings: CoreSettings | None = None
+) -> Driver:
     """Each model is READY, and its requests are accepted; the first has key 1.
 
     If there are several models, the name of each is part of its requests' ids.
     """
     is_one = len(models) == 1
-    driver = Driver([entry(name) for name in models])
+    driver = Driver([entry(name) for name in models], settings)
     for model in models:
         driver.load(model)
         driver.come_up(model)
@@ -207,6 +215,33 @@ def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
     spend(driver, 0.0, gone(2), model="b")
     spend(driver, 2.0, token(1), model="a")
     assert seconds(driver, "a") == (3.0, 0.0)
+
+
+def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
+    settings = CoreSettings(max_parallel_prefills=1)
+    driver = running("x", models=("a", "b"), settings=settings)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True), model)
+    for model in ("a", "b"):
+        asks = Step(step=0, reads_on=True, wants_lease=True, only_waits=True)
+        driver.worker(asks, model)  # a gets the lease, b waits
+    turn = {"reads_on": True, "returns_lease": True, "wants_lease": True, "only_waits": True}
+    spend(driver, 2.0, read(1, 30, 30), model="a", **turn)
+    assert seconds(driver, "a") == (2.0, 0.0)
+    driver.accept(driver.serve("y", model="a")[0], "a")
+    spend(driver, 2.0, read(2, 30, 30), model="b", **turn)
+    assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
+
+
+def test_an_engine_that_decodes_while_it_waits_for_a_lease_shares_the_device() -> None:
+    settings = CoreSettings(max_parallel_prefills=1)
+    driver = running("x", models=("a", "b"), settings=settings)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True), model)
+    for model in ("a", "b"):
+        driver.worker(Step(step=0, reads_on=True, wants_lease=True), model)
+    spend(driver, 2.0, read(1, 30, 30), model="a", reads_on=True, returns_lease=True)
+    assert seconds(driver, "a") == (1.0, 0.0)
 
 
 def test_engines_on_different_backends_do_not_share() -> None:

@@ -115,6 +115,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             worker_messages.CancelRow(key=KEY),
             worker_messages.PauseRow(key=KEY, keep=True),
             worker_messages.DropKept(key=KEY),
+            worker_messages.Leases(are_needed=True),
+            worker_messages.Lease(),
             worker_messages.Exit(),
         ],
     ),
@@ -167,6 +169,10 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 took_s=0.25,
                 decode_s=0.125,
                 between_steps=1,
+                reads_on=True,
+                returns_lease=True,
+                wants_lease=True,
+                only_waits=True,
             ),
             worker_messages.Heartbeat(
                 step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -18,7 +17,6 @@ from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import ConfigError, load_config
-from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
     ModelTable,
     RestartTable,
@@ -71,6 +69,7 @@ drain_timeout_s = "90s"
 queue_timeout_s = "5m"
 first_token_timeout_s = "1h"
 aging_s = "2m"
+max_parallel_prefills = 3
 [clients.alice]
 weight = 3
 priority = "normal"
@@ -120,6 +119,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
             ),
             "*": ClientSettings(weight=0.5, priority=Priority.BATCH),
         },
+        max_parallel_prefills=3,
     )
     assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
     assert config.memory_budget == 512 * 1024 * 1024
@@ -320,42 +320,6 @@ def test_the_example_has_two_models_and_a_comment_for_each_key() -> None:
     for line in EXAMPLE.read_text().splitlines()[:-1]:
         if re.match(r"\w+ = ", line):
             assert re.search(r"\s# \S", line), f"no comment: {line}"
-
-
-# ---------------------------------------------------------------- the schema for editors
-
-
-SCHEMA = EXAMPLE.parent / "docs" / "config.schema.json"
-
-
-def test_the_schema_in_docs_is_that_of_the_code_and_the_example_names_it() -> None:
-    # Made with: mlxsup config schema > docs/config.schema.json
-    assert json.loads(SCHEMA.read_text()) == config_schema()
-    first = EXAMPLE.read_text().splitlines()[0]
-    assert first == "#:schema docs/config.schema.json"
-
-
-def test_the_schema_knows_every_key_of_the_example_with_its_default() -> None:
-    schema = config_schema()
-    tables = schema["$defs"]
-    values = _example()
-    model = values["models"]["smollm2"]
-    kinds: list[tuple[dict[str, Any], type[BaseModel]]] = [
-        (values["supervisor"], SupervisorTable),
-        (model, ModelTable),
-        (model["restart"], RestartTable),
-    ]
-    for given, kind in kinds:
-        properties = tables[kind.__name__]["properties"]
-        assert set(properties) == set(given)
-        assert tables[kind.__name__]["additionalProperties"] is False
-        for key, entry in properties.items():
-            assert re.fullmatch(r"[A-Z\"].*\. Takes .+\.", entry["description"]), key
-            if key.endswith("_s"):
-                assert [choice["type"] for choice in entry["anyOf"]] == ["number", "string"]
-            if key not in ("path", "restart", "sampling", "fake"):
-                assert entry["default"] == kind.model_fields[key].default
-    assert "null" not in json.dumps(schema)
 
 
 # ---------------------------------------------------------------- without a file

@@ -15,7 +15,7 @@ NAME = (
     "a model's name takes 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 )
 MODEL_KEYS = (
-    "path, preload, max_concurrency, idle_unload_s, load_stall_timeout_s, step_timeout_s,"
+    "path, preload, pinned, max_concurrency, idle_unload_s, load_stall_timeout_s, step_timeout_s,"
     " decode_stall_target_ms, context_length, deterministic, memory, cache_limit, prefix_cache,"
     " wired, engine, fake, restart, sampling"
 )
@@ -66,7 +66,7 @@ UNKNOWN = [
         2,
         "unknown key defaults.top_k; it belongs to [models.NAME.sampling]",
     ),
-    (f"{M}sticky = true\n", 3, f"unknown key models.m.sticky; known are {MODEL_KEYS}"),
+    (f"{M}zzz = true\n", 3, f"unknown key models.m.zzz; known are {MODEL_KEYS}"),
     (f"[modles.m]\n{M}", 1, "unknown key modles; did you mean models?"),
     (f"zzz = 1\n{M}", 1, "unknown key zzz; known are supervisor, clients, defaults, models"),
     (
@@ -150,6 +150,14 @@ VALUES = [
     *(
         (f"[supervisor]\n{key} = 0\n{M}", 2, f"supervisor.{key} takes an integer from 1, not 0")
         for key in ("max_queue", "max_queue_per_client")
+    ),
+    *(
+        (
+            f"[supervisor]\nmax_parallel_prefills = {value}\n{M}",
+            2,
+            f'supervisor.max_parallel_prefills takes "auto", or an integer from 1, not {value}',
+        )
+        for value in ("0", '"all"', "true", "1.0")
     ),
     (
         f"[supervisor]\nmax_queue_bytes = 0\n{M}",
@@ -272,6 +280,7 @@ max_queue_bytes = 1
 drain_timeout_s = 0
 queue_timeout_s = 0
 first_token_timeout_s = 0
+max_parallel_prefills = 1
 [models."{name}"]
 engine = "fake"
 fake = {{ a = [1, "x", true, 1.5, {{ b = [] }}], deep = {{}} }}
@@ -292,6 +301,7 @@ path = ""
     core = config.core
     assert (core.max_queue, core.max_queue_per_client, core.max_queue_bytes) == (1, 1, 1)
     assert (core.drain_timeout_s, core.queue_timeout_s, core.first_token_timeout_s) == (0, 0, 0)
+    assert core.max_parallel_prefills == 1
     first, second = config.models
     launch = first.launch
     assert (first.name, launch.path, launch.max_concurrency) == (name, "", 1024)

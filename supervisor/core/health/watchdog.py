@@ -9,6 +9,8 @@ Every message of a worker is a sign of life. These faults are distinguished:
 - Its connection has ended and the process lives: whatever it does, nothing arrives (P23).
 - It holds fewer requests than it was given: it has lost one (P23).
 - It was given requests, waits for something to do, and nothing moves (P23).
+- It waits for a lease that it was given long ago, or has never asked for (P23). Only the supervisor
+  knows whether a worker that waits for its turn must wait, so only then is the wait no stall.
 
 Beats have their own socket, so one may overtake the messages of the owner thread or fall behind
 them. A beat therefore says how many messages the owner thread had sent and received when it counted
@@ -48,7 +50,15 @@ UNLINKED_S = 2.0
 may take this long from closing its socket to exiting. The kernel may then need far longer to free
 its memory, and no signal changes how such a process ended."""
 
-WORKS = frozenset({WorkerPhase.PREFILL, WorkerPhase.DECODE, WorkerPhase.ROWS, WorkerPhase.CLOSING})
+WORKS = frozenset(
+    {
+        WorkerPhase.WAITING,
+        WorkerPhase.PREFILL,
+        WorkerPhase.DECODE,
+        WorkerPhase.ROWS,
+        WorkerPhase.CLOSING,
+    }
+)
 """Phases that have to end; not LOADING, because a beat from the load may come after READY."""
 
 
@@ -79,6 +89,8 @@ class Watch:
         is_working: whether that beat came after the last step's end and reported work under way.
         progress_at: the earliest time at which that work, or its wait, can have begun.
         predicted_s: how long that step was predicted to take.
+        is_held_up: whether it has asked for a lease and not got it.
+        freed_at: when it last got one; before any, its start.
         looked_at: when the process was last inspected.
         seen_running_at, seen_stopped_at: what was seen then; forgotten with the next beat.
         is_stopped: whether it was seen stopped twice.
@@ -96,6 +108,8 @@ class Watch:
     phase: WorkerPhase = WorkerPhase.LOADING
     progress_at: float
     predicted_s: float = 0.0
+    is_held_up: bool = False
+    freed_at: float
     looked_at: float | None = None
     seen_running_at: float | None = None
     seen_stopped_at: float | None = None
@@ -105,7 +119,7 @@ class Watch:
     @classmethod
     def over(cls, now: float) -> Watch:
         """The signs of life of a process that has just been started."""
-        return cls(heard_at=now, beat_at=now, progress_at=now, moved_at=now)
+        return cls(heard_at=now, beat_at=now, progress_at=now, freed_at=now, moved_at=now)
 
     # ------------------------------------------------------------ signs
 
@@ -119,6 +133,15 @@ class Watch:
         """It was sent a message."""
         self.told += 1
         self.moved_at = now
+
+    def asked_for_lease(self) -> None:
+        """It has to wait until it gets one."""
+        self.is_held_up = True
+
+    def got_lease(self, now: float) -> None:
+        """It no longer has to wait."""
+        self.is_held_up = False
+        self.freed_at = now
 
     def stepped(self, step: int, now: float) -> None:
         """A step has ended."""
@@ -176,7 +199,16 @@ class Watch:
         """When the work under way will have taken too long; None if none is known."""
         if not self.is_working:
             return None
+        if self.phase is WorkerPhase.WAITING:
+            # As its latest beat says: one from before the lease came says nothing.
+            due_at = self._free_since + step_timeout_s
+            return None if self.is_held_up or self.beat_at < due_at else due_at
         return self.progress_at + step_timeout_s + PREDICTIONS * self.predicted_s
+
+    @property
+    def _free_since(self) -> float:
+        """Since when nothing has kept it from reading, if it says that it waits for a lease."""
+        return max(self.progress_at, self.freed_at)
 
     def silent_at(self, step_timeout_s: float) -> float:
         """When a running process that sends nothing will have been silent for too long."""
@@ -258,6 +290,9 @@ class Watch:
             return f"no sign of life for {now - self.heard_at:.1f} s, though the process runs"
         if self.phase is WorkerPhase.IDLE:
             return f"it holds requests, and nothing moved for {self.idle_for_s(now):.1f} s"
+        if self.phase is WorkerPhase.WAITING:
+            free_s = now - self._free_since
+            return f"it waits for a lease, and nothing has kept it from reading for {free_s:.1f} s"
         took = f"did not end in {now - self.progress_at:.1f} s"
         if self.phase in (WorkerPhase.PREFILL, WorkerPhase.DECODE):
             return f"step {self.step + 1} ({self.phase}) {took}"

@@ -32,7 +32,6 @@ that life of the worker, so that the next one can be seen to continue.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ from ...engine import (
     NoDeviceError,
     ReportProgress,
     Row,
-    RowLogprobs,
     RowPrefill,
     RowSetAside,
     RowToken,
@@ -75,6 +73,7 @@ from .text import (
     decode_tokens,
     encode_text,
     prompt_digest,
+    token_logprobs,
 )
 
 GARBAGE = [b"\xc1not a message"]
@@ -204,6 +203,7 @@ class FakeEngine:
             directives=directives,
             digest=digest,
             said=said,
+            known=cached,
             prefilled=cached,
             generated=len(row.delivered),
         )
@@ -252,19 +252,38 @@ class FakeEngine:
         """See `Engine.prefill_chunk`."""
         return self._options.prefill_tokens_per_step
 
+    def has_long_prompt(self) -> bool:
+        """See `Engine.has_long_prompt`."""
+        chunk = self._options.prefill_tokens_per_step
+        return any(
+            not row.is_decoding
+            and (row.to_prefill - row.prefilled > chunk or row.prefilled > row.known)
+            for row in self._rows.values()
+        )
+
+    def has_decoding(self) -> bool:
+        """See `Engine.has_decoding`."""
+        return any(row.is_decoding for row in self._rows.values())
+
     def step(self) -> StepResult:
         """See `Engine.step`: a token for each row that decodes, a chunk of one prompt.
 
         It says that it took as long as the options and directives say, whatever a clock says; if
         rows decode while a prompt is read, half of that is theirs.
         """
+        return self._run(next((row for row in self._rows.values() if not row.is_decoding), None))
+
+    def decode(self) -> StepResult:
+        """See `Engine.decode`."""
+        return self._run(None)
+
+    def _run(self, prefilling: FakeRow | None) -> StepResult:
         tokens: list[RowToken] = []
         prefill: list[RowPrefill] = []
         step_s = self._options.step_s + sum(r.directives.slow for r in self._rows.values())
         if step_s > 0:
             time.sleep(step_s)
         decoding = [row for row in self._rows.values() if row.is_decoding]
-        prefilling = next((row for row in self._rows.values() if not row.is_decoding), None)
         if prefilling is not None:
             prefill.append(self._prefill(prefilling))
             if prefilling.is_decoding:
@@ -300,7 +319,7 @@ class FakeEngine:
                 token = (token + 1) % VOCABULARY_SIZE
         row.generated += 1
         finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
-        logprobs = _logprobs(token, row.row.top_logprobs)
+        logprobs = token_logprobs(token, row.row.top_logprobs)
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
 
     @staticmethod
@@ -379,12 +398,3 @@ class FakeEngine:
         self._is_closed = True
         self._rows.clear()
         self._aside.clear()
-
-
-def _logprobs(token: int, count: int | None) -> RowLogprobs | None:
-    """Each id is half as likely as the one before it, from the token on."""
-    if count is None:
-        return None
-    ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]
-    top = [(one, (place + 1) * -math.log(2)) for place, one in enumerate(ids)]
-    return RowLogprobs(logprob=-math.log(2), top=top)

@@ -17,6 +17,7 @@ class FakeRow:
         directives: what its prompt asks of the engine.
         digest: of its prompt and the model.
         said: the tokens that it must answer with; empty: any.
+        known: how many of those were known before it came.
         prefilled: how many tokens of the prompt, and of what was delivered, have been read.
         generated: how many tokens the answer has.
     """
@@ -25,6 +26,7 @@ class FakeRow:
     directives: Directives
     digest: bytes
     said: list[int]
+    known: int = 0
     prefilled: int = 0
     generated: int = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
 
-from ...engine import Prompt
+from ...engine import Prompt, RowLogprobs
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.grammar import Grammar
 from .options import STALLS, FakeOptionError, check_crash, stall
@@ -281,3 +282,12 @@ def _render(body: RequestBody) -> str:
         f"{message['role']}: {message.get('content') or ''}" for message in body.messages or ()
     ]
     return "\n".join([*lines, "assistant:"])
+
+
+def token_logprobs(token: int, count: int | None) -> RowLogprobs | None:
+    """Each id is half as likely as the one before it, from the token on."""
+    if count is None:
+        return None
+    ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]
+    top = [(one, (place + 1) * -math.log(2)) for place, one in enumerate(ids)]
+    return RowLogprobs(logprob=-math.log(2), top=top)

@@ -229,6 +229,14 @@ class MlxBatch:
         """How many tokens of each waiting prompt the next step would process."""
         return self._turns.chunk(decode_rows=self._decode_rows())
 
+    def has_long_prompt(self) -> bool:
+        """See `Engine.has_long_prompt`."""
+        return self._turns.has_long(decode_rows=self._decode_rows())
+
+    def has_decoding(self) -> bool:
+        """See `Engine.has_decoding`."""
+        return self._decode_rows() > 0 or self._turns.has_read
+
     def _decode_rows(self) -> int:
         return len(self._keys) - len(self._turns)
 
@@ -240,12 +248,19 @@ class MlxBatch:
             GpuFaultElsewhereError: another process's fault on the GPU.
             Exception: any other; the batch is unusable.
         """
+        return self._run(self._turns.plan(decode_rows=self._decode_rows()))
+
+    def decode(self) -> StepResult:
+        """One token for each row that decodes; raises what `step` raises."""
+        return self._run(self._turns.hold())
+
+    def _run(self, plan: dict[int, int]) -> StepResult:
         decoding = self._decode_rows()
         has_prompts = len(self._turns) > 0
         started = self._clock()
         try:
             self._tell_grammars()
-            reads, tokens = self.passes.step(self._turns.plan(decode_rows=decoding))
+            reads, tokens = self.passes.step(plan)
             passes_s = self._clock() - started
             self._keep(self.passes.take_checkpoints())
         except RuntimeError as error:

@@ -334,6 +334,14 @@ class MlxEngine:
         """How many tokens of each waiting prompt the next step would process."""
         return self._ready().prefill_chunk()
 
+    def has_long_prompt(self) -> bool:
+        """See `Engine.has_long_prompt`."""
+        return self._ready().has_long_prompt()
+
+    def has_decoding(self) -> bool:
+        """See `Engine.has_decoding`."""
+        return self._ready().has_decoding()
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 
@@ -342,6 +350,10 @@ class MlxEngine:
             Exception: any other; the engine is unusable afterwards and the process must end (F3).
         """
         return self._ready().step()
+
+    def decode(self) -> StepResult:
+        """A step that reads no prompt; raises what `step` raises."""
+        return self._ready().decode()
 
     def give_back(self) -> None:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""

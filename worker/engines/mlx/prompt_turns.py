@@ -74,9 +74,28 @@ class PromptTurns(ABC):
         """A row has got a token, so its first one is no longer due."""
         self._due.discard(uid)
 
+    def has_long(self, *, decode_rows: int) -> bool:
+        """Whether a prompt is left that takes more than the next chunk, or has taken one."""
+        if not self._prompts:
+            return False
+        chunk = self.chunk(decode_rows=decode_rows)
+        return any(
+            prompt.rest > chunk or (prompt.rest > 0 and prompt.done > prompt.known)
+            for prompt in self._prompts.values()
+        )
+
     @abstractmethod
     def chunk(self, *, decode_rows: int) -> int:
         """How many tokens of each waiting prompt the next step would process."""
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a prompt needs no more reading: it joins those that decode with the next step."""
+        return any(not prompt.rest for prompt in self._prompts.values())
+
+    @abstractmethod
+    def hold(self) -> dict[int, int]:
+        """The plan of a step that reads nothing."""
 
     @abstractmethod
     def plan(self, *, decode_rows: int) -> dict[int, int]:
@@ -110,8 +129,9 @@ class PromptTurns(ABC):
         """Records what a step has read.
 
         Returns:
-            Each prompt's uid, its tokens done and in all, and how many of them this step computed.
-            The last token counts with them, although the pass over it draws the first answer token.
+            The uid of each prompt that it has read a piece of, the tokens done and in all, and how
+            many of them this step computed. The last token counts with them, although the pass over
+            it draws the first answer token.
         """
         sizes: dict[int, int] = {}
         progress = []
@@ -121,7 +141,8 @@ class PromptTurns(ABC):
             sizes[read.uid] = max(min(done, prompt.total - 1) - prompt.done, 0)
             if done >= prompt.total - 1:
                 self._due.add(read.uid)
-            progress.append((read.uid, done, prompt.total, done - prompt.done))
+            if sizes[read.uid] or read.is_over:
+                progress.append((read.uid, done, prompt.total, done - prompt.done))
             prompt.done = done
             if not read.is_over:
                 self._prompts[read.uid] = prompt  # behind the others: each has its turn
@@ -145,7 +166,11 @@ class TogetherTurns(PromptTurns):
         """
         chunk = self.chunk(decode_rows=decode_rows)
         is_paused = bool(self._due) and any(1 + p.rest > chunk for p in self._prompts.values())
-        return dict.fromkeys(self._prompts, 0 if is_paused else chunk)
+        return self.hold() if is_paused else dict.fromkeys(self._prompts, chunk)
+
+    def hold(self) -> dict[int, int]:
+        """The generator passes over all prompts, and reads no token of them."""
+        return dict.fromkeys(self._prompts, 0)
 
     def predict_s(self, *, decode_rows: int) -> float:
         """See `PromptTurns.predict_s`."""
@@ -203,6 +228,10 @@ class SerialTurns(PromptTurns):
             left_s -= took_s
             turns[uid] = size
         return turns
+
+    def hold(self) -> dict[int, int]:
+        """Nothing but the prompts that need no more reading."""
+        return {uid: 0 for uid, prompt in self._prompts.items() if not prompt.rest}
 
     def _predict_pass_s(self, size: int) -> float:
         return self._pacer.predict_chunk_s(prefill_rows=1, longest=size) if size else 0.0

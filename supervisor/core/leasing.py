@@ -1,0 +1,192 @@
+"""Has models read their long prompts in turns: hears who reads, and grants leases to workers.
+
+Each backend is one device. A model takes part while its worker serves and can be reached; whatever
+ends that, `settle` sees that it has ended, and the lease is free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import SERVES, Priority
+from mlxsup.protocol.worker_messages import Lease, Leases, Step
+
+from .metering import Meter
+from .model import Model
+from .outbox import Outbox
+from .settings import CoreSettings
+from .sharing.leases import Leases as DeviceLeases
+
+CLASSES = tuple(Priority)
+
+GPUS = frozenset({"cuda", "metal"})
+"""Backends on which, unless the configuration says otherwise, one model reads at a time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Device:
+    """What the models of one backend share.
+
+    Attributes:
+        backend: as the workers' READY says.
+        leases: who reads, waits, and has a lease.
+        members: the models whose workers serve on it, and whether each was last told that leases
+            are needed.
+    """
+
+    backend: str
+    leases: DeviceLeases = field(default_factory=DeviceLeases)
+    members: dict[ModelName, bool] = field(default_factory=dict)
+
+    def limit(self, settings: CoreSettings) -> int | None:
+        """How many models may read long prompts at the same time; None: any number."""
+        if settings.max_parallel_prefills is not None:
+            return settings.max_parallel_prefills
+        return 1 if self.backend in GPUS else None
+
+
+class Leasing:
+    """Grants leases for chunks of long prompts.
+
+    Args:
+        outbox: takes what workers are sent.
+        meter: hears of engines that are back at work.
+    """
+
+    def __init__(self, outbox: Outbox, meter: Meter) -> None:
+        self._outbox = outbox
+        self._meter = meter
+        self._devices: dict[str, _Device] = {}  # by backend, of which there are four
+        self._device_of: dict[ModelName, _Device] = {}  # of each member
+        self._changed: dict[ModelName, None] = {}  # members, since the last `settle`
+
+    # ------------------------------------------------------------ what workers say
+
+    def stepped(self, model: Model, message: Step) -> str:
+        """A worker has made a step; returns what is wrong with that, or nothing."""
+        device = self._device_of.get(model.name)
+        if device is None:
+            return ""  # its process is about to end
+        leases = device.leases
+        if message.returns_lease and not leases.give_back(model.name):
+            return "gave back a lease that it had not got"
+        has_changed = leases.reads(model.name, is_reading=message.reads_on)
+        if message.wants_lease:
+            if not leases.ask(model.name):
+                return "asked for a lease before its last one was over"
+            if model.watch is not None:
+                model.watch.asked_for_lease()
+        if has_changed or message.returns_lease or message.wants_lease:
+            self._changed[model.name] = None
+        return ""
+
+    # ------------------------------------------------------------ after every event
+
+    def settle(
+        self,
+        models: Mapping[ModelName, Model],
+        touched: Collection[ModelName],
+        settings: CoreSettings,
+        now: float,
+    ) -> list[Model]:
+        """Frees the leases of models that no longer take part, and grants those that are free.
+
+        Args:
+            models: all of them.
+            touched: those that anything has happened to.
+            settings: the limits.
+            now: monotonic seconds.
+
+        Returns:
+            The models whose deadline may have changed.
+        """
+        if not (touched or self._changed):
+            return []  # as after nearly every step
+        changed = [name for name in self._changed if name in models]
+        self._changed.clear()
+        devices: dict[str, _Device] = {}
+        for name in [*touched, *changed]:
+            before = self._device_of.get(name)
+            device = self._place(models.get(name), before)
+            if device is not before:
+                self._move(name, before, device)
+            devices |= {one.backend: one for one in (before, device) if one is not None}
+        stirred = dict.fromkeys(changed)
+        for device in devices.values():
+            stirred |= dict.fromkeys(self._grant(device, models, settings, now))
+        return [models[name] for name in stirred]
+
+    def _place(self, model: Model | None, before: _Device | None) -> _Device | None:
+        """Where a model takes part now; a process stays on its device."""
+        if model is None or model.ready is None or model.life.state not in SERVES:
+            return None
+        if model.watch is not None and model.watch.unlinked_at is not None:
+            return None
+        if before is not None:
+            return before
+        backend = model.ready.backend
+        return self._devices.setdefault(backend, _Device(backend=backend))
+
+    def _move(self, name: ModelName, before: _Device | None, after: _Device | None) -> None:
+        if before is not None:
+            before.leases.drop(name)
+            del before.members[name]
+            del self._device_of[name]
+        if after is not None:
+            after.members[name] = False
+            self._device_of[name] = after
+
+    def _grant(
+        self,
+        device: _Device,
+        models: Mapping[ModelName, Model],
+        settings: CoreSettings,
+        now: float,
+    ) -> list[ModelName]:
+        """Tells the members whether leases are needed, if that has changed, and grants leases."""
+        limit = device.limit(settings)
+        device.leases.expire(now)
+        are_needed = device.leases.are_needed(limit)
+        for name, was_told in device.members.items():
+            if was_told != are_needed:
+                device.members[name] = are_needed
+                self._outbox.tell(models[name].life, Leases(are_needed=are_needed))
+        granted = device.leases.grant(limit, lambda name: turn_rank(models[name]), now)
+        for name in granted:
+            model = models[name]
+            self._outbox.tell(model.life, Lease())
+            if model.only_waits:
+                model.only_waits = False
+                self._meter.works(model, now)
+            if model.watch is not None:
+                model.watch.got_lease(now)
+        return granted
+
+    def deadline(self, model: Model) -> float | None:
+        """When something is due for this model, or its lease ends."""
+        when = model.deadline()
+        device = self._device_of.get(model.name)
+        until = None if device is None else device.leases.until(model.name)
+        if when is None or until is None:
+            return when if until is None else until
+        return min(when, until)
+
+    def check_invariants(self, models: Iterable[Model], settings: CoreSettings) -> None:
+        """Raises AssertionError if somebody takes part who must not, or waits without need."""
+        for model in models:
+            before = self._device_of.get(model.name)
+            assert self._place(model, before) is before, f"{model.name} takes part wrongly"
+        for device in self._devices.values():
+            device.leases.check_invariants(device.members, device.limit(settings))
+
+
+def turn_rank(model: Model) -> int:
+    """The class of a model's turn, lower ones first: the highest of its requests that wait for a
+    first token, or for one since an interruption or a pause; if none does, the highest of all."""
+    running = model.running.values()
+    reading = [
+        one for one in running if one.first_token_at is None or one.is_interrupted or one.is_paused
+    ]
+    return min((CLASSES.index(one.standing) for one in reading or running), default=len(CLASSES))
