@@ -1,4 +1,4 @@
-"""What the core is told about memory: the budget of this machine, and what each model needs."""
+"""What the shell finds out about memory for the core: the budget, and what each model needs."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _is_leaving(book: Book) -> bool:
 
 
 def check_eviction(record: Record, book: Book, life: Life) -> None:
-    """A model that is idle is told to go, though nobody asked for that."""
+    """An idle model is evicted although nobody asked for it to go."""
     budget = record.plan.budget_bytes
     assert budget is not None
     check("pinned and evicted", not book.entry.pinned, book.name)

@@ -1,4 +1,4 @@
-"""Long prompts of several models are read in turns: who is told what, and when a lease is free."""
+"""Long prompts of several models are read in turns: which worker is notified, and when a lease is free."""
 
 from __future__ import annotations
 

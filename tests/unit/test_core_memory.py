@@ -1,4 +1,4 @@
-"""Loads within a memory budget: who waits, who goes, and what everybody is told."""
+"""Loads within a memory budget: who waits, who goes, and what each of them is notified of."""
 
 from __future__ import annotations
 
