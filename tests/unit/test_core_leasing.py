@@ -1,4 +1,4 @@
-"""Long prompts of several models are read in turns: which worker is notified, and when a lease is free."""
+"""Long prompts of several models are read in turns: which worker may read, and for how long."""
 
 from __future__ import annotations
 
