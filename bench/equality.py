@@ -1,19 +1,27 @@
 """How often an answer is bit for bit the same, through the loop of a real worker process.
 
-Asked twice alone, in a batch of eight, and resumed at some token of it (F10). On a CPU all of them
-are the same, which tests prove; on a GPU kernels of other shapes round differently.
+Asked twice alone, in a batch of eight, resumed at some token of it (F10), and paused there with
+its state kept. On a CPU all of them are the same, which tests prove; on a GPU kernels of other
+shapes round differently, and a state that was kept need not be computed again.
+
+`python -m bench.equality FOLDER…` measures these model folders.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.worker_messages import Resume
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from .report import print_table
+from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.states import RowState
+from mlxsup.protocol.worker_messages import Dispatch, PauseRow, Resume, Step
+
+from .report import machine_lines, print_table
 from support.worker_harness import Stream, WorkerHarness
 
 PROMPTS = 200
@@ -48,9 +56,10 @@ class Rates:
         for start in range(0, PROMPTS, BATCH):
             batched += self._answers(asked[start : start + BATCH])
         resumed = [self._resumed(whole, n) for n, whole in enumerate(alone)]
+        paused = [self._paused(one, n) for n, one in enumerate(asked)]
         how = ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "greedy"
         tokens = [whole.tokens for whole in alone]
-        others = [[one.tokens for one in again], [one.tokens for one in batched], resumed]
+        others = [[one.tokens for one in again], [one.tokens for one in batched], resumed, paused]
         counts = [sum(map(list.__eq__, tokens, other)) for other in others]
         return [f"{name}, {how}", *(f"{count} of {PROMPTS}" for count in counts)]
 
@@ -63,12 +72,41 @@ class Rates:
 
     def _resumed(self, whole: Stream, number: int) -> list[int]:
         """The tokens of an answer that was interrupted once and resumed, alone."""
-        delivered = whole.tokens[: 1 + number % max(1, len(whole.tokens) - 1)]
+        delivered = whole.tokens[: _place(number, len(whole.tokens))]
         assert whole.acceptance is not None
         resume = Resume(acceptance=whole.acceptance, delivered=pack_tokens(delivered))
         (rest,) = self._worker.finish(self._worker.dispatch(resume=resume), timeout_s=600)
         assert rest.error is None, rest.error
         return delivered + rest.tokens
+
+    def _paused(self, asked: Mapping[str, Any], number: int) -> list[int]:
+        """The tokens of an answer that was paused once, alone, with its state kept."""
+        worker = self._worker
+        key = worker.dispatch(**asked)
+        stream = worker.streams[key]
+        while len(stream.tokens) < _place(number, TOKENS) and not stream.is_over:
+            worker.receive(timeout_s=600)
+        worker.send(PauseRow(key=RequestKey(key), keep=True))
+        state = None
+        while state is None and not stream.is_over:
+            message = worker.receive(timeout_s=600)
+            rows = message.rows if isinstance(message, Step) else []
+            state = next((row.paused for row in rows if row.paused is not None), None)
+        if stream.is_over:
+            return stream.tokens
+        assert state is RowState.KEPT, state
+        assert stream.acceptance is not None
+        resume = Resume(acceptance=stream.acceptance, delivered=pack_tokens(stream.tokens))
+        del worker.streams[key]  # the harness expects one acceptance of each
+        worker.send(Dispatch(key=RequestKey(key), resume=resume, body=b""))
+        (rest,) = worker.finish(key, timeout_s=600)
+        assert rest.error is None, rest.error
+        return stream.tokens + rest.tokens
+
+
+def _place(number: int, length: int) -> int:
+    """After how many tokens an answer of that length is interrupted; another for each number."""
+    return 1 + number % max(1, length - 1)
 
 
 def question(number: int) -> dict[str, Any]:
@@ -92,5 +130,25 @@ def print_equality(folders: Mapping[str, Path], backend: str = "CUDA") -> None:
             rates = Rates(worker)
             rows += [rates.row(name, sampling) for sampling in SAMPLINGS]
     print(f"## The same answer of {TOKENS} tokens ({backend})\n")
-    columns = ["model", "alone twice", f"alone and in a batch of {BATCH}", "alone and resumed"]
+    columns = [
+        "model",
+        "alone twice",
+        f"alone and in a batch of {BATCH}",
+        "alone and resumed",
+        "alone and paused, state kept",
+    ]
     print_table(columns, rows)
+
+
+def main() -> None:
+    """Measures the folders given."""
+    parser = argparse.ArgumentParser(prog="python -m bench.equality", description=__doc__)
+    parser.add_argument("folder", nargs="+", type=Path, help="a model folder")
+    parser.add_argument("--backend", default="CUDA", help="what the table says; CUDA")
+    given = parser.parse_args()
+    print("\n".join(machine_lines()) + "\n", flush=True)
+    print_equality({folder.name: folder for folder in given.folder}, given.backend)
+
+
+if __name__ == "__main__":
+    main()
