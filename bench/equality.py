@@ -42,18 +42,20 @@ class Rates:
 
     Args:
         worker: ready; answers up to BATCH requests at once.
+        prompts: how many.
     """
 
-    def __init__(self, worker: WorkerHarness) -> None:
+    def __init__(self, worker: WorkerHarness, prompts: int = PROMPTS) -> None:
         self._worker = worker
+        self._prompts = prompts
 
     def row(self, name: str, sampling: Mapping[str, float]) -> list[str]:
         """One line of the table."""
-        asked = [question(n) | dict(sampling) for n in range(PROMPTS)]
+        asked = [question(n) | dict(sampling) for n in range(self._prompts)]
         alone = [self._answers([one])[0] for one in asked]
         again = [self._answers([one])[0] for one in asked]
         batched: list[Stream] = []
-        for start in range(0, PROMPTS, BATCH):
+        for start in range(0, self._prompts, BATCH):
             batched += self._answers(asked[start : start + BATCH])
         resumed = [self._resumed(whole, n) for n, whole in enumerate(alone)]
         paused = [self._paused(one, n) for n, one in enumerate(asked)]
@@ -61,7 +63,7 @@ class Rates:
         tokens = [whole.tokens for whole in alone]
         others = [[one.tokens for one in again], [one.tokens for one in batched], resumed, paused]
         counts = [sum(map(list.__eq__, tokens, other)) for other in others]
-        return [f"{name}, {how}", *(f"{count} of {PROMPTS}" for count in counts)]
+        return [f"{name}, {how}", *(f"{count} of {self._prompts}" for count in counts)]
 
     def _answers(self, asked: list[dict[str, Any]]) -> list[Stream]:
         """What these give together."""
@@ -119,7 +121,9 @@ def question(number: int) -> dict[str, Any]:
     }
 
 
-def print_equality(folders: Mapping[str, Path], backend: str = "CUDA") -> None:
+def print_equality(
+    folders: Mapping[str, Path], backend: str = "CUDA", prompts: int = PROMPTS
+) -> None:
     """Measures every model and prints the table."""
     rows = []
     for name, folder in folders.items():
@@ -127,7 +131,7 @@ def print_equality(folders: Mapping[str, Path], backend: str = "CUDA") -> None:
             engine="mlx", path=str(folder), max_concurrency=BATCH, step_timeout_s=120.0
         ) as worker:
             worker.wait_until_ready(timeout_s=600)
-            rates = Rates(worker)
+            rates = Rates(worker, prompts)
             rows += [rates.row(name, sampling) for sampling in SAMPLINGS]
     print(f"## The same answer of {TOKENS} tokens ({backend})\n")
     columns = [
@@ -145,9 +149,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.equality", description=__doc__)
     parser.add_argument("folder", nargs="+", type=Path, help="a model folder")
     parser.add_argument("--backend", default="CUDA", help="what the table says; CUDA")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="of each kind; 200")
     given = parser.parse_args()
     print("\n".join(machine_lines()) + "\n", flush=True)
-    print_equality({folder.name: folder for folder in given.folder}, given.backend)
+    print_equality({one.name: one for one in given.folder}, given.backend, given.prompts)
 
 
 if __name__ == "__main__":
