@@ -1,4 +1,4 @@
-.PHONY: help setup demo test unit slow check bench simulate fuzz chaos promises soak models mutants captures clean
+.PHONY: help setup demo test unit slow check bench sharing simulate fuzz chaos promises soak models mutants captures clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,6 +31,10 @@ check: setup ## format, lint and types
 bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
 	@.venv/bin/python -m bench
 
+sharing: setup models/smollm2/config.json ## every figure and plot of docs/sharing.md, measured at this commit
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,dev,plots]'
+	@PYTHONPATH=tests .venv/bin/python -m bench.sharing
+
 SEEDS ?= 10000
 FIRST ?= 1
 REQUESTS ?= 100000
@@ -48,8 +52,9 @@ fuzz: setup ## hostile bytes: a million to the decoder, 100,000 through the sock
 promises: setup models/smollm2/config.json ## every figure of docs/reliability.md, measured at this commit; hours, can be interrupted
 	@PYTHONPATH=tests .venv/bin/python -m promises
 
-chaos: setup ## requests to real processes under seeded faults, fake engine and MLX, then planted bugs
+chaos: setup ## requests to real processes under seeded faults and pauses: fake engine, too little memory, MLX; then planted bugs
 	@PYTHONPATH=tests .venv/bin/python -m chaos --requests $(REQUESTS)
+	@PYTHONPATH=tests .venv/bin/python -m chaos --crowded
 	@PYTHONPATH=tests .venv/bin/python -m chaos --real
 	@PYTHONPATH=tests .venv/bin/python -m chaos.mutants
 

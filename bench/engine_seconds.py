@@ -96,7 +96,8 @@ def run(model: Path, repeats: int) -> None:
         print("not shown: the states of threads are read from /proc\n", flush=True)
 
 
-async def _run(model: Path, repeats: int) -> None:
+async def rounds(model: Path, repeats: int) -> list[tuple[float, float]]:
+    """Engine seconds and busy seconds of each round, after one that warms up."""
     found: list[tuple[float, float]] = []
     entry = {"path": str(model), "max_concurrency": CONCURRENCY}
     with Daemon({"model": entry}) as daemon:
@@ -106,6 +107,11 @@ async def _run(model: Path, repeats: int) -> None:
             await measure(client, pid, 0)  # the first round is slower
             for repeat in range(1, repeats + 1):
                 found.append(await measure(client, pid, repeat))
+    return found
+
+
+async def _run(model: Path, repeats: int) -> None:
+    found = await rounds(model, repeats)
     ratios = [paid_s / busy_s for paid_s, busy_s in found]
     is_kept = all(abs(ratio - 1) <= BOUND for ratio in ratios)
     row = [

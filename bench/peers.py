@@ -127,6 +127,11 @@ class MlxLmServer:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the child process."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         try:
             eventually(self._is_up, timeout_s=START_TIMEOUT_S)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mlxsup.protocol.ids import TERMINAL
 from mlxsup.protocol.states import Priority
 
 PRIORITY = click.Choice([priority.value for priority in Priority])
@@ -15,7 +16,8 @@ PRIORITY = click.Choice([priority.value for priority in Priority])
 
 def priority_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --priority and --client, which the command gets under these names."""
-    help_client = "On whose behalf; counts if [clients] lists it."
-    function = click.option("--client", metavar="NAME", help=help_client)(function)
+    help_client = "On whose behalf, if [clients] lists it; by default, your terminal's."
+    option = click.option("--client", metavar="NAME", default=TERMINAL, help=help_client)
+    function = option(function)
     help_priority = "Who waits with a higher class starts first."
     return click.option("--priority", type=PRIORITY, help=help_priority)(function)

@@ -183,8 +183,8 @@ class AsyncClient(ClientBase[AsyncStream]):
         Args:
             model: which one.
             dry_run: change nothing, and return at once what the load would lead to: `outcome`
-                (`loaded`, `fits`, `evicts` or `waits`), `evicts` (names), `needed_bytes` and
-                `reason`. A load that would be refused raises its error.
+                (`loaded`, `fits`, `evicts`, `swaps` or `waits`), `evicts` and `swaps` (names),
+                `needed_bytes` and `reason`. A load that would be refused raises its error.
         """
         load = Load(id=self._ids.next(), model=check_model(model), dry_run=dry_run)
         return await self._call(load)

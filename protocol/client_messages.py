@@ -26,7 +26,8 @@ class Generate(Message):
         id: the client's name for the request, unique among its open ones.
         model: the model that must answer.
         client: on whose behalf, for limits and fairness, if `[clients]` lists the name; otherwise
-            the process behind the connection.
+            the process behind the connection, or with the name `ids.TERMINAL` all processes of
+            its terminal that give it.
         priority: its class; None for that of its client.
         queue_timeout_s: how long it may wait to be dispatched; None for the configured limit.
         first_token_timeout_s: until the first token; 0 for no limit, None for the configured one.

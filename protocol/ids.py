@@ -20,6 +20,10 @@ that a client reuses at once is a new request everywhere (D7)."""
 Generation = NewType("Generation", int)
 """How many times a model's worker has been spawned, from 1; events of earlier ones are dropped."""
 
+TERMINAL = "terminal"
+"""The name of a client that stands for its terminal, more exactly for the session of its process,
+as all others of that session do that give it."""
+
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian unsigned 32-bit integers, the form in which they travel and wait.

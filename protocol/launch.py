@@ -4,13 +4,16 @@ The supervisor runs `python -P -m mlxsup.worker`, writes one `LaunchSpec` as a l
 worker's standard input, and keeps that pipe open for as long as it lives: to the worker, EOF
 on it means that its supervisor has died. The token that HELLO must carry travels there too, and so
 not in the argument list or the environment, which others can read.
+
+A spare worker (`SPARE_OPTION`) is started in the same way, but gets its line only when a model
+needs it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from typing import Any
@@ -171,6 +174,21 @@ class LaunchSpec(LaunchSettings):
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"a launch spec has exactly the keys {', '.join(sorted(names))}")
         return cls(**values)
+
+
+SPARE_OPTION = "--spare"
+"""Makes a worker import everything before it reads its launch spec; the number of a descriptor
+follows, to which it then writes one byte."""
+
+
+def spare_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
+    """The command that starts a spare worker.
+
+    Args:
+        worker: the command that starts a worker.
+        ready_pipe: a descriptor that it inherits.
+    """
+    return [*worker, SPARE_OPTION, str(ready_pipe)]
 
 
 def worker_argv(python: str = sys.executable) -> list[str]:

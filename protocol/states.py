@@ -40,6 +40,7 @@ class Why(StrEnum):
     REQUEST = "request"
     IDLE = "idle"
     EVICT = "evict"
+    SWAP = "swap"
     RESTART = "restart"
     RELOAD = "reload"
     SHUTDOWN = "shutdown"
@@ -86,6 +87,13 @@ class PauseReason(StrEnum):
     """`mlxsup pause`: it waits until `mlxsup resume`."""
     TURN = "turn"
     """A suspect of two crashes has to run alone; then it continues by itself."""
+    CLASS = "class"
+    """A request of a higher class needs its row; it waits in its own class, and continues by
+    itself."""
+    SWAP = "swap"
+    """Its model makes room for another one; it continues when the model has its next turn."""
+    MEMORY = "memory"
+    """The rows of its model need more memory than they may take: it waits until there is room."""
 
 
 class RowState(StrEnum):
@@ -109,7 +117,10 @@ class WaitReason(StrEnum):
     LOAD = "load"
     """The model is loading, or waiting for its turn."""
     MEMORY = "memory"
-    """The model is waiting until there is memory for it."""
+    """The model is waiting until there is memory for it, or the first request in its line until
+    there is memory for one more row."""
+    SWAP = "swap"
+    """The model has made room for another one, or is about to, and waits for its next turn."""
     RESTART = "restart"
     """The model's process is being replaced."""
     BACKOFF = "backoff"

@@ -11,7 +11,16 @@ from typing import Any, ClassVar, get_args
 from .cache_layers import CacheLayers
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
-from .states import Batching, Channel, FinishReason, LoadPhase, RowState, WorkerPhase
+from .states import (
+    Batching,
+    Channel,
+    FinishReason,
+    LoadPhase,
+    PauseReason,
+    Priority,
+    RowState,
+    WorkerPhase,
+)
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker
@@ -57,12 +66,16 @@ class Dispatch(Message):
     Attributes:
         key: the supervisor's name for it.
         resume: an answer to continue; the body is then empty.
+        priority: the class in which it runs: short of memory, rows of the lowest leave first.
+        may_leave: whether its row may leave the batch and continue later; if not, it leaves last.
         body: msgpack of `RequestBody.to_wire()`.
     """
 
     TYPE: ClassVar[str] = "dispatch"
     key: RequestKey
     resume: Resume | None = None
+    priority: Priority = Priority.NORMAL
+    may_leave: bool = True
     body: bytes = b""
 
 
@@ -115,13 +128,41 @@ class DropKept(Message):
 
 
 @record
+class GiveBack(Message):
+    """Supervisor → worker: free what is only kept for reuse; nothing answers."""
+
+    TYPE: ClassVar[str] = "give_back"
+
+
+@record
+class SetBudget(Message):
+    """Supervisor → worker: how much memory its rows may take from now on; at first there is no
+    limit. What does not fit leaves the batch, unasked, for `PauseReason.MEMORY`.
+
+    Attributes:
+        number: counts the budgets of one process, from 1; `Heartbeat` says which one is kept to.
+        rows_bytes: what the caches of all rows (see `cache_cost`) and the states that are kept of
+            paused ones may take together.
+        gives_back: whether to free, at once, what is only kept for speed: known prefixes, and
+            memory that the allocator keeps for reuse.
+    """
+
+    TYPE: ClassVar[str] = "set_budget"
+    number: int
+    rows_bytes: int
+    gives_back: bool = False
+
+
+@record
 class Exit(Message):
     """Supervisor → worker: close the engine and exit with code 0."""
 
     TYPE: ClassVar[str] = "exit"
 
 
-MessageToWorker = Dispatch | CancelRow | PauseRow | DropKept | Leases | Lease | Exit
+MessageToWorker = (
+    Dispatch | CancelRow | PauseRow | DropKept | Leases | Lease | SetBudget | GiveBack | Exit
+)
 """Everything that the supervisor sends to workers."""
 
 SUPERVISOR_TO_WORKER: tuple[type[MessageToWorker], ...] = get_args(MessageToWorker)
@@ -218,6 +259,7 @@ class RowDelta:
         channel: which part of the answer.
         finish: set on the row's last delta; by then the row has left the batch.
         paused: set on the last delta of a row that was paused; it has left the batch, too.
+        pause_reason: why it was paused if nobody asked for that: `memory`.
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
         logprobs: of each new token, where the request asked for them.
@@ -232,6 +274,7 @@ class RowDelta:
     warning: str | None = None
     finish: FinishReason | None = None
     paused: RowState | None = None
+    pause_reason: PauseReason | None = None
     prefill_s: float | None = None
     cached_tokens: int = 0
 
@@ -306,6 +349,8 @@ class Heartbeat(Message):
         cache_bytes: memory kept by the allocator for reuse.
         peak_bytes: the most memory ever held.
         kept_bytes: those of the active ones that hold the state of paused rows.
+        prefix_bytes: those of them that hold the prefixes of earlier prompts.
+        budget: the number of the latest `SetBudget` that its rows keep to; 0 for none.
         prefill_chunk: tokens of each waiting prompt that a step would process now.
     """
 
@@ -322,6 +367,8 @@ class Heartbeat(Message):
     cache_bytes: int = 0
     peak_bytes: int = 0
     kept_bytes: int = 0
+    prefix_bytes: int = 0
+    budget: int = 0
     prefill_chunk: int = 0
 
 

@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -16,12 +17,15 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
+from .announcements import Announcer, OnChange
 from .clock import PULSE_S, Clock
 from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (
     Abandon,
     Action,
     Announce,
+    BudgetChanged,
+    EndSpare,
     Finish,
     ForgetModel,
     LogFault,
@@ -31,6 +35,7 @@ from .core.actions import (
     SendToWorker,
     SignalWorker,
     Spawn,
+    StartSpare,
     WakeAt,
 )
 from .core.core import Core
@@ -50,13 +55,14 @@ from .facts import daemon_facts
 from .log_files import LogWriter
 from .logs import DaemonLog
 from .memory.briefing import MemoryBriefing
+from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
 from .sockets.transport import Context
 from .workers.incarnation import Surroundings
 from .workers.leftovers import WorkerRecord
-from .workers.measure import Sampler
+from .workers.measure import Sampler, keep_measuring
 from .workers.registry import Workers, report
 
 INTERNAL_EXIT_CODE = 70
@@ -72,7 +78,6 @@ FIXED_KEYS = ("runtime_dir", "log_dir", "log_level")
 LOOK_DELAY_S = 0.05
 """The time between inspecting a silent process and reporting it to the core."""
 
-OnChange = Callable[[dict[str, Any]], None]
 OnListening = Callable[[str], None]
 
 
@@ -88,6 +93,7 @@ class App:
         context: makes the sockets.
         argv: the command that starts a worker.
         on_change: called with each change of a model's state.
+        proc: where the system says how much memory is available.
 
     Raises:
         ConfigError: the pinned models do not fit into the memory budget together.
@@ -104,11 +110,13 @@ class App:
         context: Context,
         argv: Sequence[str],
         on_change: OnChange,
+        proc: Path = PROC,
     ) -> None:
         self._config = config
+        self._proc = proc
         self._log = log
         self._record = record
-        self._on_change = on_change
+        self._announcer = Announcer(log, on_change)
         self._clock = Clock()
         self._surroundings = Surroundings(
             context=context,
@@ -180,6 +188,7 @@ class App:
                     task.cancel()
                 if self._is_broken:
                     await self._workers.end()
+                await self._workers.spares.end()
                 left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
         except ExceptionGroup as group:  # a bug in a task; processes are gone
@@ -228,6 +237,10 @@ class App:
                 self._wake_at(when)
             case Spawn():
                 self._workers.spawn(action, self._tasks)
+            case StartSpare(number=number):
+                self._workers.spares.start(number, self._tasks)
+            case EndSpare(number=number):
+                self._workers.spares.kill(number)
             case SignalWorker(model=model, generation=generation, signal=worker_signal):
                 self._log.write("info", "worker signalled", model=model, signal=worker_signal.value)
                 unit = self._workers.get(model, generation)
@@ -238,11 +251,13 @@ class App:
             case ReadConfiguration(caller=caller):
                 self._loop.call_soon(self._reload, caller)
             case Announce(change=change):
-                self._announce(change)
+                self._announcer.announce(change)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)
             case ForgetModel(model=model):
                 self._workers.forget(model)
+            case BudgetChanged(budget=budget):
+                self._briefing.changed(budget)
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))
@@ -280,26 +295,6 @@ class App:
         else:
             self.dispatch(Tick(now=now))
 
-    def _announce(self, change: dict[str, Any]) -> None:
-        is_new_state = change["from"] != change["to"]
-        shown = ("model", "from", "to", "generation", "why", "note")
-        facts = {name: change[name] for name in shown if change.get(name) not in (None, "")}
-        model = facts.pop("model")
-        self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
-        if change["batching"] is not None:
-            self._log_ready(model, change["batching"], change["warnings"])
-        try:
-            self._on_change(change)
-        except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
-            self._log.write("warning", "status output disabled", error=error.strerror)
-            self._on_change = lambda change: None
-
-    def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
-        reason = {"reason": batching["reason"]} if batching["reason"] else {}
-        self._log.write("info", "model ready", model=model, batching=batching["mode"], **reason)
-        for warning in warnings:
-            self._log.write("warning", "model warning", model=model, warning=warning)
-
     # ------------------------------------------------------------ what happens by itself
 
     def _start(self) -> None:
@@ -323,22 +318,18 @@ class App:
 
     async def _sample(self) -> None:
         """Measures every second, and writes the record if that failed before."""
+
+        def sampled(event: Sampled) -> None:
+            self._loop.call_soon(self.dispatch, event)
+            self._record.write_again()
+
         sampler = Sampler(
-            lambda error: self._log.write("warning", "memory not measured", error=error.strerror)
+            lambda error: self._log.write("warning", "memory not measured", error=error.strerror),
+            self._briefing.watch(self._proc),
         )
-        try:
-            while True:
-                await sampler.measure(self._workers.pids)
-                sampled = Sampled(
-                    now=self._clock.now(),
-                    footprint_bytes=sampler.footprint_bytes,
-                    machine_bytes=sampler.machine_bytes,
-                )
-                self._loop.call_soon(self.dispatch, sampled)
-                self._record.write_again()
-                await asyncio.sleep(1.0)
-        finally:
-            sampler.close()
+        await keep_measuring(
+            sampler, pids=lambda: self._workers.pids, now=self._clock.now, on_sampled=sampled
+        )
 
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._log.write("info", "signal received", signal=number.name)

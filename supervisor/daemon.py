@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import zmq
 
 from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks
-from .app import App, OnChange, OnListening
+from .announcements import OnChange
+from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
 from .logs import DaemonLog
+from .memory.watch import PROC
 from .runtime_folder import (
     RuntimeFolder,
     RuntimeFolderError,
@@ -35,6 +38,7 @@ def run_daemon(
     on_change: OnChange,
     on_listening: OnListening,
     argv: Sequence[str] | None = None,
+    proc: Path = PROC,
 ) -> int:
     """Runs a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
 
@@ -43,6 +47,7 @@ def run_daemon(
         on_change: called with each change of a model's state, as the map that watchers get.
         on_listening: called with the endpoint once clients can connect.
         argv: the command that starts a worker, for tests.
+        proc: where the system says how much memory is available, for tests.
 
     Returns:
         The exit code: 0, 70 for a bug, which the daemon's log describes, or 71 if a process could
@@ -60,7 +65,7 @@ def run_daemon(
         folder = RuntimeFolder.claim(config.runtime_dir)
         try:
             return _serve(
-                config, folder, open_files, argv or worker_argv(), on_change, on_listening
+                config, folder, open_files, argv or worker_argv(), on_change, on_listening, proc
             )
         finally:
             folder.release()
@@ -73,6 +78,7 @@ def _serve(
     argv: Sequence[str],
     on_change: OnChange,
     on_listening: OnListening,
+    proc: Path,
 ) -> int:
     writer = LogWriter(report)
     log = _open_log(config, writer)
@@ -89,6 +95,7 @@ def _serve(
             context=context,
             argv=argv,
             on_change=on_change,
+            proc=proc,
         )
         code = asyncio.run(app.run(on_listening, open_files=open_files))
     finally:

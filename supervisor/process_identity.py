@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def process_start(pid: int) -> str | None:
         return f"{process.create_time():.6f}"
     except psutil.Error:
         return None
+
+
+def session_of(pid: int) -> str | None:
+    """The session of a process, which is that of its terminal if it has one: the pid of its leader,
+    and when that started; None for no process, or if the leader has ended."""
+    try:
+        leader = os.getsid(pid)
+    except OSError:
+        return None
+    start = process_start(leader)
+    return None if start is None else f"{leader}@{start}"
 
 
 def _linux_start(pid: int) -> str | None:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS
+from support.bad_memory import MEMORY
 from support.bad_messages import RAW, UNANSWERED
 from support.bad_models import MODELS
 
@@ -55,6 +56,12 @@ What is wrong with a model's folder or its entry. With an exit code: one attempt
 sentence, and a hint that says how to continue. What a model that serves says is a warning: `load`,
 `start`, `status --debug` and the log show it. `tests/integration/test_bad_models.py` loads each of
 them; faults of files that are missing, cut short or unreadable are in [faults.md](faults.md).
+"""
+
+BAD_MEMORY = """\
+## Memory
+
+`tests/integration/test_bad_memory.py` provokes each of these; a daemon that runs serves on.
 """
 
 CLOSED = """\
@@ -117,6 +124,14 @@ def page() -> str:
                 )
                 for case in MODELS
             ],
+        )
+    )
+    parts.append(
+        BAD_MEMORY
+        + "\n"
+        + table(
+            ("what is wrong", "what follows", "it says"),
+            [(case.name, case.follows, f"… {case.words} …") for case in MEMORY],
         )
     )
     parts.append(CLOSED + "\n" + table(("what is sent", "what happens"), UNANSWERED))

@@ -13,15 +13,15 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from mlxsup.supervisor.config.kinds import Table
+from mlxsup.supervisor.config.sampling_table import SamplingTable
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
     ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
-    SamplingTable,
     SupervisorTable,
-    Table,
 )
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, get_args
 
-from mlxsup.supervisor.core.lifecycle.states import Abandoned, Phase
+from mlxsup.supervisor.core.lifecycle.states import Abandoned, Phase, Swapping
 from mlxsup.supervisor.core.lifecycle.table import TABLE
 from mlxsup.supervisor.core.lifecycle.triggers import Trigger
 
@@ -23,10 +23,13 @@ BEGIN, END = "<!-- transitions: tools/transition_table.py -->", "<!-- end -->"
 ENTERED_BY = {"drain": "DRAINING", "stop": "STOPPING"}
 """Methods of `Life` that enter a state; `enter` and `enter_after_exit` name theirs."""
 
+TITLES = {Abandoned: "given up", Swapping: "swapping out"}
+"""Columns that share a state with another one."""
+
 
 def title(phase: Any) -> str:
     """What a column is called."""
-    return "given up" if phase is Abandoned else str(phase.STATE.value)
+    return TITLES.get(phase, str(phase.STATE.value))
 
 
 def enters(rule: FunctionType, seen: frozenset[str] = frozenset()) -> list[str]:

@@ -10,12 +10,13 @@ import os
 import sys
 from typing import NoReturn
 
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import SPARE_OPTION, ExitCode
 
 from .bootstrap import LaunchError, prepare_process, read_launch_spec
 from .logs import configure
 from .parent_watch import ORPHANED_EXIT, OrphanedError, check_parent, die_with_parent, watch_pipe
 from .process import Life
+from .spare import wait_for_spec
 
 USAGE = """\
 usage: python -P -m mlxsup.worker < launch-spec
@@ -29,7 +30,8 @@ STANDARD_INPUT = 0
 
 def main(arguments: list[str]) -> int:
     """One worker's life; returns its exit code."""
-    if arguments:
+    ready_pipe = _ready_pipe(arguments)
+    if arguments and ready_pipe is None:
         is_help = arguments[0] in ("-h", "--help")
         print(USAGE, end="", file=sys.stdout if is_help else sys.stderr)
         return ExitCode.ASKED if is_help else ExitCode.BAD_LAUNCH
@@ -38,17 +40,32 @@ def main(arguments: list[str]) -> int:
         die_with_parent()
         if os.isatty(STANDARD_INPUT):
             raise LaunchError("workers are not started by hand: use `mlxsup start`")
-        spec = read_launch_spec(STANDARD_INPUT)
+        if ready_pipe is None:
+            spec = read_launch_spec(STANDARD_INPUT)
+        else:
+            spec = wait_for_spec(STANDARD_INPUT, ready_pipe)
         check_parent(spec.supervisor_pid)
     except LaunchError as error:
         print(f"mlxsup worker: {error}", file=sys.stderr)
         return ExitCode.BAD_LAUNCH
+    except ImportError as error:
+        print(f"mlxsup worker: MLX cannot be imported: {error}", file=sys.stderr)
+        return ExitCode.NO_DEVICE
     except OrphanedError as error:
         print(f"mlxsup worker: {error}", file=sys.stderr)
         return ORPHANED_EXIT
-    watch_pipe(STANDARD_INPUT)
+    if ready_pipe is None:
+        watch_pipe(STANDARD_INPUT)
     configure(spec.log_level, sys.stderr)
     return Life(spec).run()
+
+
+def _ready_pipe(arguments: list[str]) -> int | None:
+    """The descriptor that a spare worker was given; None for any other worker."""
+    match arguments:
+        case [option, number] if option == SPARE_OPTION and number.isdecimal():
+            return int(number)
+    return None
 
 
 def leave(code: int) -> NoReturn:

@@ -229,13 +229,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held; `kept`
-    is what of the first belongs to rows that were set aside."""
+    """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held; of the
+    first, `kept` belongs to rows that were set aside, and `prefix` to those that have ended."""
 
     active: int = 0
     cache: int = 0
     peak: int = 0
     kept: int = 0
+    prefix: int = 0
 
 
 class Detokenizer(Protocol):
@@ -326,6 +327,14 @@ class Engine(Protocol):
     def drop_kept(self, *keys: RequestKey) -> None:
         """Frees what is kept of rows that do not return; unknown keys are ignored."""
 
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """Frees what is kept of rows that were set aside, because memory is short: they may still
+        return, and are read again then.
+
+        Args:
+            spared: the state of this request stays.
+        """
+
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
 
@@ -355,7 +364,8 @@ class Engine(Protocol):
         """A step that reads no prompt; raises what `step` raises."""
 
     def give_back(self) -> None:
-        """Frees what is only kept for speed; called after a while without a request."""
+        """Frees what is only kept for speed; called after a while without a request, and between
+        two steps when the supervisor needs the memory."""
 
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""

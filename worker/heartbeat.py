@@ -53,6 +53,7 @@ class Published:
         predicted_s: how long that step should take at most; 0 when none is under way.
         books: the requests it holds.
         held: memory in use.
+        budget: the number of the budget that its rows keep to; 0 for none.
         prefill_chunk: tokens of each waiting prompt that a step would process.
     """
 
@@ -62,6 +63,7 @@ class Published:
     predicted_s: float = 0.0
     books: Books = field(default_factory=Books)
     held: EngineBytes = field(default_factory=EngineBytes)
+    budget: int = 0
     prefill_chunk: int = 0
 
 
@@ -85,10 +87,11 @@ class Board:
         predicted_s: float = 0.0,
         books: Books | None = None,
         held: EngineBytes | None = None,
+        budget: int | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
-        """Publishes what the owner thread does from now on; books, memory and chunk stay as they
-        were unless given."""
+        """Publishes what the owner thread does from now on; books, memory, budget and chunk stay
+        as they were unless given."""
         before = self._current
         self._current = Published(
             step=step,
@@ -97,6 +100,7 @@ class Board:
             predicted_s=predicted_s,
             books=before.books if books is None else books,
             held=before.held if held is None else held,
+            budget=before.budget if budget is None else budget,
             prefill_chunk=before.prefill_chunk if prefill_chunk is None else prefill_chunk,
         )
 
@@ -116,6 +120,8 @@ class Board:
             cache_bytes=current.held.cache,
             peak_bytes=current.held.peak,
             kept_bytes=current.held.kept,
+            prefix_bytes=current.held.prefix,
+            budget=current.budget,
             prefill_chunk=current.prefill_chunk,
         )
 

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.states import FinishReason, RowState, WorkerPhase
+from mlxsup.protocol.states import FinishReason, PauseReason, RowState, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -23,23 +23,24 @@ from mlxsup.protocol.worker_messages import (
     Dispatch,
     DropKept,
     Exit,
+    GiveBack,
     Lease,
     Leases,
     PauseRow,
     Rejected,
     RowDelta,
+    SetBudget,
 )
 
 from .engine import Engine, EngineFacts, Row, RowToken, StepResult, WorkerFaultError
 from .heartbeat import Board, Books
+from .idle_time import IdleTime
 from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .preparing import Preparing, TextSide
+from .row_memory import RowMemory
 from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
 from .text_threads import Refused, Tokenised
-
-GIVE_BACK_AFTER_S = 300.0
-"""After this long without a request, known prompts and memory for reuse are freed."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class StepLoop:
         self._link = link
         self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
         self._leases = WorkerLeases(engine)
+        self._memory = RowMemory(engine, facts.cache_layers)
+        self._idle = IdleTime(engine, clock)
         self._board = board
         self._max_concurrency = max_concurrency
         self._sampling = dict(sampling or {})
@@ -87,8 +90,6 @@ class StepLoop:
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
         self._steps = 0
         self._is_exit_asked = False
-        self._idle_since: float | None = None
-        self._has_given_back = False
 
     @property
     def is_exit_asked(self) -> bool:
@@ -125,6 +126,7 @@ class StepLoop:
         if self._is_exit_asked or not self._link.flush():
             return False
         self._take_prepared()
+        self._keep_to_budget()
         self._insert_waiting()
         if self._is_exit_asked or not self._link.flush():
             return False
@@ -154,6 +156,8 @@ class StepLoop:
                     pausing[keep].append(key)
                 case DropKept(key=key):
                     self._engine.drop_kept(key)
+                case SetBudget() | GiveBack():
+                    self._memory.heard(message)
                 case Exit():
                     self._is_exit_asked = True
                 case _:
@@ -175,7 +179,7 @@ class StepLoop:
         if changed is not None:
             self._reject(key, changed)
             return
-        self._preparing.begin(key, message.body, resume)
+        self._preparing.begin(message)
 
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11), and its
@@ -199,7 +203,9 @@ class StepLoop:
             return True
         return self._waiting.pop(key, None) is not None
 
-    def _pause(self, keys: Sequence[RequestKey], *, keep: bool) -> None:
+    def _pause(
+        self, keys: Sequence[RequestKey], *, keep: bool, reason: PauseReason | None = None
+    ) -> None:
         """Takes requests out wherever they are, in one change; they come again as a resume.
 
         A token that was computed ahead is delivered first, and may be the end of the answer. The
@@ -208,29 +214,29 @@ class StepLoop:
         known = [key for key in keys if key in self.open_keys]
         if not known:
             return
-        now = self._clock()
         for left in self._engine.set_aside(*known, keep=keep):
             deltas, is_over = [RowDelta(key=left.key)], False
             running = self._running.pop(left.key, None)
             if running is None:
                 self._take_back(left.key)
             elif left.token is not None:
-                deltas, is_over = self._advance(running, left.token, now)
+                deltas, is_over = self._advance(running, left.token, self._clock())
             if is_over:
                 self._engine.drop_kept(left.key)  # a stop string was complete
             else:
                 deltas[-1].paused = RowState.KEPT if left.is_kept else RowState.DROPPED
+                deltas[-1].pause_reason = reason
             self._ended += deltas
 
     def _take_prepared(self) -> None:
-        for result in self._preparing.take():
+        for dispatched, result in self._preparing.take():
             self._publish_rows()
             if isinstance(result, Refused):
                 self._reject(result.key, result.error)
             else:
-                self._accept(result)
+                self._accept(result, dispatched)
 
-    def _accept(self, ready: Tokenised) -> None:
+    def _accept(self, ready: Tokenised, dispatched: Dispatch) -> None:
         resume = ready.resume
         delivered = [] if resume is None else unpack_tokens(resume.delivered)
         try:
@@ -250,7 +256,7 @@ class StepLoop:
         else:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
-        running = running_row(row, ready.body, ready.prompt.opening, self._engine.text)
+        running = running_row(row, ready.body, ready.prompt.opening, self._engine.text, dispatched)
         end = running.replay(row, report=self._publish_rows)
         if end is None:
             self._waiting[ready.key] = (row, running)
@@ -264,10 +270,21 @@ class StepLoop:
         logger.info(log_line("request rejected", key=key, code=error.code))
         self._link.send(Rejected(key=key, error=error.to_wire()))
 
+    def _keep_to_budget(self) -> None:
+        """Makes rows leave that there is no memory for; the supervisor sends them again."""
+        leaving = self._memory.leaving(self._running.values())
+        if leaving:
+            self._pause(leaving, keep=False, reason=PauseReason.MEMORY)
+            self._engine.give_back()  # what they had computed must not stay for others
+
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
             self._publish_rows()
-            key, (row, running) = self._waiting.popitem(last=False)
+            key, (row, running) = next(iter(self._waiting.items()))
+            if not self._memory.has_room(running, self._running.values()):
+                self._pause([key], keep=False, reason=PauseReason.MEMORY)
+                continue
+            del self._waiting[key]
             cached = self._engine.insert(row)
             running.cached_tokens = min(cached, len(row.tokens))
             running.inserted_at = self._clock()
@@ -278,16 +295,10 @@ class StepLoop:
         may_read = self._leases.may_read
         if not may_read and not self._engine.has_decoding():
             return False
-        self._idle_since = None
+        self._idle.ends()
         is_prefill = may_read and any(not row.has_token for row in self._running.values())
-        self._board.publish(
-            WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE,
-            step=self._steps,
-            predicted_s=self._engine.predict_step_s(),
-            books=self._books(),
-            held=self._engine.bytes_held(),
-            prefill_chunk=self._engine.prefill_chunk(),
-        )
+        phase = WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE
+        self._publish(phase, self._engine.predict_step_s())
         result = self._engine.step() if may_read else self._engine.decode()
         self._steps += 1
         self._send_step(result)
@@ -342,11 +353,16 @@ class StepLoop:
 
     def _publish_wait(self) -> None:
         is_held_up = self._leases.is_asked and self._engine.has_rows()
+        self._publish(WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE, 0.0)
+
+    def _publish(self, phase: WorkerPhase, predicted_s: float) -> None:
         self._board.publish(
-            WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE,
+            phase,
             step=self._steps,
+            predicted_s=predicted_s,
             books=self._books(),
             held=self._engine.bytes_held(),
+            budget=self._memory.budget,
             prefill_chunk=self._engine.prefill_chunk(),
         )
 
@@ -366,30 +382,15 @@ class StepLoop:
         Raises:
             WorkerFaultError: there are fewer rows than there should be.
         """
-        rows = self._engine.row_count()
-        if rows < len(self._running):
+        if (rows := self._engine.row_count()) < len(self._running):
             raise WorkerFaultError(f"the engine has {rows} rows, and not {len(self._running)}")
 
     def wait_s(self) -> float | None:
-        """How long to wait for something to do; None for as long as it takes.
-
-        An engine that has been idle for a while frees, once, what it keeps for speed.
-        """
+        """How long to wait for something to do; None for as long as it takes."""
         # Even that of a cancelled request: otherwise nothing else could be prepared.
         text_left_s = self.text_time_left_s()
-        if self._held_requests():
-            self._idle_since = None
-            return text_left_s
-        if self._idle_since is None:
-            self._idle_since, self._has_given_back = self._clock(), False
-        if self._has_given_back:
-            return text_left_s
-        left_s = self._idle_since + GIVE_BACK_AFTER_S - self._clock()
-        if left_s > 0:
-            return left_s if text_left_s is None else min(left_s, text_left_s)
-        self._engine.give_back()
-        self._has_given_back = True
-        return text_left_s
+        times = (self._idle.left_s(is_busy=self._held_requests() > 0), text_left_s)
+        return min((left_s for left_s in times if left_s is not None), default=None)
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)

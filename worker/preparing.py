@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.worker_messages import Resume
+from mlxsup.protocol.worker_messages import Dispatch, Resume
 
 from .engine import WorkerFaultError
 from .text_threads import Refused, Tokenised
@@ -48,37 +49,39 @@ class Preparing:
         self._text = text
         self._limit_s = limit_s
         self._clock = clock
-        self._keys: set[RequestKey] = set()
+        # Without their bodies, which the threads have; as many as there are places.
+        self._dispatched: dict[RequestKey, Dispatch] = {}
         self._latest_at = 0.0  # when the latest was prepared, or the first since had to be
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._dispatched)
 
     def __iter__(self) -> Iterator[RequestKey]:
-        return iter(self._keys)
+        return iter(self._dispatched)
 
     def __contains__(self, key: RequestKey) -> bool:
-        return key in self._keys
+        return key in self._dispatched
 
-    def begin(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
+    def begin(self, request: Dispatch) -> None:
         """Hands a request to the threads."""
-        if not self._keys:
+        if not self._dispatched:
             self._latest_at = self._clock()
-        self._keys.add(key)
-        self._text.submit(key, body, resume)
+        self._dispatched[request.key] = replace(request, body=b"", resume=None)
+        self._text.submit(request.key, request.body, request.resume)
 
     def forget(self, key: RequestKey) -> None:
         """The request was cancelled."""
-        self._keys.discard(key)
+        self._dispatched.pop(key, None)
         self._text.forget(key)
 
-    def take(self) -> Iterator[Tokenised | Refused]:
-        """What the threads have finished since the last call, if it is still wanted (G5)."""
+    def take(self) -> Iterator[tuple[Dispatch, Tokenised | Refused]]:
+        """What the threads have finished since the last call, if it is still wanted (G5), with how
+        it was dispatched."""
         for result in self._text.take():
             self._latest_at = self._clock()
-            if result.key in self._keys:
-                self._keys.discard(result.key)
-                yield result
+            dispatched = self._dispatched.pop(result.key, None)
+            if dispatched is not None:
+                yield dispatched, result
 
     def time_left_s(self, take_finished: Callable[[], None]) -> float | None:
         """How long the preparation under way may still take; None if there is none to come.
@@ -92,7 +95,7 @@ class Preparing:
         """
         busy = self._text.busy()
         if busy is None:
-            return self._begin_time_left_s(take_finished) if self._keys else None
+            return self._begin_time_left_s(take_finished) if self._dispatched else None
         key, since = busy
         left_s = since + self._limit_s - self._clock()
         if left_s <= 0:
@@ -113,6 +116,6 @@ class Preparing:
         if left_s > 0:
             return left_s
         take_finished()
-        if self._keys and self._latest_at + self._limit_s <= self._clock():
+        if self._dispatched and self._latest_at + self._limit_s <= self._clock():
             raise WorkerFaultError("a thread that prepares prompts does not begin")
         return self._limit_s

@@ -11,8 +11,14 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Acceptance, PrefillProgress, Resume, RowDelta
+from mlxsup.protocol.states import FinishReason, Priority
+from mlxsup.protocol.worker_messages import (
+    Acceptance,
+    Dispatch,
+    PrefillProgress,
+    Resume,
+    RowDelta,
+)
 
 from .answer import AnswerText
 from .engine import EngineFacts, Prompt, Row, RowPrefill, RowToken, TextCodec
@@ -151,6 +157,8 @@ class RunningRow:
     Attributes:
         key: the request this belongs to.
         answer: the text so far.
+        tokens: of its prompt, read or not, and of its answer so far.
+        priority, may_leave: as in its `Dispatch`.
         grammar: the grammar that the answer must follow.
         warnings: sent with the first token.
         inserted_at: monotonic seconds; 0 until then.
@@ -160,6 +168,9 @@ class RunningRow:
 
     key: RequestKey
     answer: AnswerText
+    tokens: int = 0
+    priority: Priority = Priority.NORMAL
+    may_leave: bool = True
     grammar: Grammar | None = None
     warnings: Sequence[str] = ()
     inserted_at: float = 0.0
@@ -208,6 +219,7 @@ class RunningRow:
                 for warning in self.warnings
             ]
         if result.token is not None:
+            self.tokens += 1
             pieces += self.answer.add(result.token)
             tokens = pack_tokens([result.token])
             if result.logprobs is not None:
@@ -249,7 +261,9 @@ class RunningRow:
         return deltas
 
 
-def running_row(row: Row, body: RequestBody, opening: str, codec: TextCodec) -> RunningRow:
+def running_row(
+    row: Row, body: RequestBody, opening: str, codec: TextCodec, dispatched: Dispatch
+) -> RunningRow:
     """The text of a request's answer, before its first token.
 
     Args:
@@ -257,6 +271,7 @@ def running_row(row: Row, body: RequestBody, opening: str, codec: TextCodec) -> 
         body: what was asked for.
         opening: see `Prompt`.
         codec: the model's text side.
+        dispatched: how the supervisor dispatched it.
     """
     answer = AnswerText(
         codec,
@@ -269,6 +284,9 @@ def running_row(row: Row, body: RequestBody, opening: str, codec: TextCodec) -> 
     return RunningRow(
         key=row.key,
         answer=answer,
+        tokens=len(row.tokens) + len(row.delivered),
+        priority=dispatched.priority,
+        may_leave=dispatched.may_leave,
         grammar=row.grammar,
         warnings=() if row.delivered else tools_warnings(body, codec),
     )

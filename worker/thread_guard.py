@@ -86,6 +86,11 @@ class OwnedEngine:
         self._check()
         self._engine.drop_kept(*keys)
 
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """See `Engine.free_kept`."""
+        self._check()
+        self._engine.free_kept(spared=spared)
+
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
         self._check()

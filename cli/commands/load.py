@@ -17,14 +17,14 @@ from ..terminal.waiting import progress_shown
 @click.command(short_help="Load a model.")
 @model_argument
 @click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Only say which models would be evicted for it."
+    "--dry-run", "is_dry", is_flag=True, help="Only say which models would make room for it."
 )
 @daemon_options
 def load(model: str, is_dry: bool, target: Target, output: Output) -> None:
     """Example: mlxsup load smollm2
 
-    Loads MODEL and returns once it is READY. Idle models are evicted if the memory budget has no
-    room for it; with --dry-run nothing changes.
+    Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
+    are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
     """
     with connect(target) as client:
         if is_dry:
@@ -49,6 +49,9 @@ def _show(forecast: Mapping[str, Any], output: Output) -> None:
         case "evicts":
             gone = ", ".join(forecast["evicts"])
             sentence = f"{name} would be loaded after evicting {gone}: it {reason}"
+        case "swaps":
+            busy = ", ".join(forecast["swaps"])
+            sentence = f"{name} would be loaded after swapping out {busy}: it {reason}"
         case _:
             sentence = f"{name} would wait: it {reason}"
     output.data(sentence)

@@ -80,6 +80,7 @@ def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
         },
         "needed_bytes": made.reserved_bytes,
         "fits": made.fits and not problems,
+        "swap": configuration.core.swap,
         "change": None if change is None else str(change),
         "measurements": measurements.problem or None,
         "models": [

@@ -9,6 +9,7 @@ import click
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
+from ..terminal.quantities import format_bytes
 from ..terminal.status_table import show_models
 
 
@@ -39,6 +40,12 @@ def reload(target: Target, output: Output) -> None:
     rows = [row for row in status["models"] if row["name"] in touched]
     if value["later"]:
         output.note(f"takes effect at the next start: {', '.join(value['later'])}")
+    if value["over_budget_bytes"]:
+        over = format_bytes(value["over_budget_bytes"])
+        output.note(
+            f"{over} more is reserved than the new memory budget: idle models are evicted now,"
+            " busy ones as soon as they are idle"
+        )
     if output.is_json:
         output.object({**value, "models": rows})
     elif rows:

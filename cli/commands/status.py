@@ -11,6 +11,8 @@ import click
 from ..connection import Target, connect, daemon_options
 from ..terminal.memory_lines import memory_lines
 from ..terminal.output import Output, width_of
+from ..terminal.sharing_lines import sharing_lines
+from ..terminal.spare_lines import spare_lines
 from ..terminal.status_table import table_lines
 from ..terminal.watch import watch
 
@@ -33,7 +35,12 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
             if not value["models"]:
                 output.note("no models configured")
             table = table_lines(output, value, value["models"])
-            for line in memory_lines(value, width_of(sys.stdout)):
+            width = width_of(sys.stdout)
+            for line in (
+                *memory_lines(value, width),
+                *sharing_lines(value, width),
+                *spare_lines(value, width),
+            ):
                 table.append(output.style(line, sys.stdout, dim=True))
             if not is_debug:
                 return table

@@ -9,7 +9,8 @@ from .quantities import format_bytes, format_duration
 
 
 def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
-    """`memory: 6.0 GiB of 8.0 GiB reserved`, and a line for each model that waits for memory.
+    """`memory: 6.0 GiB of 8.0 GiB reserved`, a line that says so if the budget is lowered or
+    exceeded, and one for each model that waits for memory.
 
     Args:
         value: the daemon's status; without a budget there is nothing to say.
@@ -21,6 +22,12 @@ def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
         return []
     reserved = format_bytes(memory.get("reserved_bytes") or 0)
     lines = [f"memory: {reserved} of {format_bytes(budget_bytes)} reserved"]
+    if memory.get("shortage"):
+        left = format_bytes(memory["effective_budget_bytes"])
+        lines.append(f"memory is short, {left} of the budget is left: {memory['shortage']}")
+    if memory.get("over_bytes"):
+        over = format_bytes(memory["over_bytes"])
+        lines.append(f"{over} more is reserved than that: models go as soon as they are idle")
     for model in value["models"]:
         wait = model.get("memory_wait")
         if wait:

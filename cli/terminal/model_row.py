@@ -53,7 +53,7 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 def note_of(model: Mapping[str, Any], now: float) -> str:
     """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
     waits in which class, how rows are batched and how many warnings there are. Then how many
-    requests are paused."""
+    requests are paused, and how many wait because they gave way to others."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -69,6 +69,8 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
     parts = parts or _remarks(model)
     if model.get("paused"):
         parts.append(f"{len(model['paused'])} paused")
+    if model.get("yielded"):
+        parts.append(f"{len(model['yielded'])} gave way")
     return ", ".join(parts)
 
 

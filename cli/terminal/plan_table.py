@@ -35,7 +35,7 @@ def plan_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     lines += ["", output.style(_line(HEADERS, widths), sys.stdout, bold=True)]
     for model, row in zip(value["models"], rows, strict=True):
         lines.append(_line(row, widths))
-        for remark in _remarks(model):
+        for remark in _remarks(model, are_swapped=value["swap"]):
             lines += [
                 output.style(line, sys.stdout, dim=True) for line in _wrap(remark, width, indent=2)
             ]
@@ -80,7 +80,7 @@ def _fits(model: Mapping[str, Any]) -> str:
     return "instead" if model["goes"] else "later"
 
 
-def _remarks(model: Mapping[str, Any]) -> list[str]:
+def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
     """What belongs to a row and has no place in it."""
     if model["problem"]:
         return [model["problem"]]
@@ -88,7 +88,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     if model["missing_bytes"]:
         remarks.append(f"{format_bytes(model['missing_bytes'])} more than there is")
     elif model["goes"]:
-        remarks.append(f"loaded in place of {', '.join(model['goes'])}")
+        how = "in turns if they are busy" if are_swapped else "once they are idle"
+        remarks.append(f"loaded in place of {', '.join(model['goes'])}, {how}")
     elif not model["is_loaded"]:
         remarks.append("loaded on request, next to the others")
     if not model["context_tokens"] and not model["missing_bytes"]:

@@ -21,15 +21,15 @@ from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
+from .kinds import Table
 from .lines import LineIndex
+from .sampling_table import SamplingTable
 from .tables import (
     ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
-    SamplingTable,
     SupervisorTable,
-    Table,
 )
 from .values import size_or_auto
 

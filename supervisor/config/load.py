@@ -174,8 +174,13 @@ def _core_settings(file: FileTable) -> CoreSettings:
         queue_timeout_s=table.queue_timeout_s,
         first_token_timeout_s=table.first_token_timeout_s,
         aging_s=table.aging_s,
+        min_run_s=table.min_run_s,
         max_parallel_prefills=count_or_auto(table.max_parallel_prefills),
+        parallel_loads=table.parallel_loads,
+        spare_workers=table.spare_workers,
         min_residency_s=table.min_residency_s,
+        swap=table.swap,
+        swap_after_s=table.swap_after_s,
         clients={name: _client_settings(entry) for name, entry in file.clients.items()},
     )
 

@@ -11,7 +11,8 @@ from mlxsup.protocol.text import DURATION_PATTERN
 
 from ..core.settings import ANYONE
 from .check import CLIENT_NAME, MODEL_NAME
-from .tables import ClientTable, FileTable, ModelTable, RestartTable, SamplingTable, SupervisorTable
+from .sampling_table import SamplingTable
+from .tables import ClientTable, FileTable, ModelTable, RestartTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

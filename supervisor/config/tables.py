@@ -6,51 +6,39 @@ an error says was expected; its title says what the key does, for editors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import Field
 
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.parameters import SAMPLING, NumberParameter
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .fields import default_of, documented, duration, integer
+from .kinds import (
+    CLASS_EXPECTED,
+    Class,
+    CountOrAuto,
+    Duration,
+    Folder,
+    LogLevel,
+    Number,
+    Size,
+    SizeAutoOrOff,
+    SizeOrAuto,
+    Table,
+)
+from .sampling_table import SamplingTable
 from .values import (
     AUTO,
     COUNT_OR_AUTO_EXPECTED,
     OFF,
     SIZE_EXPECTED,
-    check_count_or_auto,
-    check_duration,
-    check_size_auto_or_off,
-    check_size_or_auto,
-    parse_size,
 )
 
 MAX_CONCURRENCY = 1024
+MAX_SPARE_WORKERS = 16
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-Class = Literal["interactive", "normal", "batch"]
-CLASS_EXPECTED = '"interactive", "normal" or "batch"'
-
-Duration = Annotated[float, BeforeValidator(check_duration)]
-Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-"""No system call takes a path with a NUL in it."""
-Size = Annotated[int, BeforeValidator(parse_size)]
-SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
-SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
-CountOrAuto = Annotated[int | str, BeforeValidator(check_count_or_auto)]
-Number = Annotated[
-    float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
-]
-
-
-class Table(BaseModel):
-    """What all tables share: no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class SupervisorTable(Table):
@@ -129,6 +117,12 @@ class SupervisorTable(Table):
         "a request moves up one class each time it has waited this long",
         more="; 0: never",
     )
+    min_run_s: Duration = duration(
+        CoreSettings,
+        "min_run_s",
+        "a batch answer runs this long before it may lose its row",
+        more=" to an interactive request, from its first new token on",
+    )
     max_parallel_prefills: CountOrAuto = Field(
         AUTO,
         title="models on one backend that read long prompts at the same time",
@@ -139,12 +133,46 @@ class SupervisorTable(Table):
             "models",
         ),
     )
+    parallel_loads: int = integer(
+        CoreSettings,
+        "parallel_loads",
+        "models that load at the same time",
+        1,
+        unit="models",
+        more=", each with its memory reserved before. A restart after a crash only waits for other"
+        " such restarts, of which there may be as many again",
+    )
+    spare_workers: int = integer(
+        CoreSettings,
+        "spare_workers",
+        "processes that have imported MLX and wait for a load",
+        0,
+        MAX_SPARE_WORKERS,
+        unit="processes",
+        more=f", up to {MAX_SPARE_WORKERS}. A load or restart takes one over and so skips the"
+        " imports; see [spare workers](#spare-workers)",
+    )
     min_residency_s: Duration = duration(
         CoreSettings,
         "min_residency_s",
         "a request evicts no model that became READY more recently",
         more=", or three times as long as its load took if that is longer; except one that has been"
         " idle for as long as its load took",
+    )
+    swap: bool = Field(
+        default_of(CoreSettings, "swap"),
+        title="models that do not fit together take turns; false: refuse instead",
+        description="true or false",
+        json_schema_extra=documented(
+            ". A busy model whose turn is over makes room; its requests wait, and continue where"
+            " they stood"
+        ),
+    )
+    swap_after_s: Duration = duration(
+        CoreSettings,
+        "swap_after_s",
+        "how long a model waits for memory before a busy one makes room",
+        more=", or, with `swap` off, before what waits for it is refused",
     )
 
 
@@ -170,23 +198,6 @@ class RestartTable(Table):
     backoff_max_s: Duration = duration(
         RestartSettings, "backoff_max_s", "the delay doubles up to this"
     )
-
-
-def _sampling(number: NumberParameter) -> tuple[Any, Any]:
-    """A request parameter, with its range and its default."""
-    limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
-    kind = int if number.is_integer else Number
-    limits["json_schema_extra"] = documented(unit=number.unit)
-    return kind, Field(number.default, title=number.says, description=number.expected, **limits)
-
-
-_SAMPLING_FIELDS: Any = {name: _sampling(number) for name, number in SAMPLING.items()}
-SamplingTable = create_model(
-    "SamplingTable",
-    __base__=Table,
-    __doc__="`[models.NAME.sampling]`: the parameters of requests that leave them out.",
-    **_SAMPLING_FIELDS,
-)
 
 
 class ModelTable(Table):
@@ -263,7 +274,8 @@ class ModelTable(Table):
         title="above this, MLX frees memory that it keeps for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
         json_schema_extra=documented(
-            ', and `mlxsup plan` counts this much; `"auto"`: MLX\'s own limit, and what the model'
+            ", `mlxsup plan` counts this much, and what the weights and the process leave of it is"
+            ' the limit of its rows; `"auto"`: MLX\'s own limit, and what the model'
             " needs. Smaller than the weights: FAILED; more than 0.8 of it in"
             " use before the first request: a warning"
         ),

@@ -12,6 +12,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import Caller, ConnectionId
+from .memory.budget import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +21,30 @@ class Spawn:
 
     Attributes:
         known_batching: see `protocol.launch.LaunchSpec`.
+        spare: the number of the spare worker that becomes it, if that one still lives; None for a
+            new process.
     """
 
     model: ModelName
     generation: Generation
     launch: LaunchSettings
     known_batching: dict[str, str] | None = None
+    spare: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSpare:
+    """Start a spare worker; answered by `SpareReady`, and by `SpareEnded` if its process ends
+    before a `Spawn` names it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndSpare:
+    """End a spare worker at once; answered by `SpareEnded`."""
+
+    number: int
 
 
 class WorkerSignal(StrEnum):
@@ -120,6 +139,13 @@ class ForgetModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged:
+    """The memory budget was lowered because memory is short, or raised again: log it."""
+
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFault:
     """An event met a state without a rule for it: log the story as an error."""
 
@@ -134,6 +160,8 @@ class Finish:
 
 Action = (
     Spawn
+    | StartSpare
+    | EndSpare
     | SignalWorker
     | LookAtWorker
     | SendToWorker
@@ -143,6 +171,7 @@ Action = (
     | WakeAt
     | Abandon
     | ForgetModel
+    | BudgetChanged
     | LogFault
     | Finish
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import (
     Cancel,
@@ -214,7 +214,8 @@ class ClientEvents:
         if limit_s is None:
             limit_s = self._fleet.settings.drain_timeout_s
         value = {
-            "pids": [m.life.pid for m in self._fleet if m.life.pid is not None],
+            "pids": [m.life.pid for m in self._fleet if m.life.pid is not None]
+            + self._fleet.spares.pids,
             "supervisor_pid": self._daemon.facts.get("pid"),
             "drain_timeout_s": 0.0 if message.now else limit_s,
             "end_limit_s": self._fleet.end_limit_s(),
@@ -224,9 +225,15 @@ class ClientEvents:
 
     # ------------------------------------------------------------ questions
 
+    def status(self, now: float) -> dict[str, Any]:
+        """What `status --json` prints."""
+        settings = self._fleet.settings
+        spares = self._fleet.spares.status(settings, now)
+        ledger = self._serving.ledger
+        return status_map(self._fleet, ledger, self._daemon, settings.budget, now, spares=spares)
+
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
-        budget = self._fleet.settings.budget
-        value = status_map(self._fleet, self._serving.ledger, self._daemon, budget, now)
+        value = self.status(now)
         if message.debug:
             value["stories"] = self._fleet.stories()
         self._outbox.reply(caller, value)

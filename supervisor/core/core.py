@@ -28,6 +28,8 @@ from .events import (
     ReloadRefused,
     Sampled,
     ShutdownAsked,
+    SpareEnded,
+    SpareReady,
     Spawned,
     SpawnFailed,
     Started,
@@ -38,16 +40,19 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
+from .giving_back import GivingBack
 from .leasing import Leasing
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
 from .reload import differences
 from .requests.ledger import Ledger
+from .residents import overshoot_bytes
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
-from .status import Daemon, status_map
+from .spares import Spares
+from .status import Daemon
 from .worker_events import WorkerEvents
 
 
@@ -85,9 +90,11 @@ class Core:
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
         leasing = Leasing(self.outbox, meter)
+        self._spares = Spares(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
+            spares=self._spares,
             serving=serving,
             leasing=leasing,
             endings=self._endings,
@@ -100,6 +107,7 @@ class Core:
             self.fleet, serving, self._endings, pausing, self.outbox, self._daemon
         )
         self._workers = WorkerEvents(self.fleet, serving, leasing)
+        self._giving_back = GivingBack(self.fleet, self.outbox)
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -112,13 +120,16 @@ class Core:
         self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)
         self.fleet.settle(event.now)
+        self._spares.settle(
+            self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
+        )
         self._wake_in_time()
         self._finish_if_done()
         return self.outbox.take()
 
     def status(self, now: float) -> dict[str, Any]:
         """What `status --json` prints."""
-        return status_map(self.fleet, self.ledger, self._daemon, self.fleet.settings.budget, now)
+        return self._clients.status(now)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
@@ -153,6 +164,11 @@ class Core:
                 self._clients.too_slow(event)
             case Tick():
                 self._on_tick(event.now)
+            case SpareReady(number=number, pid=pid):
+                self._spares.is_ready(number, pid, event.now)
+            case SpareEnded(number=number):
+                self._spares.ended(number, event.now)
+                self._look_again()
             case Sampled():
                 self._on_sampled(event)
             case Appraised():
@@ -174,7 +190,7 @@ class Core:
         for subject in self._deadlines.take_due(now):
             if isinstance(subject, str):
                 self.fleet.due(subject, now)
-            else:
+            elif isinstance(subject, int):
                 self._request_due(subject, now)
 
     def _request_due(self, key: RequestKey, now: float) -> None:
@@ -189,11 +205,20 @@ class Core:
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
-            if model.life.holds(model.measured_bytes):
+            if self.fleet.head_room.sampled(model, event.now):
                 self.fleet.touch(model)
+        self._giving_back.sampled(event.reading, event.now)
+        if self._spares.measured(event.footprint_bytes, self.fleet.settings):
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """What spare workers hold has changed: others may have to go, or may load now."""
+        for model in self.fleet:
+            self.fleet.touch(model)
 
     def _on_appraised(self, event: Appraised) -> None:
         self.fleet.needs = event.needs
+        self.fleet.head_room.stir()
         for model in self.fleet:
             model.life.appraise(event.needs.get(model.name))
             self.fleet.touch(model)
@@ -203,10 +228,13 @@ class Core:
             if event.caller is not None:
                 self.outbox.fail(event.caller, shutting_down())
             return
+        changes = differences(self.fleet, event.models)
+        settings = self._giving_back.after_reload(event.settings)
+        self.fleet.reload(settings, event.models, event.now)
+        over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
-            changes = differences(self.fleet, event.models)
-            self.outbox.reply(event.caller, {**changes, "later": list(event.later)})
-        self.fleet.reload(event.settings, event.models, event.now)
+            answer = {**changes, "later": list(event.later), "over_budget_bytes": over_bytes}
+            self.outbox.reply(event.caller, answer)
 
     # ------------------------------------------------------------ after every event
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import heapq
+from enum import Enum, auto
 from typing import NamedTuple
 
 from mlxsup.protocol.ids import ModelName, RequestKey
 
-Subject = ModelName | RequestKey
-"""A model (text) or a request (integer)."""
+
+class Housekeeping(Enum):
+    """What is due of itself, for no model and no request."""
+
+    SPARES = auto()
+    """The next attempt to start a spare worker."""
+
+
+Subject = ModelName | RequestKey | Housekeeping
+"""A model (text), a request (integer), or neither."""
 
 
 class _Due(NamedTuple):

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import Priority, Why
+from mlxsup.protocol.text import size_text
 
 
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
@@ -89,6 +90,32 @@ def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteE
         ErrorCode.INSUFFICIENT_MEMORY,
         f"{name} ran out of memory for this request alone ({text})",
         detail={"model": name, "cause": text, "tokens_sent": tokens_sent},
+    )
+
+
+def row_does_not_fit(
+    name: ModelName, *, needed_bytes: int, available_bytes: int, tokens_sent: int
+) -> RemoteError:
+    """A request whose row needs more memory than there is for it, even if it runs alone.
+
+    Args:
+        name: its model.
+        needed_bytes: what the row needs, with what there is of its answer.
+        available_bytes: what there could be at most.
+        tokens_sent: of its answer.
+    """
+    available_bytes = max(0, available_bytes)
+    return RemoteError(
+        ErrorCode.INSUFFICIENT_MEMORY,
+        f"this request needs {size_text(needed_bytes)} for its row, and {name} can have"
+        f" {size_text(available_bytes)} for its rows: shorten the prompt or the answer, or raise"
+        " memory_budget, or the model's memory",
+        detail={
+            "model": name,
+            "needed_bytes": needed_bytes,
+            "available_bytes": available_bytes,
+            "tokens_sent": tokens_sent,
+        },
     )
 
 

@@ -11,6 +11,7 @@ from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.worker_messages import WorkerMessage
 
 from .memory.need import Need
+from .memory.pressure import Reading
 from .settings import CoreSettings, ModelSettings
 
 ConnectionId = NewType("ConnectionId", bytes)
@@ -165,16 +166,33 @@ class Exited(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpareReady(_Event):
+    """A spare worker has imported everything, and waits for a launch spec."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareEnded(_Event):
+    """The process of a spare worker has exited, or could not be started."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(_Event):
     """What the monitor measured.
 
     Attributes:
         footprint_bytes: resident bytes of each worker's process, by pid; some may be gone by now.
         machine_bytes: memory of the machine.
+        reading: what is available of it, measured after the footprints; None: not known.
     """
 
     footprint_bytes: Mapping[int, int]
     machine_bytes: int
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +260,8 @@ Event = (
     | WorkerBroke
     | WorkerUnlinked
     | Exited
+    | SpareReady
+    | SpareEnded
     | Sampled
     | Appraised
     | ShutdownAsked

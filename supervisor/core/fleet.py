@@ -24,7 +24,9 @@ from .deadlines import Deadlines
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
+from .head_room import HeadRoom
 from .health.watchdog import Alarm
+from .invariants import check_fleet
 from .leasing import Leasing
 from .lifecycle.effects import (
     Changed,
@@ -32,6 +34,7 @@ from .lifecycle.effects import (
     Erased,
     Outcome,
     QueueEnds,
+    RowsLeave,
     RunningEnds,
     RunningLost,
     UpWaitersEnd,
@@ -62,9 +65,11 @@ from .model import WATCHED, Model
 from .outbox import Outbox
 from .requests.ledger import Request
 from .requests.queue import Queue
+from .rows_memory import longest_stream
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.counters import Counters
+from .spares import Spares
 from .status import change_map, model_row
 
 MOST_PASSES = 10
@@ -77,6 +82,7 @@ class Fleet:
     Args:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
+        spares: processes that wait for a load.
         serving: dispatches their requests.
         leasing: has them read long prompts in turns.
         endings: ends their requests.
@@ -90,6 +96,7 @@ class Fleet:
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
+        head_room: what the rows of each may take.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
+        spares: Spares,
         serving: Serving,
         leasing: Leasing,
         endings: Endings,
@@ -108,8 +116,10 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
+        self.head_room = HeadRoom(outbox, spares)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
+        self.spares = spares
         self._serving = serving
         self._leasing = leasing
         self._endings = endings
@@ -118,8 +128,7 @@ class Fleet:
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
-        # A dict because of its order: a set's would change with the interpreter's hash seed, and
-        # a failing seed of the simulation would not replay (P22).
+        # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
             self._add(entry)
@@ -158,8 +167,7 @@ class Fleet:
         return any(model.life.state in HAS_PROCESS for model in self)
 
     def end_limit_s(self) -> float:
-        """How long ending every process may take when nothing is left to drain: asking, SIGTERM,
-        SIGKILL, and giving up those that are still there."""
+        """How long it may take to end every process once nothing is left to drain."""
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
@@ -221,6 +229,7 @@ class Fleet:
                 one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
+        self.head_room.stir()
         before = model.life.state
         story = model.life.story
         try:
@@ -294,13 +303,15 @@ class Fleet:
                 self.touch(any_model)
         if self._touched:  # nothing else changes who may load
             self._grant_load_turns(now)
+        for one in self.head_room.settle(self.by_name, self.settings, now):
+            self.touch(one)
         for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
             self.touch(reader)
         while self._touched:
             touched, self._touched = self._touched, {}
             for model in [self.by_name[name] for name in touched if name in self.by_name]:
                 self._serving.dispatch(model, now)
-                self._serving.tell_waiting(model)
+                self._serving.tell_waiting(model, now)
                 self._deadlines.set(model.name, self._leasing.deadline(model))
             if self._serving.ledger.take_filled():  # a turn that was due elsewhere must wait
                 for any_model in self:
@@ -309,14 +320,18 @@ class Fleet:
         self._note_what_workers_are_sent(now)
 
     def _end_drains(self, now: float) -> None:
-        for name in list(self._touched):
-            model = self.by_name.get(name)
-            if model is not None and model.life.state is State.DRAINING and model.has_drained:
+        for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
+            if model.life.state is State.DRAINING and model.has_drained:
                 self.trigger(model, Drained(), now)
 
     def _grant_load_turns(self, now: float) -> None:
+        for name in self._touched:
+            model = self.by_name.get(name)
+            if model is not None and model.life.state is State.PENDING:
+                model.life.stream_tokens = longest_stream(model)
         for _ in range(MOST_PASSES):  # what one gives back may be enough for one before it
-            steps = next_steps(self, self.settings, now)
+            may_run = self._serving.ledger.may_run
+            steps = next_steps(self, self.spares, self.settings, may_run, now)
             for model, trigger in steps:
                 self.trigger(model, trigger, now)
             self._end_drains(now)  # of models that were evicted
@@ -333,27 +348,8 @@ class Fleet:
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the models contradict themselves or each other."""
-        ledger = self._serving.ledger
-        for model in self:
-            model.check_invariants()
-            waiting = [one for one in model.queue if ledger.may_run(one.account)]
-            if model.life.state is State.READY and waiting and model.has_room:
-                assert model.held, f"{model.name} has room and lets requests wait"
-                held = [*model.held, *(request.held for request in waiting)]
-                assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+        check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
         self._leasing.check_invariants(self, self.settings)
-        placed = [
-            one.key
-            for model in self
-            for one in (*model.queue, *model.paused.values(), *model.running.values())
-        ]
-        assert sorted(placed) == sorted(request.key for request in ledger)
-        loading = [model.life for model in self if model.life.is_loading]
-        assert sum(life.is_after_crash for life in loading) <= 1
-        assert sum(not life.is_after_crash for life in loading) <= 1
-        if self.is_shutting_down:
-            assert all(model.life.wanted is not Wanted.UP for model in self)
-            assert ledger.waiting == 0
 
     # ------------------------------------------------------------ inside
 
@@ -372,6 +368,8 @@ class Fleet:
                 self._endings.fail_queue(model, error, now)
             case RunningEnds(error=error):
                 self._endings.fail_running(model, error, now)
+            case RowsLeave():
+                self._serving.empty(model)
             case RunningLost(text=text, verdict=verdict):
                 self._endings.lose_running(model, text, verdict, now)
                 self._serving.process_gone(model, now)

@@ -8,9 +8,9 @@ from typing import Any, assert_never
 from mlxsup.protocol.states import State
 
 from .errors import does_not_fit, load_failed
-from .lifecycle.states import Abandoned
+from .lifecycle.states import Abandoned, Swapping
 from .loading import foresee
-from .memory.planner import Admit, Evict, Refuse, Wait
+from .memory.planner import Admit, Evict, GiveBack, Refuse, Swap, Wait
 from .memory.sentences import needs
 from .model import Model
 from .settings import CoreSettings
@@ -19,9 +19,10 @@ from .settings import CoreSettings
 def forecast(
     model: Model, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> dict[str, Any]:
-    """The answer: `model`, `outcome`, `needed_bytes`, `evicts` (names) and `reason` (a phrase).
+    """The answer: `model`, `outcome`, `needed_bytes`, `evicts` and `swaps` (names), and `reason`, a
+    phrase.
 
-    `outcome` is `loaded` (nothing to do), `fits`, `evicts` or `waits`.
+    `outcome` is `loaded` (nothing to do), `fits`, `evicts`, `swaps` or `waits`.
 
     Raises:
         RemoteError: the load would be refused, with this same error.
@@ -33,10 +34,15 @@ def forecast(
         "model": model.name,
         "needed_bytes": model.life.needed_bytes,
         "evicts": [],
+        "swaps": [],
     }
     if model.life.state in (State.LOADING, State.READY):
         return {**answer, "outcome": "loaded", "reason": f"is {model.life.state}"}
+    if isinstance(model.life.phase, Swapping):
+        reason = f"makes room for {model.life.phase.for_model}, and is loaded again in its turn"
+        return {**answer, "outcome": "waits", "reason": reason}
     budget_bytes = settings.budget.size_bytes if settings.budget else 0
+    whole_bytes = settings.budget.whole_bytes if settings.budget else 0
     match foresee(model, others, settings, now):
         case Admit() if settings.budget is None:
             return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
@@ -44,16 +50,20 @@ def forecast(
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
             short = needs(model.life.needed_bytes, budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
+        case GiveBack(reason=reason):
+            return {**answer, "outcome": "fits", "reason": reason}
         case Evict(models=names, reason=reason):
             return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}
-        case Wait(reason=reason):
+        case Wait(swaps=names, reason=reason) | Swap(models=names, reason=reason) if names:
+            return {**answer, "outcome": "swaps", "swaps": list(names), "reason": reason}
+        case Wait(reason=reason) | Swap(reason=reason):
             return {**answer, "outcome": "waits", "reason": reason}
         case Refuse(reason=reason, blockers=blockers):
             raise does_not_fit(
                 model.name,
                 reason,
                 needed_bytes=model.life.needed_bytes,
-                budget_bytes=budget_bytes,
+                budget_bytes=whole_bytes,
                 blockers=blockers,
             )
         case verdict:

@@ -1,4 +1,4 @@
-"""Decides which model may load: one load at a time, within the memory budget.
+"""Decides which models may load: `parallel_loads` at a time, within the memory budget.
 
 `next_steps` looks at everybody who waits for a load, in order, and returns triggers: turns,
 refusals, and evictions that make room. It remembers nothing: who waits for memory, since when and
@@ -11,19 +11,35 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Wanted
+from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
-from .lifecycle.states import Abandoned, Draining, Pending, Ready, StopCause, Stopping
-from .lifecycle.triggers import Evicted, HasMemory, LacksMemory, NoMemory, Trigger, Turn
+from .lifecycle.states import (
+    Lack,
+    Pending,
+    Swapping,
+)
+from .lifecycle.triggers import (
+    Evicted,
+    HasMemory,
+    LacksMemory,
+    NoMemory,
+    SwapCalledOff,
+    SwappedOut,
+    Trigger,
+    Turn,
+)
+from .load_turns import LoadTurns
 from .memory.planner import (
     FIXED,
     Admit,
     Evict,
+    GiveBack,
     Refuse,
     Resident,
     Standing,
+    Swap,
     Urgency,
     Verdict,
     Wait,
@@ -31,28 +47,48 @@ from .memory.planner import (
     give_back,
     plan,
 )
+from .memory.sentences import needs
 from .model import Model
+from .requests.line import MayRun
+from .residents import residents_of
 from .settings import CoreSettings
+from .spares import Spares
+from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
 
 PATIENCE_S = 20.0
 """A model that has waited for so long is only passed by loads that leave it room."""
-
-RESIDENCY_LOADS = 3.0
-"""A request evicts no model that was READY for less than this many times its load."""
 
 Steps = list[tuple[Model, Trigger]]
 """What happens to which model, in this order."""
 
 
-def next_steps(models: Iterable[Model], settings: CoreSettings, now: float) -> Steps:
-    """The turns, evictions and refusals that are due now."""
+def next_steps(
+    models: Iterable[Model],
+    spares: Spares,
+    settings: CoreSettings,
+    may_run: MayRun,
+    now: float,
+) -> Steps:
+    """The turns, evictions, swaps and refusals that are due now; ends spare workers in the way.
+
+    Args:
+        models: every model.
+        spares: the spare workers.
+        settings: the budget, and how long a model may stay.
+        may_run: whether an account may have one more request running.
+        now: monotonic seconds.
+    """
     everybody = list(models)
     waiting = [model for model in everybody if isinstance(model.life.phase, Pending)]
-    if not waiting and _is_within(everybody, settings):
+    swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
+    if not (waiting or swapping) and _is_within(everybody, spares, settings):
         return []
-    desk = _Desk(everybody, settings, now)
+    desk = _Desk(everybody, spares, settings, may_run, now)
+    for model in swapping:
+        desk.call_off(model)
     for model in sorted(waiting, key=_order):
         desk.weigh(model)
+    desk.swap(waiting)
     desk.give_back()
     return desk.steps
 
@@ -61,9 +97,18 @@ def foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now: 
     """What a load command for this model would lead to now; nothing changes."""
     if settings.budget is None:
         return Admit()
-    others = [_resident(one, settings) for one in models if one is not model and _has_memory(one)]
-    wish = Wish(name=model.name, needed_bytes=model.life.needed_bytes, urgency=Urgency.COMMAND)
-    return plan(wish, others, budget_bytes=settings.budget.size_bytes, now=now)
+    others = residents_of((one for one in models if one is not model), settings, now)
+    wish = Wish(
+        name=model.name,
+        needed_bytes=model.life.needed_bytes,
+        urgency=Urgency.COMMAND,
+        priority=Priority.INTERACTIVE,
+        swaps_from=now + settings.swap_after_s if settings.swap else None,
+    )
+    budget = settings.budget
+    return plan(
+        wish, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
+    )
 
 
 class _Desk:
@@ -74,80 +119,201 @@ class _Desk:
 
     Args:
         models: every model.
+        spares: the spare workers, which go before any model does.
         settings: the budget, and how long a model may stay.
+        may_run: whether an account may have one more request running.
         now: monotonic seconds.
     """
 
-    def __init__(self, models: list[Model], settings: CoreSettings, now: float) -> None:
+    def __init__(
+        self,
+        models: list[Model],
+        spares: Spares,
+        settings: CoreSettings,
+        may_run: MayRun,
+        now: float,
+    ) -> None:
         self.steps: Steps = []
+        self._spares = spares
         self._now = now
-        self._budget_bytes = settings.budget.size_bytes if settings.budget else None
+        self._settings = settings
+        self._may_run = may_run
+        self._budget = settings.budget
         self._models = {model.name: model for model in models}
-        self._residents = {m.name: _resident(m, settings) for m in models if _has_memory(m)}
-        loading = [model.life for model in models if model.life.is_loading]
-        # A load after a crash only waits for others of its kind, so that a model that was serving
-        # comes back without waiting for one that never was; every other load waits for all.
-        self._is_open = not loading
-        self._is_open_after_crash = not any(life.is_after_crash for life in loading)
+        self._residents = {one.name: one for one in residents_of(models, settings, now)}
+        self._turns = LoadTurns((model.life for model in models), settings.parallel_loads)
         self._may_evict = True
         self._promised_bytes = 0
+
+    def call_off(self, model: Model) -> None:
+        """Lets a model stay whose rows leave for another one, if that no longer needs them to."""
+        phase = model.life.phase
+        assert isinstance(phase, Swapping)
+        if not is_still_wanted(phase, self._models.get(phase.for_model), self._may_run):
+            self.steps.append((model, SwapCalledOff()))
+            resident = self._residents[model.name]
+            self._residents[model.name] = replace(resident, standing=Standing.BUSY)
 
     def weigh(self, model: Model) -> None:
         """Decides about a model that waits for a load."""
         phase = _pending(model)
-        is_open = self._is_open_after_crash if phase.is_after_crash else self._is_open
+        is_open = self._turns.is_open(is_after_crash=phase.is_after_crash)
         match self._verdict(model):
+            case Admit() if is_open and not self._fits_with_spares(model):
+                self._lacks(model, Wait(reason=self._short_of(model), is_under_way=True))
             case Admit() if is_open:
                 self._let_in(model)
-            case Evict(models=names, reason=reason) if is_open and self._may_evict:
+            case GiveBack() as verdict if is_open:
+                self._lacks(model, _wait_for(verdict))
+            case Evict(models=names, reason=reason, takes_spare=takes_spare) if (
+                is_open and self._may_evict
+            ):
                 needed = size_text(model.life.needed_bytes)
                 self._evict(names, f" for {model.name}, which needs {needed}")
-                self._lacks(model, Wait(reason=reason, is_under_way=True))
-            case Admit() | Evict():
+                wait = Wait(reason=reason, is_under_way=True, takes_spare=takes_spare)
+                self._lacks(model, wait)
+            case Admit() | GiveBack() | Evict():
                 if phase.lack is not None:
                     self.steps.append((model, HasMemory()))
+            case Swap(models=names, reason=reason) if not self._settings.swap:
+                why = f"{reason}, and with `swap` off nothing that is busy makes room"
+                self._refuse(model, Refuse(reason=why, blockers=names))
+            case Swap(reason=reason):  # unless it is next: see `swap`
+                self._lacks(model, Wait(reason=f"{reason}, and another model is next"))
             case Wait() as wait:
                 self._lacks(model, wait)
             case Refuse() as refusal:
                 self._refuse(model, refusal)
 
+    def swap(self, waiting: Iterable[Model]) -> None:
+        """Swaps models out for whoever is first in line over all models, if that is due.
+
+        Nobody behind it gets a turn before it, unless nothing that is known would make room for it.
+        """
+        is_open = self._turns.is_open(is_after_crash=False)
+        if not (self._settings.swap and is_open and self._may_evict):
+            return  # or another one is on its way in
+        places = [
+            (place, model)
+            for model in waiting
+            if (
+                place := place_in_line(
+                    model, self._models.values(), self._settings, self._may_run, self._now
+                )
+            )
+        ]
+        for _, model in sorted(places, key=lambda pair: pair[0]):
+            match self._verdict(model):
+                case Swap() as swap:
+                    self._swap(model, swap)
+                    return
+                case Wait(swaps=names) if names:
+                    return
+                case _:
+                    pass
+
     def give_back(self) -> None:
-        """Evicts idle models if more is reserved than the budget allows."""
-        if self._budget_bytes is None:
+        """Evicts idle models if more is reserved than the budget allows, and not just until
+        workers have given back what they keep for reuse. Spare workers go before them."""
+        if self._budget is None:
             return
-        names = give_back(self._residents.values(), budget_bytes=self._budget_bytes)
+        # What somebody waits for is held by now: if models go for it, spare workers do, too.
+        kept_bytes = self._budget.kept_bytes
+        self._spares.make_room(self._left_of(kept_bytes), self._now)
+        if any(model.is_giving_back(self._now) for model in self._models.values()):
+            return
+        names = give_back(self._residents.values(), budget_bytes=kept_bytes)
         reserved_bytes = sum(resident.reserved_bytes for resident in self._residents.values())
-        sizes = f"{size_text(reserved_bytes)} of {size_text(self._budget_bytes)}"
-        self._evict(names, f", because {sizes} are reserved")
+        sizes = f"{size_text(reserved_bytes)} of {size_text(self._budget.kept_bytes)}"
+        shortage = f" and {self._budget.shortage}" if self._budget.is_short else ""
+        self._evict(names, f", because {sizes} are reserved{shortage}")
 
     # ------------------------------------------------------------ inside
 
     def _verdict(self, model: Model) -> Verdict:
-        if self._budget_bytes is None:
+        if self._budget is None:
             return Admit()
         needed_bytes = model.life.needed_bytes
-        wish = Wish(name=model.name, needed_bytes=needed_bytes, urgency=model.urgency)
+        wish = wish_of(model, self._settings, self._may_run)
         others = [resident for name, resident in self._residents.items() if name != model.name]
-        verdict = plan(wish, others, budget_bytes=self._budget_bytes, now=self._now)
-        fixed_bytes = sum(r.reserved_bytes for r in others if r.standing in FIXED)
-        leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget_bytes
+        verdict = plan(
+            wish,
+            others,
+            budget_bytes=self._budget.size_bytes,
+            whole_bytes=self._budget.whole_bytes,
+            now=self._now,
+        )
+        fixed_bytes = sum(r.reserved_bytes - r.spare_bytes for r in others if r.standing in FIXED)
+        leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget.size_bytes
         is_back = needed_bytes <= model.life.reserved_bytes  # after a crash or a restart
-        if isinstance(verdict, Admit | Evict) and not (leaves_room or is_back):
+        if isinstance(verdict, Admit | GiveBack | Evict) and not (leaves_room or is_back):
             return Wait(reason=f"needs {size_text(needed_bytes)}: another has waited longer")
         return verdict
 
     def _let_in(self, model: Model) -> None:
-        self.steps.append((model, Turn()))
-        self._is_open = False
-        if _pending(model).is_after_crash:
-            self._is_open_after_crash = False
+        self.steps.append((model, Turn(spare=self._spares.hand_over(model))))
+        self._turns.take(is_after_crash=_pending(model).is_after_crash)
         self._hold(model)
 
-    def _lacks(self, model: Model, wait: Wait) -> None:
+    def _fits_with_spares(self, model: Model) -> bool:
+        """Whether there is room without ending any spare worker; those in the way are ended."""
+        if self._budget is None:
+            return True
+        left_bytes = self._left_bytes(model) - model.life.needed_bytes
+        return self._spares.make_room(left_bytes, self._now, for_whom=model)
+
+    def _short_of(self, model: Model) -> str:
+        free_bytes = self._left_bytes(model) - self._spares.reserved_bytes
+        return f"{needs(model.life.needed_bytes, free_bytes)}: spare workers are about to go"
+
+    def _left_bytes(self, model: Model) -> int:
+        """What the models, without this one, leave of the budget."""
+        assert self._budget is not None
+        return self._left_of(self._budget.size_bytes, model)
+
+    def _left_of(self, size_bytes: int, model: Model | None = None) -> int:
+        others = (r for r in self._residents.values() if model is None or r.name != model.name)
+        return size_bytes - sum(resident.reserved_bytes for resident in others)
+
+    def _swap(self, model: Model, swap: Swap) -> None:
+        lack = _pending(model).lack
+        waits_s = self._now - (lack.since if lack else self._now)
+        needed = size_text(model.life.needed_bytes)
+        self._evict(swap.evicted, f" for {model.name}, which needs {needed}")
+        for name in swap.models:
+            victim = self._models[name]
+            ready_s = self._now - victim.life.phase.since
+            reason = (
+                f"swapped out for {model.name}, which needs {needed} and has waited for"
+                f" {waits_s:.0f} s; it had its turn for {ready_s:.0f} s"
+            )
+            trigger = SwappedOut(
+                for_model=model.name,
+                ran=highest_class(victim),
+                leave_s=self._settings.drain_timeout_s,
+                reason=reason,
+            )
+            self.steps.append((victim, trigger))
+            self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
+        under_way = self._verdict(model)
+        if isinstance(under_way, GiveBack):
+            under_way = _wait_for(under_way)
+        assert isinstance(under_way, Wait), under_way
+        self._lacks(model, under_way, is_promised=True)
+
+    def _lacks(self, model: Model, wait: Wait, *, is_promised: bool = False) -> None:
         phase = _pending(model)
         lack = phase.lack
-        if lack is None or (lack.reason, lack.looks_again_at) != (wait.reason, wait.until):
-            trigger = LacksMemory(reason=wait.reason, looks_again_at=wait.until)
+        if lack is not None and lack.is_promised and model.urgency is not Urgency.NOBODY:
+            is_promised = wait.is_under_way
+        trigger = LacksMemory(
+            reason=wait.reason,
+            looks_again_at=wait.until,
+            is_asked_for=model.urgency is not Urgency.NOBODY,
+            is_promised=is_promised,
+            takes_spare=wait.takes_spare,
+        )
+        if lack is None or trigger != _as_trigger(lack):
             self.steps.append((model, trigger))
         if wait.is_under_way:  # what is being freed is for this model
             self._may_evict = False
@@ -159,12 +325,12 @@ class _Desk:
             self._promised_bytes += model.life.needed_bytes
 
     def _refuse(self, model: Model, refusal: Refuse) -> None:
-        assert self._budget_bytes is not None
+        assert self._budget is not None
         error = does_not_fit(
             model.name,
             refusal.reason,
             needed_bytes=model.life.needed_bytes,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._budget.whole_bytes,
             blockers=refusal.blockers,
         )
         self.steps.append((model, NoMemory(reason=refusal.reason, error=error)))
@@ -188,54 +354,38 @@ class _Desk:
             self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
 
 
-def _is_within(models: list[Model], settings: CoreSettings) -> bool:
+def _is_within(models: list[Model], spares: Spares, settings: CoreSettings) -> bool:
     if settings.budget is None:
         return True
-    return sum(model.life.reserved_bytes for model in models) <= settings.budget.size_bytes
+    reserved_bytes = sum(model.life.reserved_bytes for model in models) + spares.reserved_bytes
+    return reserved_bytes <= settings.budget.kept_bytes
 
 
-def _order(model: Model) -> tuple[bool, bool, float, bool]:
-    """Models that crashed first, then those that somebody waits for, the longest wait first; of
-    two that came at the same moment, the one that has been found to lack memory."""
+def _order(model: Model) -> tuple[bool, bool, bool, float, bool]:
+    """Models that crashed first, then the one that others are swapped out for, then those that
+    somebody waits for, the longest wait first; of two that came at the same moment, the one that
+    has been found to lack memory."""
     phase = _pending(model)
+    is_promised = phase.lack is not None and phase.lack.is_promised
     is_for_nobody = model.urgency is Urgency.NOBODY
-    return not phase.is_after_crash, is_for_nobody, phase.since, phase.lack is None
+    return not phase.is_after_crash, not is_promised, is_for_nobody, phase.since, phase.lack is None
+
+
+def _wait_for(verdict: GiveBack) -> Wait:
+    return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
+
+
+def _as_trigger(lack: Lack) -> LacksMemory:
+    return LacksMemory(
+        reason=lack.reason,
+        looks_again_at=lack.looks_again_at,
+        is_asked_for=lack.asked_since is not None,
+        is_promised=lack.is_promised,
+        takes_spare=lack.takes_spare,
+    )
 
 
 def _pending(model: Model) -> Pending:
     phase = model.life.phase
     assert isinstance(phase, Pending)
     return phase
-
-
-def _has_memory(model: Model) -> bool:
-    return model.life.reserved_bytes > 0
-
-
-def _resident(model: Model, settings: CoreSettings) -> Resident:
-    phase = model.life.phase
-    ready_since = phase.since if isinstance(phase, Ready) else 0.0
-    residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
-    return Resident(
-        name=model.name,
-        reserved_bytes=model.life.reserved_bytes,
-        standing=_standing(model),
-        used_at=model.idle_since,
-        ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),
-    )
-
-
-def _standing(model: Model) -> Standing:
-    life, phase = model.life, model.life.phase
-    if isinstance(phase, Abandoned):
-        return Standing.STUCK
-    is_ending = isinstance(phase, Draining | Stopping)
-    if is_ending and life.wanted is Wanted.GONE:
-        return Standing.LEAVING
-    if life.settings.pinned:
-        return Standing.PINNED
-    if is_ending and life.wanted is Wanted.DOWN:
-        return Standing.LEAVING
-    if isinstance(phase, Stopping) and phase.cause is StopCause.ASKED and not phase.is_restart:
-        return Standing.LEAVING  # it is wanted again, and starts from nothing
-    return Standing.IDLE if isinstance(phase, Ready) and model.is_idle else Standing.BUSY

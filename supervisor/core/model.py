@@ -23,7 +23,9 @@ from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Ready
+from .memory.head_room import RowBudget
 from .memory.planner import Urgency
+from .memory.residency import Residency
 from .requests.ledger import Request, Stage
 from .requests.line import MayRun
 from .requests.queue import Queue
@@ -33,6 +35,13 @@ from .sharing.counters import UNKNOWN_COST_S
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
+
+GIVING_BACK_S = 0.9
+"""So long a worker has to give back what it keeps for reuse before models are evicted instead; a
+little less than the time from one measurement to the next."""
+
+ASK_AGAIN_S = 10.0
+"""A worker is not asked to give back more often than that."""
 
 RATE_WINDOW_S = 5.0
 
@@ -54,6 +63,11 @@ class Model:
         only_waits: whether its worker computes nothing until it gets the lease that it asked for.
         paused: requests that somebody has paused; they wait outside the queue.
         kept: keys of paused requests whose state the live process keeps.
+        keeps_states: whether its worker kept the state of the last row that gave way to a request
+            of a higher class.
+        freed_rows: rows that have just left for requests of a higher class; none between events.
+        yields_at: when the next row may be asked to leave for such a request that waits, in
+            monotonic seconds; None if none does, or no row may.
         leaving: requests already answered whose row has yet to leave the batch (D11), by key.
         blame: what it remembers about crashes.
         lets_newcomers_in: whether, while suspects take turns, new requests start before the next.
@@ -61,6 +75,9 @@ class Model:
         ready: what the worker announced with READY; None before.
         heartbeat: the latest one.
         watch: what its signs of life say, while its process lives.
+        row_budget: what its rows may take; None while nothing limits them.
+        rows_ended: how many rows of its live process have ended.
+        held_back: the first in its line, if it waits until there is memory for its row.
         dying: its message before an exit that nobody asked for.
         machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the live process.
@@ -68,8 +85,10 @@ class Model:
         engine_s: engine seconds charged to requests since the supervisor's start.
         repeated_s: engine seconds, since then, for what had been computed before and was lost.
         alike: steps that have not been charged yet; `settle` does that.
+        asked_back_at: when its worker was last asked to give back what it keeps for reuse.
         idle_since: when its last request ended, or when it became READY.
         load_s: how long its latest load took, from the spawn to READY.
+        residency: its turn, from READY to the end of its process; None while there is none.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
@@ -80,6 +99,9 @@ class Model:
     leaving: dict[RequestKey, Held] = field(default_factory=dict)
     paused: dict[RequestKey, Request] = field(default_factory=dict)
     kept: set[RequestKey] = field(default_factory=set)
+    keeps_states: bool = True
+    freed_rows: int = 0
+    yields_at: float | None = None
     blame: Blame = field(default_factory=Blame)
     lets_newcomers_in: bool = True
     up_callers: list[Caller] = field(default_factory=list)
@@ -87,6 +109,9 @@ class Model:
     ready: ReadyMessage | None = None
     heartbeat: Heartbeat | None = None
     watch: Watch | None = None
+    row_budget: RowBudget | None = None
+    rows_ended: int = 0
+    held_back: RequestKey | None = None
     dying: str = ""
     machine_bytes: int = 0
     steps: int = 0
@@ -94,8 +119,10 @@ class Model:
     engine_s: float = 0.0
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None
+    asked_back_at: float = -math.inf
     idle_since: float = math.inf
     load_s: float = 0.0
+    residency: Residency | None = None
     told_waiting: tuple[WaitReason, str, int] | None = None
     _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
@@ -107,8 +134,12 @@ class Model:
     @property
     def has_room(self) -> bool:
         """Whether a row is free and the worker can be reached; leaving rows still count."""
-        is_unlinked = self.watch is not None and self.watch.unlinked_at is not None
-        return not is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
+        return not self.is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether its worker cannot be reached."""
+        return self.watch is not None and self.watch.unlinked_at is not None
 
     def line_up(self, request: Request, now: float) -> None:
         """A request comes that neither waits nor runs: a new one, or one that was paused.
@@ -199,11 +230,34 @@ class Model:
         return beat.active_bytes + beat.cache_bytes if beat else 0
 
     @property
+    def reusable_bytes(self) -> int:
+        """What its worker said last that it keeps for reuse, and could give back."""
+        beat = self.heartbeat
+        return beat.cache_bytes + beat.prefix_bytes if beat else 0
+
+    @property
     def measured_bytes(self) -> int:
         """What its process holds of the memory that the budget is for: with CUDA, the device's."""
         if self.ready is not None and self.ready.backend == "cuda":
             return self.reported_bytes
         return max(self.life.footprint_bytes, self.reported_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What its process holds of the machine's memory. One that was not measured yet, and one
+        whose memory is being freed, counts with all that is reserved for it until it is gone."""
+        if not self.life.has_process:
+            return 0
+        is_measured = self.life.footprint_bytes > 0 and self.life.state is not State.STOPPING
+        return self.measured_bytes if is_measured else self.life.reserved_bytes
+
+    def is_giving_back(self, now: float) -> bool:
+        """Whether its worker may still be giving back what it was asked for."""
+        return now < self.asked_back_at + GIVING_BACK_S
+
+    def may_shrink(self, now: float) -> bool:
+        """Whether its reservation follows what is measured down, too: its worker gives back."""
+        return self.life.state in SERVES and now < self.asked_back_at + ASK_AGAIN_S
 
     @property
     def is_over_memory(self) -> bool:
@@ -216,7 +270,7 @@ class Model:
 
     def deadline(self) -> float | None:
         """When something is due for this model or its queue, or its process should be checked."""
-        times = [self.state_deadline(), self.queue.ages_at]
+        times = [self.state_deadline(), self.queue.ages_at, self.yields_at]
         if self.watch is not None and self.life.state in WATCHED:
             times.append(self.watch.deadline(self.step_timeout_s))
         return min((when for when in times if when is not None), default=None)
@@ -234,6 +288,14 @@ class Model:
         if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
             return self.idle_since + idle_s
         return phase.deadline
+
+    def has_settled_in(self, now: float) -> bool:
+        """Rows have come, gained tokens or gone; whether the time that it may stay has begun with
+        that (`Residency`)."""
+        residency = self.residency
+        if residency is None or not residency.is_open:
+            return False
+        return residency.look(self.running, self.tokens, now)
 
     def learn(self, ready: ReadyMessage) -> None:
         """The worker has become READY."""
@@ -266,14 +328,21 @@ class Model:
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""
         self.ready = None
+        self.residency = None
         self.heartbeat = None
         self.watch = None
         self.dying = ""
+        self.asked_back_at = -math.inf
+        self.row_budget = None
+        self.rows_ended = 0
+        self.held_back = None
+        for request in self.queue.again:
+            request.left_short_at = None
         if self.life.pid is None:
             self.life.footprint_bytes = 0
         self.steps = 0
         self.only_waits = False
-        self.lets_newcomers_in = True
+        self.lets_newcomers_in = self.keeps_states = True
         self.leaving.clear()
         self.kept.clear()
         self._rate_samples.clear()
@@ -297,6 +366,7 @@ class Model:
         assert all(r.stage is Stage.PAUSED for r in self.paused.values())
         assert all(key in self.paused or key in self.queue for key in self.kept)
         assert not self.leaving.keys() & self.running.keys()
+        assert self.freed_rows == 0, f"{self.name} has freed a row and given it to nobody"
         if state not in HAS_PROCESS:
             assert not self.running, f"{self.name} runs requests in {state}"
             assert not self.leaving, f"{self.name} has leaving rows in {state}"

@@ -60,11 +60,26 @@ class Outbox:
             SendToWorker(model=life.name, generation=life.generation, message=message)
         )
 
-    def notify(self, request: Request, kind: NoticeKind, detail: dict[str, Any]) -> None:
-        """Sends a notice to a client that wants them, unless it got the same one before."""
+    def notify(
+        self,
+        request: Request,
+        kind: NoticeKind,
+        detail: dict[str, Any],
+        **times: float | None,
+    ) -> None:
+        """Sends a notice to a client that wants them, unless it got the same one before.
+
+        Args:
+            request: whose client it is.
+            kind: of the notice.
+            detail: what it says.
+            times: seconds that it says besides; they alone are no news. None: not known, left out.
+        """
         if request.wants_notices and request.told.get(kind) != detail:
             request.told[kind] = detail
-            self.send(request.connection, Notice(id=request.id, kind=kind, detail=detail))
+            known = {name: seconds for name, seconds in times.items() if seconds is not None}
+            notice = Notice(id=request.id, kind=kind, detail={**detail, **known})
+            self.send(request.connection, notice)
 
     def announce(self, change: dict[str, Any]) -> None:
         """Sends a change of a model to everybody who watches."""

@@ -11,14 +11,24 @@ from __future__ import annotations
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import NoticeKind, PauseReason, RowState, State, Wanted
-from mlxsup.protocol.worker_messages import DropKept, PauseRow
+from mlxsup.protocol.worker_messages import DropKept, PauseRow, RowDelta
 
 from .deadlines import Deadlines
 from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
+from .expectations import expected_s
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage
 from .status import change_map
+
+WHY = {
+    PauseReason.USER: "somebody asked for that",
+    PauseReason.TURN: "a suspect of two crashes has to run alone",
+    PauseReason.CLASS: "an interactive request needs its row",
+    PauseReason.SWAP: "its model makes room for another one",
+    PauseReason.MEMORY: "its model has too little memory for its row now",
+}
+"""The reasons in words, for those who watch."""
 
 
 class Pausing:
@@ -90,9 +100,10 @@ class Pausing:
             self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
 
     def row_left(
-        self, model: Model, request: Request, state: RowState, now: float
+        self, model: Model, request: Request, row: RowDelta, now: float
     ) -> RemoteError | None:
-        """The worker has confirmed that the row left the batch; what it delivered is kept.
+        """The worker has confirmed that the row left the batch, or says that there is no memory for
+        it; what it delivered is kept.
 
         Returns:
             The error of a request that may not return, because its model is going down and the
@@ -101,17 +112,29 @@ class Pausing:
         is_wanted = model.life.wanted is Wanted.UP
         if not is_wanted and request.acceptance is None:
             return for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
-        if state is RowState.KEPT:
+        if row.paused is RowState.KEPT:
             model.kept.add(request.key)
+            model.keeps_states = True
+        elif request.pause_reason is PauseReason.CLASS and request.gains_since is not None:
+            model.keeps_states = False
+        if row.pause_reason is PauseReason.MEMORY:
+            _left_short(model, request)
         if request.stage is Stage.PAUSING and is_wanted:
             self.put_aside(model, request, now)
             return None
         self._begin(request, now)
-        if request.is_paused:
-            self._notify(request)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up_again(request, now)
         self._deadlines.set(request.key, request.next_deadline)
+        expects_s = None
+        if request.pause_reason is PauseReason.CLASS:
+            model.freed_rows += 1
+            if request.wants_notices:  # one that stands before it gets the row that it leaves
+                place = max(model.queue.place(request) - 1, 1)
+                expects_s = expected_s(model, request, place, now)
+        if request.is_paused:
+            self._notify(request, now, expects_s)
+            self._announce(model, request)
         return None
 
     def put_aside(self, model: Model, request: Request, now: float) -> None:
@@ -122,9 +145,8 @@ class Pausing:
         self._ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
         self._deadlines.set(request.key, request.next_deadline)
-        self._notify(request)
-        note = f"request {request.id} is paused: somebody asked for that"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._notify(request, now)
+        self._announce(model, request)
 
     def let_queue(self, model: Model, request: Request, now: float) -> None:
         """A PAUSED request waits for a row again."""
@@ -159,9 +181,16 @@ class Pausing:
             request.paused_at = now
         request.queue_deadline = None  # it limits the wait for the start, and it was started
 
-    def _notify(self, request: Request) -> None:
+    def _notify(self, request: Request, now: float, expects_s: float | None = None) -> None:
         detail = {"reason": request.pause_reason.value, "tokens_sent": request.tokens_sent}
-        self._outbox.notify(request, NoticeKind.PAUSED, detail)
+        since_s = 0.0 if request.paused_at is None else now - request.paused_at
+        self._outbox.notify(
+            request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s
+        )
+
+    def _announce(self, model: Model, request: Request) -> None:
+        note = f"request {request.id} is paused: {WHY[request.pause_reason]}"
+        self._outbox.announce(change_map(model, model.life.state, note))
 
 
 def _check_allowed(model: Model, request: Request) -> None:
@@ -177,3 +206,10 @@ def _check_allowed(model: Model, request: Request) -> None:
         raise may_not_be_paused(model.name, request.id, f"{model.name} is `deterministic`")
     if life.wanted is not Wanted.UP:
         raise may_not_be_paused(model.name, request.id, life.waiting_error.message)
+
+
+def _left_short(model: Model, request: Request) -> None:
+    """Nobody has asked for that: it waits until there is memory for its row again."""
+    request.left_short_at = model.rows_ended
+    if request.stage is Stage.RUNNING:
+        request.pause_reason = PauseReason.MEMORY

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from mlxsup.protocol.states import PauseReason
+
 from .model import Model
 from .requests.ledger import Ledger, Request, Stage
 from .requests.naming import number_of
@@ -52,6 +54,12 @@ def rows_map(model: Model, now: float) -> list[dict[str, Any]]:
     return [request_map(request, now) for request in model.running.values()]
 
 
+def yielded_ids(model: Model) -> list[str]:
+    """The waiting requests whose rows have left for others, so that they return by themselves."""
+    again = model.queue.again
+    return [r.id for r in again if r.is_paused and r.pause_reason is not PauseReason.USER]
+
+
 def paused_rows_map(model: Model, now: float) -> list[dict[str, Any]]:
     """The requests of a model that somebody has paused."""
     return [request_map(request, now) for request in model.paused.values()]
@@ -74,7 +82,8 @@ def paused_map(request: Request) -> dict[str, Any]:
 
 
 def request_map(request: Request, now: float) -> dict[str, Any]:
-    """One open request: how people name it, on whose behalf it is, and its class."""
+    """One open request: how people name it, on whose behalf it is, and its class; `paused` is the
+    reason why its row has left, until it has continued."""
     waits_s = now - request.waits_since if request.stage is Stage.QUEUED else 0.0
     return {
         "id": request.id,
@@ -83,4 +92,5 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
         "priority": request.priority.value,
         "class": request.standing.value,
         "waited_s": request.waited_s + waits_s,
+        "paused": request.pause_reason.value if request.is_paused else None,
     }

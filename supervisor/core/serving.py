@@ -28,15 +28,18 @@ from .deadlines import Deadlines
 from .endings import Endings
 from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
+from .expectations import expected_s
 from .health.blame import digest_of
 from .metering import Meter
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .requests.ledger import Ledger, Request, Stage
+from .rows_memory import is_held_back, may_leave, why_never
 from .settings import CoreSettings
 from .status import load_progress, wait_reason, waiting_news
-from .suspects import end_intake, next_in_line
+from .suspects import end_intake
+from .yielding import next_for_row, who_yields
 
 
 class Serving:
@@ -139,36 +142,51 @@ class Serving:
 
     def dispatch(self, model: Model, now: float) -> None:
         """Hands waiting requests to a worker that serves while it has room; asks rows to leave if a
-        suspect has to run alone. While a model goes down, only answers that were paused wait."""
+        suspect has to run alone, or a request of a higher class waits. While a model goes down,
+        only answers that were paused wait."""
         model.blame.expire(now)
         model.queue.age(now)
+        model.held_back = None
         if model.queue:
             model.settle()
         if not model.serves_queue:
+            model.freed_rows, model.yields_at = 0, None
             return
-        while model.has_room and (request := next_in_line(model, self.ledger)) is not None:
+        while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
+            error = why_never(model, request)
+            if error is not None:
+                self._endings.fail(model, request, error, now)
+                continue
+            if is_held_back(model, request):
+                model.held_back = request.key  # others of its class would keep it waiting
+                break
+            request.left_short_at = None
             model.queue.leave(request)
             model.queue.counters.dispatched(request.account)
             self.ledger.move(request, Stage.RUNNING)
             request.end_wait(now)
-            request.dispatched_at = now
+            request.dispatched_at, request.gains_since = now, None
             request.end_pause(now)
             model.kept.discard(request.key)
             model.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
-            self._outbox.tell(model.life, self._dispatch_of(request, now))
+            self._outbox.tell(model.life, _dispatch_of(model, request, now))
         for request in end_intake(model, self.ledger):
             self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
+        model.freed_rows = 0
+        yields = who_yields(model, self.ledger, now)
+        for request in yields.rows:
+            self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
+        model.yields_at = yields.at
+        model.has_settled_in(now)
 
-    @staticmethod
-    def _dispatch_of(request: Request, now: float) -> Dispatch:
-        if request.acceptance is None:
-            request.started_at = now
-            return Dispatch(key=request.key, body=request.body)
-        resume = Resume(acceptance=request.acceptance, delivered=bytes(request.sent_tokens))
-        return Dispatch(key=request.key, resume=resume)
+    def empty(self, model: Model) -> None:
+        """Every row is asked to leave: the model makes room. Those that leave already, do."""
+        for request in model.running.values():
+            if request.stage is Stage.RUNNING:
+                self._pausing.ask_to_leave(model, request, PauseReason.SWAP, keep=False)
 
-    def tell_waiting(self, model: Model) -> None:
+    def tell_waiting(self, model: Model, now: float) -> None:
         """Notifies those who asked for it of what they are waiting for, if that is news (`Queue`).
 
         A change that concerns everybody is rare; otherwise few are looked at, however many wait.
@@ -185,7 +203,11 @@ class Serving:
             is_limited = model.serves_queue and not self.ledger.may_run(request.account)
             own = WaitReason.LIMIT if is_limited else reason
             detail: dict[str, Any] = {"position": position, "reason": own.value}
-            self._outbox.notify(request, NoticeKind.QUEUED, detail)
+            since_s = now - request.queued_at
+            wait_s = None if is_limited else expected_s(model, request, position, now)
+            self._outbox.notify(
+                request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
+            )
             if progress is not None:
                 detail = {"state": model.life.state.value, **progress}
                 self._outbox.notify(request, NoticeKind.LOADING, detail)
@@ -215,6 +237,7 @@ class Serving:
         model.settle()
         model.leaving.pop(key, None)
         request = model.running.pop(key, None)
+        model.rows_ended += 1
         if request is not None:
             if request.acceptance is not None:
                 error = for_interrupted(error, model.name, request.tokens_sent)
@@ -230,14 +253,15 @@ class Serving:
         """Handles one engine step: each connection's deltas in one message, then what has ended.
 
         Returns:
-            Whether there may be room for others now.
+            Whether there may be room for others now, or at a later time than before.
         """
         model.steps = message.step
         self._meter.add(model, message, now)
-        has_freed = False
+        has_begun = has_freed = False
+        has_suspects = model.blame.suspects > 0
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
-        left: list[tuple[Request, RowState]] = []
+        left: list[tuple[Request, RowDelta]] = []
         for row in message.rows:
             request = model.running.get(row.key)
             if request is None:
@@ -245,24 +269,26 @@ class Serving:
                     self._row_is_gone(model, row)
                     has_freed = True
                 continue
-            if request.is_interrupted or request.is_paused:
-                self._go_on(request, row)
+            if request.gains_since is None:
+                self._begin_to_gain(request, row, now)
+                has_begun = True
             if row.text or row.tokens:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
                 )
-            if row.tokens and model.blame.gained(request.held, now):
+            if has_suspects and row.tokens and model.blame.gained(request.held, now):
                 model.life.story.append(f"{now:.3f} {request.id} has come past the crash")
                 has_freed = True
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
             if row.paused is not None:
                 del model.running[row.key]
-                left.append((request, row.paused))
+                left.append((request, row))
             elif row.finish is not None:
                 del model.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
         model.only_waits = message.only_waits
+        model.rows_ended += len(finished)
         if has_freed or finished or left or model.only_waits:
             self._rest_if_idle(model, now)
             model.settle()
@@ -273,14 +299,16 @@ class Serving:
                 model.queue.counters.learn(request.engine_s)
                 model.blame.completed(request.digest)
             self._endings.end(request, finish=reason, now=now)
-        for request, state in left:
-            error = self._pausing.row_left(model, request, state, now)
+        for request, row in left:
+            error = self._pausing.row_left(model, request, row, now)
             if error is not None:
                 self._endings.end(request, error=error)
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now
-        return has_freed or bool(finished or left) or model.blame.is_anyone_on_probation
+        is_awaited = has_begun and bool(model.queue.urgent)
+        has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
+        return has_changed or is_awaited or model.blame.is_anyone_on_probation
 
     def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
         if row.tokens:
@@ -305,15 +333,20 @@ class Serving:
 
     def _row_is_gone(self, model: Model, row: RowDelta) -> None:
         """The row of a request that has been answered has left the batch."""
+        model.rows_ended += 1
         model.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
         if row.paused is RowState.KEPT and model.life.state in SERVES:
             self._outbox.tell(model.life, DropKept(key=row.key))
 
-    def _go_on(self, request: Request, row: RowDelta) -> None:
-        """A stream continues after a crash, a pause, or both."""
+    def _begin_to_gain(self, request: Request, row: RowDelta, now: float) -> None:
+        """The row of a request says something for the first time since it was dispatched: perhaps
+        a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
             return  # it has left again before it said anything
+        request.gains_since = now
+        if not (request.is_interrupted or request.is_paused):
+            return
         if request.is_interrupted:
             request.resumed += 1
             detail = {"times": request.resumed, "after": "crash"}
@@ -331,6 +364,22 @@ class Serving:
         request = self.ledger.get(key)
         assert request is not None
         return request
+
+
+def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
+    body, resume = request.body, None
+    if request.acceptance is None:
+        request.started_at = now
+    else:
+        body = b""
+        resume = Resume(acceptance=request.acceptance, delivered=bytes(request.sent_tokens))
+    return Dispatch(
+        key=request.key,
+        resume=resume,
+        priority=request.standing,
+        may_leave=may_leave(model, request),
+        body=body,
+    )
 
 
 def _deadlines_of(message: Generate, settings: CoreSettings, now: float) -> dict[str, Any]:

@@ -91,12 +91,21 @@ class CoreSettings:
         queue_timeout_s: how long a request may wait to be dispatched, unless it says otherwise.
         first_token_timeout_s: time limit for the first token, unless the request sets one; 0: none.
         aging_s: after each wait of this length a request moves up one class; 0 for never.
+        min_run_s: a `batch` request is paused for an `interactive` one only after it has gained
+            tokens for this long since it was dispatched.
         clients: what each client is granted, by name; `ANYONE` is for all others.
         max_parallel_prefills: how many models of one backend may read long prompts at the same
             time; None: one on a GPU, any number on a CPU.
+        parallel_loads: how many models may load at the same time; as many again after a crash.
+        spare_workers: how many processes without a model wait for a load.
+        spare_bytes: what each of them takes of the memory that the budget is for, before one was
+            measured; 0 if they take none of it.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         min_residency_s: a model that was just used is not evicted for a request for another model
             before it was READY for so long.
+        swap: whether models that do not fit together take turns; otherwise what would need that is
+            refused.
+        swap_after_s: how long a model waits for memory before others are swapped out for it.
         budget: the memory that all models may take together; None for no limit.
     """
 
@@ -107,8 +116,14 @@ class CoreSettings:
     queue_timeout_s: float = 600.0
     first_token_timeout_s: float = 0.0
     max_parallel_prefills: int | None = None
+    parallel_loads: int = 1
+    spare_workers: int = 0
+    spare_bytes: int = 0
     exit_grace_s: float = 2.0
     aging_s: float = 60.0
+    min_run_s: float = 2.0
     clients: Mapping[str, ClientSettings] = field(default_factory=dict)
     min_residency_s: float = 30.0
+    swap: bool = True
+    swap_after_s: float = 20.0
     budget: Budget | None = None

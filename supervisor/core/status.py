@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.states import State, WaitReason
+from mlxsup.protocol.states import State, WaitReason, Why
 
 from .lifecycle.states import Backoff, Loading, Pending, Ready
 from .memory.budget import Budget
 from .model import Model
-from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map
+from .queue_status import (
+    line_map,
+    paused_rows_map,
+    per_class_map,
+    queue_map,
+    rows_map,
+    yielded_ids,
+)
 from .requests.ledger import Ledger
+from .residents import overshoot_bytes
 
 SCHEMA_VERSION = 1
 
@@ -33,20 +41,33 @@ class Daemon:
 
 
 def status_map(
-    models: Iterable[Model], ledger: Ledger, daemon: Daemon, budget: Budget | None, now: float
+    models: Iterable[Model],
+    ledger: Ledger,
+    daemon: Daemon,
+    budget: Budget | None,
+    now: float,
+    *,
+    spares: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
     fleet = list(models)
     rows = [model_row(model, now) for model in fleet]
+    engine_s = sum(model.engine_s for model in fleet)
+    for row in rows:
+        row["share"] = row["engine_s"] / engine_s if engine_s else None
     return {
         "schema_version": SCHEMA_VERSION,
         **daemon.facts,
         "uptime_s": now - daemon.started_at,
         "memory": {
-            "budget_bytes": budget.size_bytes if budget else None,
-            "reserved_bytes": sum(row["reserved_bytes"] for row in rows),
+            "budget_bytes": budget.whole_bytes if budget else None,
+            "effective_budget_bytes": budget.size_bytes if budget else None,
+            "shortage": budget.shortage if budget else "",
+            "over_bytes": overshoot_bytes(fleet, budget),
+            "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *spares["workers"])),
             "machine_bytes": daemon.machine_bytes,
         },
+        "spares": spares,
         "queue": queue_map(fleet, ledger),
         "models": rows,
     }
@@ -79,6 +100,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "running": [request.id for request in model.running.values()],
         "rows": rows_map(model, now),
         "paused": [request.id for request in model.paused.values()],
+        "yielded": yielded_ids(model),
         "paused_rows": paused_rows_map(model, now),
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
@@ -92,6 +114,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "pinned": life.settings.pinned,
         "needed_bytes": life.needed_bytes,
         "reserved_bytes": life.reserved_bytes,
+        "row_budget_bytes": model.row_budget.size_bytes if model.row_budget else None,
         "memory_wait": memory_wait(model, now),
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
@@ -101,6 +124,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "cache_bytes": beat.cache_bytes if beat else 0,
         "peak_bytes": beat.peak_bytes if beat else 0,
         "kept_bytes": beat.kept_bytes if beat else 0,
+        "prefix_bytes": beat.prefix_bytes if beat else 0,
         "prefill_chunk": beat.prefill_chunk if beat else None,
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
@@ -163,9 +187,13 @@ def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
 def wait_reason(model: Model) -> WaitReason:
     """Why the requests of this model are waiting."""
     phase = model.life.phase
+    if model.life.why is Why.SWAP and not isinstance(phase, Loading):
+        return WaitReason.SWAP
     if isinstance(phase, Pending) and phase.lack is not None:
         return WaitReason.MEMORY
     if model.serves_queue:
+        if model.held_back is not None:
+            return WaitReason.MEMORY
         has_turns = model.has_room and model.blame.is_anyone_on_probation
         return WaitReason.TURN if has_turns else WaitReason.ROWS
     match model.life.state:

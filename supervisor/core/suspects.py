@@ -48,6 +48,14 @@ class Turns:
         return self.is_taken or (bool(self.due) and not self.is_held_up)
 
 
+def are_turns_due(model: Model, ledger: Ledger) -> bool:
+    """Whether the turn of any request that waits or runs is due."""
+    if not model.blame.is_anyone_on_probation:
+        return False
+    turns = Turns.of(model, ledger)
+    return turns.is_taken or bool(turns.due)
+
+
 def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that may start now, next to what runs already; None if none may."""
     if not model.queue:

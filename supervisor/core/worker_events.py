@@ -43,6 +43,7 @@ from .lifecycle.triggers import (
     HasPid,
     Progressed,
 )
+from .memory.residency import Residency
 from .model import Model
 from .serving import Serving
 
@@ -192,6 +193,8 @@ class WorkerEvents:
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
         model.heartbeat = message
+        if self._fleet.head_room.beat(model, message):
+            self._fleet.touch(model)
         if model.watch is not None:
             model.watch.beat(message, len(model.held), now)
             self._fleet.look_after(model, now)
@@ -219,6 +222,7 @@ class WorkerEvents:
             model.learn(message)
             model.idle_since = now
             model.load_s = now - model.life.phase.since
+            model.residency = Residency(ready_at=now, tokens_before=model.tokens)
         self._fleet.trigger(model, BecameReady(), now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
@@ -81,14 +82,17 @@ class Appraiser:
         return Figure(size_bytes=guess, source=Source.ESTIMATED)
 
     def _appraise_fake(self, launch: LaunchSettings) -> Need:
-        """The fake engine keeps nothing: its process is all that it takes."""
+        """The fake engine has no weights; its rows take what its options say."""
         declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
         asked = launch.context_length or declared
         context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH
+        token_bytes = launch.fake.get("token_bytes", 0)
+        is_size = type(token_bytes) is int and token_bytes > 0
+        layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
         return Need(
             weights=Figure(size_bytes=0, source=Source.MEASURED),
             own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.ESTIMATED),
-            layers=(),
+            layers=layers,
             layers_source=Source.MEASURED,
             context_tokens=context,
             least_tokens=context,

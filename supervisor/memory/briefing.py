@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -15,11 +16,12 @@ from ..core.memory.need import Need
 from ..core.memory.pins import pins_problem
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
-from .appraiser import Appraiser
+from .appraiser import FIRST_GUESS_BYTES, Appraiser
 from .backend import find_backend
 from .folder import FolderError
 from .machine import NoDeviceMemoryError, find_budget
 from .measurements import Measurements
+from .watch import Watch, find_watch
 
 
 class MemoryBriefing:
@@ -43,13 +45,35 @@ class MemoryBriefing:
         self._launches: dict[ModelName, LaunchSettings] = {}
         self.needs: Mapping[ModelName, Need] = {}
 
+    def watch(self, proc: Path) -> Watch:
+        """What reads the memory that is available.
+
+        Args:
+            proc: where the system's files are.
+        """
+
+        def report(problem: str) -> None:
+            self._log.write("warning", "available memory not read", cause=problem)
+
+        return find_watch(self._backend, report, proc)
+
+    def changed(self, budget: Budget) -> None:
+        """Memory is short, or no longer: logs what is left of the budget."""
+        size = size_text(budget.size_bytes)
+        if budget.lowered_from_bytes is None:
+            self._log.write("info", "memory budget whole again", size=size)
+            return
+        whole, cause = size_text(budget.whole_bytes), budget.shortage
+        self._log.write("warning", "memory budget lowered", size=size, whole=whole, cause=cause)
+
     def settings_of(self, config: DaemonConfig) -> CoreSettings:
         """The settings of the core, with the budget; without one if the machine does not say it."""
         budget = self._budget(config.memory_budget)
         if budget is not None:
             size = size_text(budget.size_bytes)
             self._log.write("info", "memory budget", size=size, reason=budget.reason)
-        return replace(config.core, budget=budget)
+        spare_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
+        return replace(config.core, budget=budget, spare_bytes=spare_bytes)
 
     def needs_of(self, config: DaemonConfig) -> Mapping[ModelName, Need]:
         """What the models need; those that cannot be read are left out, because they cannot be

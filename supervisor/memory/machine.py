@@ -108,6 +108,11 @@ def _wired_limit() -> int:
         return 0
 
 
+def reserve_bytes(total_bytes: int) -> int:
+    """What is left to everything else on a machine with so much memory."""
+    return min(max(total_bytes // RESERVE_SHARE, LEAST_RESERVE_BYTES), total_bytes // 2)
+
+
 def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
     """The machine's memory or its control group's limit, less a reserve.
 
@@ -118,7 +123,7 @@ def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
     what = "RAM"
     if group_bytes is not None and group_bytes < total_bytes:
         total_bytes, what = group_bytes, "the control group"
-    reserve = min(max(total_bytes // RESERVE_SHARE, LEAST_RESERVE_BYTES), total_bytes // 2)
+    reserve = reserve_bytes(total_bytes)
     reason = f"{size_text(total_bytes)} of {what} less a reserve of {size_text(reserve)}"
     return Budget(
         size_bytes=total_bytes - reserve,
@@ -188,19 +193,22 @@ def control_group_limit(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> in
     """
     if platform.system() != "Linux":
         return None
-    limits = [limit for path in _limit_files(root, own) if (limit := _read_limit(path)) is not None]
+    limits = [limit for path in limit_files(root, own) if (limit := read_limit(path)) is not None]
     return min(limits, default=None)
 
 
-def _limit_files(root: Path, own: Path) -> list[Path]:
+def limit_files(root: Path, own: Path) -> list[Path]:
     """The files of limits, of each group and of those around it; version 2, then version 1."""
     try:
         lines = own.read_text().splitlines()
-    except OSError:
+    except (OSError, ValueError):
         return []
     files: list[Path] = []
     for line in lines:
-        _, controllers, group = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, colon, group = rest.partition(":")
+        if not colon:
+            continue
         if controllers == "":
             base, name = root, "memory.max"
         elif "memory" in controllers.split(","):
@@ -217,9 +225,10 @@ def _is_in(folder: Path, base: Path) -> bool:
     return folder == base or base in folder.parents
 
 
-def _read_limit(path: Path) -> int | None:
+def read_limit(path: Path) -> int | None:
+    """What a file of a limit says; None: there is no limit, or no such file."""
     try:
         text = path.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return None
-    return int(text) if text.isdigit() and int(text) < NO_LIMIT_BYTES else None
+    return int(text) if text.isdecimal() and int(text) < NO_LIMIT_BYTES else None

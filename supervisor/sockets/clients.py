@@ -189,7 +189,7 @@ class Clients:
             connection = Connection(id, self._socket.source, self._tally)
             self._connections[id] = self._speakers[connection.descriptor] = connection
         connection.note_said(message)
-        process = self._peer_names.of(connection.descriptor)
+        process = self._peer_names.of(connection.descriptor, message)
         said = ClientSaid(now=self._now(), connection=id, message=message, process=process)
         self._post(said)
         if connection.outbox:

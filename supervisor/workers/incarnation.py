@@ -55,6 +55,18 @@ class Surroundings:
     now: Callable[[], float]
 
 
+def write_record(log: DaemonLog, write: Callable[[], None]) -> None:
+    """Writes the record of live workers; a full disk does not stop the serving."""
+    try:
+        write()
+    except OSError as error:
+        log.write("warning", "workers not recorded", error=error.strerror)
+
+
+TakeSpare = Callable[[bytes, Callable[[bytes], None]], WorkerProcess | None]
+"""Gives a spare worker its launch spec and the reader of its output; None if it is gone."""
+
+
 class WorkerUnit:
     """A worker's process, its sockets and its log.
 
@@ -64,6 +76,7 @@ class WorkerUnit:
         number: the number of this spawn, counted over all models.
         model_log: where its output goes.
         learn: called with what its READY says, before the core hears of it.
+        take_spare: takes over a spare worker; None for a new process.
     """
 
     _start_news: Spawned | SpawnFailed
@@ -75,12 +88,14 @@ class WorkerUnit:
         number: int,
         model_log: ModelLog,
         learn: Callable[[LaunchSettings, Ready], None],
+        take_spare: TakeSpare | None = None,
     ) -> None:
         self._around = surroundings
         self._spawn = spawn
         self._number = number
         self._model_log = model_log
         self._learn = learn
+        self._take_spare = take_spare
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
@@ -155,7 +170,9 @@ class WorkerUnit:
                 now=around.now,
             )
             line = self._launch_spec(token, self._link.endpoint).to_line()
-            self._process = WorkerProcess.spawn(around.argv, line, self._model_log.write)
+            write = self._model_log.write
+            spare = self._take_spare(line, write) if self._take_spare is not None else None
+            self._process = spare or WorkerProcess.spawn(around.argv, line, write)
         except (OSError, zmq.ZMQError) as error:
             detail = error.strerror or str(error)
             self._start_news = SpawnFailed(
@@ -164,9 +181,14 @@ class WorkerUnit:
             return False
         pid = self._link.pid = self._process.pid
         self._model_log.begin(self.generation, pid)
-        self._note(lambda: around.record.add(self.model, pid))
+        write_record(around.log, lambda: around.record.add(self.model, pid))
         around.log.write(
-            "info", "worker spawned", model=self.model, generation=self.generation, pid=pid
+            "info",
+            "worker spawned",
+            model=self.model,
+            generation=self.generation,
+            pid=pid,
+            **({} if spare is None else {"spare": "yes"}),
         )
         self._start_news = Spawned(
             now=around.now(), model=self.model, generation=self.generation, pid=pid
@@ -199,7 +221,7 @@ class WorkerUnit:
             pass
         self._link.drain()
         self._close_link()
-        self._note(lambda: around.record.remove(pid))
+        write_record(around.log, lambda: around.record.remove(pid))
         # Whoever is notified of the death finds its last words in the file.
         await self._model_log.ended(LAST_WORDS_S)
         exit_code, number, name = describe_exit(return_code)
@@ -247,10 +269,3 @@ class WorkerUnit:
 
     def _post(self, event: Event) -> None:
         asyncio.get_running_loop().call_soon(self._around.post, event)
-
-    def _note(self, write: Callable[[], None]) -> None:
-        """Writes the record; a full disk does not stop the serving."""
-        try:
-            write()
-        except OSError as error:
-            self._around.log.write("warning", "workers not recorded", error=error.strerror)

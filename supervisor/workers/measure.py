@@ -9,6 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from ..core.events import Sampled
+from ..core.memory.pressure import Reading
+from ..memory.watch import Watch
+
 REPORT_INTERVAL_S = 60.0
 
 
@@ -18,17 +22,24 @@ class Sampler:
     Attributes:
         footprint_bytes: resident bytes of each process, by pid, as last measured.
         machine_bytes: memory of the machine; 0 before it was measured.
+        reading: what was available after the processes were measured; None: not known.
 
     Args:
         report: called, at most once a minute, with why it cannot measure.
+        watch: reads what is available.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, report: Callable[[OSError], None], clock: Callable[[], float] = time.monotonic
+        self,
+        report: Callable[[OSError], None],
+        watch: Watch,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.footprint_bytes: Mapping[int, int] = {}
         self.machine_bytes = 0
+        self.reading: Reading | None = None
+        self._watch = watch
         self._report = report
         self._clock = clock
         self._reported_at: float | None = None
@@ -41,16 +52,53 @@ class Sampler:
         try:
             if not self.machine_bytes:
                 self.machine_bytes = await run(self._executor, machine_bytes)
-            self.footprint_bytes = await run(self._executor, measure_footprints, list(pids))
+            measured = await run(self._executor, self._measure, list(pids))
+            self.footprint_bytes, self.reading = measured
         except OSError as error:
             now = self._clock()
             if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
                 self._reported_at = now
                 self._report(error)
 
+    def _measure(self, pids: list[int]) -> tuple[dict[int, int], Reading | None]:
+        """The machine comes last: what a process gives back in between then counts twice, and not
+        as missing."""
+        return measure_footprints(pids), self._watch.read()
+
     def close(self) -> None:
         """Lets the thread end."""
         self._executor.shutdown(wait=False)
+
+
+async def keep_measuring(
+    sampler: Sampler,
+    *,
+    pids: Callable[[], Iterable[int]],
+    now: Callable[[], float],
+    on_sampled: Callable[[Sampled], None],
+) -> None:
+    """Measures every second until it is cancelled, and then closes the sampler.
+
+    Args:
+        sampler: measures.
+        pids: of the workers there are.
+        now: monotonic seconds.
+        on_sampled: called with what was measured.
+    """
+    try:
+        while True:
+            await sampler.measure(pids())
+            on_sampled(
+                Sampled(
+                    now=now(),
+                    footprint_bytes=sampler.footprint_bytes,
+                    machine_bytes=sampler.machine_bytes,
+                    reading=sampler.reading,
+                )
+            )
+            await asyncio.sleep(1.0)
+    finally:
+        sampler.close()
 
 
 def machine_bytes() -> int:

@@ -54,14 +54,20 @@ class WorkerProcess:
 
     @classmethod
     def spawn(
-        cls, argv: Sequence[str], first_line: bytes, on_output: Callable[[bytes], None]
+        cls,
+        argv: Sequence[str],
+        first_line: bytes,
+        on_output: Callable[[bytes], None],
+        *,
+        inherited: Sequence[int] = (),
     ) -> WorkerProcess:
         """Starts a process and writes one line to its standard input.
 
         Args:
             argv: its command.
-            first_line: shorter than a pipe is wide.
+            first_line: shorter than a pipe is wide; empty for none yet.
             on_output: called with each piece of the output.
+            inherited: descriptors that it gets, too.
 
         Raises:
             OSError: it cannot be started.
@@ -74,9 +80,11 @@ class WorkerProcess:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             process_group=0,
             bufsize=0,
+            pass_fds=inherited,
         )
         try:
-            _give_line(process, first_line)
+            if first_line:
+                _give_line(process, first_line)
             return cls(process, on_output)
         except OSError:
             process.kill()
@@ -87,6 +95,20 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id, which is also its group's."""
         return self._process.pid
+
+    def take_line(self, line: bytes, on_output: Callable[[bytes], None]) -> bool:
+        """Gives a process that was started without a line its line, and its output a new reader.
+
+        Returns:
+            Whether it is there to read it; if not, nothing has changed.
+
+        Raises:
+            OSError: the line is longer than a pipe takes.
+        """
+        if self.exited.done() or not _give_line(self._process, line):
+            return False
+        self._on_output = on_output
+        return True
 
     def signal(self, number: Signals) -> None:
         """Signals the group; not after the exit, because the id may be another's by then."""
@@ -153,12 +175,16 @@ class WorkerProcess:
             os.killpg(self.pid, number)
 
 
-def _give_line(process: subprocess.Popen[bytes], line: bytes) -> None:
+def _give_line(process: subprocess.Popen[bytes], line: bytes) -> bool:
+    """Whether anybody was there to read it: a process may have ended, as is about to be seen."""
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(BrokenPipeError):  # it has ended, as is about to be seen
+    try:
         if os.write(process.stdin.fileno(), line) < len(line):
             raise OSError(errno.EMSGSIZE, "its launch spec is longer than a pipe takes")
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def describe_exit(return_code: int) -> tuple[int | None, int | None, str]:

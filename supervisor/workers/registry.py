@@ -18,6 +18,7 @@ from ..memory.appraiser import measured_by
 from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped
+from .spare import SpareUnits
 
 BROKEN_LIMIT_S = 30.0
 """How long ending all processes may take after a bug."""
@@ -28,6 +29,7 @@ class Workers:
 
     Attributes:
         measurements: what they measured of their models, in this daemon and before.
+        spares: those without a model.
 
     Args:
         surroundings: what all of them share.
@@ -44,6 +46,7 @@ class Workers:
         on_measured: Callable[[LaunchSettings], None],
     ) -> None:
         self._surroundings = surroundings
+        self.spares = SpareUnits(surroundings)
         self._on_measured = on_measured
         self._log = surroundings.log
         self._log_dir = log_dir
@@ -61,8 +64,9 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of all live workers."""
-        return [unit.pid for unit in self._units.values() if unit.pid is not None]
+        """The pids of all live workers, those without a model included."""
+        own = [unit.pid for unit in self._units.values() if unit.pid is not None]
+        return [*own, *self.spares.pids]
 
     @property
     def models(self) -> set[ModelName]:
@@ -80,7 +84,15 @@ class Workers:
         if model_log is None:
             model_log = ModelLog(self._log_dir, action.model, self._writer)
             self._model_logs[action.model] = model_log
-        unit = WorkerUnit(self._surroundings, action, self._spawns, model_log, self._learn)
+        spare = self.spares.get(action.spare)
+        unit = WorkerUnit(
+            self._surroundings,
+            action,
+            self._spawns,
+            model_log,
+            self._learn,
+            take_spare=spare.take if spare is not None else None,
+        )
         self._units[action.model, action.generation] = unit
         self._lives[unit] = tasks.create_task(self._live(unit))
 
@@ -145,7 +157,7 @@ class Workers:
             )
         for life in self._lives.values():
             life.cancel()
-        return len(left)
+        return len(left) + self.spares.leave()
 
     def close_logs(self) -> None:
         """Closes the models' logs."""

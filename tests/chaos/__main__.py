@@ -1,4 +1,4 @@
-"""`python -m chaos [--requests N] [--seed N] [--real]`: requests under faults must reconcile (P1).
+"""`python -m chaos [--requests N] [--real | --crowded]`: requests under faults must reconcile (P1).
 
 Exits as every campaign does (`support.verdict`): 0 kept, 4 missed, 3 not shown.
 """
@@ -12,26 +12,33 @@ from functools import partial
 from pathlib import Path
 
 from .run import run_chaos
-from .setting import fake_setting, real_setting
+from .setting import crowded_setting, fake_setting, real_setting
 from support.tiny_model import make_tiny_model
 from support.verdict import EXIT_CODES, Verdict
 
 REQUESTS = 100_000
 REAL_REQUESTS = 500
+CROWDED_REQUESTS = 500
 
 
 def main() -> int:
     """Runs it once."""
     parser = argparse.ArgumentParser(prog="chaos")
-    parser.add_argument("--requests", type=int, help=f"{REQUESTS}; {REAL_REQUESTS} with --real")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        help=f"{REQUESTS}; {REAL_REQUESTS} with --real, {CROWDED_REQUESTS} with --crowded",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="MLX and tiny models, not the fake")
+    parser.add_argument("--crowded", action="store_true", help="models that do not fit together")
     given = parser.parse_args()
-    requests = given.requests or (REAL_REQUESTS if given.real else REQUESTS)
+    usual = REAL_REQUESTS if given.real else CROWDED_REQUESTS if given.crowded else REQUESTS
+    requests = given.requests or usual
     tell = partial(print, file=sys.stderr, flush=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            setting = fake_setting()
+            setting = crowded_setting() if given.crowded else fake_setting()
             if given.real:
                 folders = {
                     name: make_tiny_model(Path(folder) / name, seed=seed)

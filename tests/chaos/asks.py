@@ -96,15 +96,21 @@ class Open:
 
     Attributes:
         ask: what was asked.
+        id: by which the daemon knows it.
         sent_s: when, monotonic seconds.
         tokens, text: what has come.
         first_token_s, last_token_s: when.
         is_cancelled: whether its client has cancelled it.
         left_at_cancel: how many tokens were still to come then; 0 if it was not cancelled.
         was_struck: whether it ran when a process was killed.
+        pauses: how many times it was to be paused.
+        seen_paused: how many times, after its first token, it was seen to be.
+        is_being_paused: from the command until it has been resumed.
+        is_held: it has been seen to be paused, and nobody has resumed it yet.
     """
 
     ask: Ask
+    id: str
     sent_s: float = field(default_factory=time.monotonic)
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -113,6 +119,15 @@ class Open:
     is_cancelled: bool = False
     left_at_cancel: int = 0
     was_struck: bool = False
+    pauses: int = 0
+    seen_paused: int = 0
+    is_being_paused: bool = False
+    is_held: bool = False
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether it may be paused, and is not."""
+        return self.ask.resume and not self.is_being_paused
 
     def take(self, tokens: Sequence[int], text: str) -> None:
         """A piece has come."""
@@ -143,7 +158,8 @@ class End:
         is_error: which of the two.
         usage: prompt and completion tokens.
         seed: what sampling used.
-        resumed: how often it continued.
+        resumed: how often it continued after a crash.
+        paused: how often it continued after a pause.
         detail: of the error.
     """
 
@@ -152,6 +168,7 @@ class End:
     usage: tuple[int, int] = (0, 0)
     seed: int | None = None
     resumed: int = 0
+    paused: int = 0
     detail: dict[str, Any] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from mlxsup.client import AsyncClient, RequestError
 
 from .ledger import Ledger
 from .provocations import Provocation
-from .setting import SUPERVISOR, Setting
+from .setting import Setting
 from .signals import Signals
 from support.daemon import Daemon
 
@@ -38,8 +38,10 @@ class Commands:
     ) -> None:
         self._client, self._daemon, self._ledger = client, daemon, ledger
         self._entries = {name: dict(entry) for name, entry in setting.models.items()}
+        self._supervisor = dict(setting.supervisor)
         self._most = {name: entry["max_concurrency"] for name, entry in setting.models.items()}
         self._is_up, self._signals = is_up, signals
+        self._supervisor = dict(setting.supervisor)
         self._turns = {name: asyncio.Lock() for name in setting.models}  # or one ends another
 
     def has_one(self, model: str) -> bool:
@@ -78,7 +80,9 @@ class Commands:
         self._entries[model]["max_concurrency"] = most - 1 if row_limit == most else most
         entry = self._ledger.provocations.begin("other launch", model, loses_rows=False)
         self._ledger.provocations.lift(model)
-        self._daemon.write_config(self._entries, SUPERVISOR)  # any reload may read it from now on
+        self._daemon.write_config(
+            self._entries, self._supervisor
+        )  # any reload may read it from now on
         await self._client.reload()
         if found is None:
             entry.end()

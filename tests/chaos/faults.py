@@ -12,10 +12,12 @@ from typing import Any
 from mlxsup.client import AsyncClient, ConnectionLost
 
 from .commands import Commands
+from .crowding import EVICTION, Crowding
 from .inside import Inside
 from .ledger import Ledger
 from .neighbours import Neighbours
-from .setting import CLIENTS, COMMANDS, INSIDE, SIGNALS, Setting
+from .pauses import Pauses
+from .setting import CLIENTS, COMMANDS, INSIDE, PAUSES, SIGNALS, Setting
 from .signals import Signals
 from support.daemon import Daemon
 from support.eventually import INTERVAL_S
@@ -53,7 +55,9 @@ class Faults:
         self._dice = random.Random(seed)
         self._new_number = new_number
         self._under_way: set[asyncio.Task[None]] = set()
-        self.counts: Counter[str] = Counter(dict.fromkeys(setting.kinds, 0))
+        self._crowding = Crowding(ledger, setting.models)
+        counted = (*setting.kinds, *setting.follows)
+        self.counts: Counter[str] = Counter(dict.fromkeys(counted, 0))
         self.recovery_s: defaultdict[str, list[float]] = defaultdict(list)
         self.is_up = {model: asyncio.Event() for model in setting.models}
         for event in self.is_up.values():
@@ -63,12 +67,14 @@ class Faults:
         """Strikes until the event is set, and until the effect of each fault has been seen."""
         async with AsyncClient(self._daemon.endpoint) as client:
             watcher = asyncio.create_task(self._watch(client))
+            sampler = asyncio.create_task(self._crowding.sample(client))
             signals = Signals(client, self._daemon, self._ledger, self._start)
             commands = Commands(client, self._daemon, self._setting, self._ledger, self.is_up,
                                 signals)  # fmt: skip
             neighbours = Neighbours(self._daemon.endpoint, self._dice)
             inside = Inside(self._daemon.endpoint, self._setting, self._ledger, signals, commands,
                             self._new_number, self._start)  # fmt: skip
+            pauses = Pauses(client, self._ledger, self._dice, self._start)
             order: list[str] = []
             try:
                 while not ended.is_set():
@@ -76,7 +82,7 @@ class Faults:
                         order = self._dice.sample(self._setting.kinds, len(self._setting.kinds))
                     kind = order.pop()
                     models = self._dice.sample([*self._setting.models], len(self._setting.models))
-                    doer = self._doer(kind, signals, commands, neighbours, inside)
+                    doer = self._doer(kind, signals, commands, neighbours, inside, pauses)
                     if kind in COMMANDS:  # they wait until the model is READY
                         self._command(commands, kind, models)
                     elif doer is signals:
@@ -87,10 +93,12 @@ class Faults:
                     await self._pause(ended)
                 while self._under_way:
                     await asyncio.wait(self._under_way)
+                await client.ping()
+                await asyncio.sleep(0)  # what came before the answer is read first
             except ConnectionLost as error:
                 self._ledger.violate("connection", f"of the faults: {error.message}")
             finally:
-                for task in (watcher, *self._under_way):
+                for task in (watcher, sampler, *self._under_way):
                     task.cancel()
                 inside.close()
 
@@ -123,14 +131,21 @@ class Faults:
 
     @staticmethod
     def _doer(
-        kind: str, signals: Signals, commands: Commands, neighbours: Neighbours, inside: Inside
-    ) -> Signals | Commands | Neighbours | Inside:
+        kind: str,
+        signals: Signals,
+        commands: Commands,
+        neighbours: Neighbours,
+        inside: Inside,
+        pauses: Pauses,
+    ) -> Signals | Commands | Neighbours | Inside | Pauses:
         if kind in COMMANDS:
             return commands
         if kind in CLIENTS:
             return neighbours
         if kind in INSIDE:
             return inside
+        if kind in PAUSES:
+            return pauses
         return signals
 
     async def _within_limit(self, strike: Coroutine[Any, Any, bool], kind: str, model: str) -> bool:
@@ -147,7 +162,11 @@ class Faults:
         """Lets what a fault leads to be seen while others strike; counts it if it struck."""
 
         async def run() -> None:
-            if await self._within_limit(work, kind, model) and kind in (*INSIDE, *COMMANDS):
+            if await self._within_limit(work, kind, model) and kind in (
+                *INSIDE,
+                *COMMANDS,
+                *PAUSES,
+            ):
                 self.counts[kind] += 1
 
         task = asyncio.create_task(run())
@@ -155,8 +174,10 @@ class Faults:
         task.add_done_callback(self._under_way.discard)
 
     async def _watch(self, client: AsyncClient) -> None:
-        """Takes the time from each signal until the next life is READY."""
+        """Takes the time from each signal until the next life is READY, and counts evictions."""
         async for change in client.events():
+            if self._crowding.is_eviction(change):
+                self.counts[EVICTION] += 1
             if change.get("to") == "READY" and change["from"] == "LOADING":
                 model, now = change["model"], time.monotonic()
                 for entry in self._ledger.provocations.take_unrecovered(model, SIGNALS):

@@ -59,6 +59,7 @@ class Ledger:
         asked: how many requests there were.
         ends: how they ended; of poison, `poison_ends`.
         resumed: how many times answers continued after a crash.
+        paused: how many times answers continued after a pause.
         struck, struck_resumed: requests that ran when their process was killed, and those of them
             that were resumed.
         cut, cut_short: requests that were cancelled with much to come, and those of them that ended
@@ -74,7 +75,9 @@ class Ledger:
         self.asked = 0
         self.ends: Counter[str] = Counter()
         self.poison_ends: Counter[str] = Counter()
-        self.resumed = self.struck = self.struck_resumed = self.cut = self.cut_short = 0
+        self.resumed = self.paused = self.struck = self.struck_resumed = self.cut = (
+            self.cut_short
+        ) = 0
         self.by_door: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.condemned = asyncio.Event()
@@ -84,9 +87,17 @@ class Ledger:
     def ask(self, ask: Ask) -> Open:
         """A request is about to be sent."""
         self.asked += 1
-        one = Open(ask=ask)
+        one = Open(ask=ask, id=ask.id)
         self._open[ask.model].add(one)
         return one
+
+    def open_of(self, model: str) -> list[Open]:
+        """Those of a model that have no end yet, the oldest first."""
+        return sorted(self._open[model], key=lambda one: one.ask.number)
+
+    def is_open(self, one: Open) -> bool:
+        """Whether a request has no end yet."""
+        return one in self._open[one.ask.model]
 
     def violate(self, check: str, text: str) -> None:
         """A promise is broken."""
@@ -99,6 +110,7 @@ class Ledger:
         for one in self._open[model]:
             left = len(one.ask.answer.tokens) - len(one.tokens)
             is_lasting = one.ask.timeout_s is None and one.ask.cancel_after is None
+            is_lasting = is_lasting and not one.pauses  # its row may be out of the batch
             if one.tokens and left > self._left_tokens and one.ask.resume and is_lasting:
                 one.was_struck = True
 
@@ -183,6 +195,16 @@ class Ledger:
         self.resumed += end.resumed
         if end.resumed > (most := self.provocations.losses(ask.model, one.sent_s, now)):
             self.violate("resumed", f"{where}: {end.resumed} times under at most {most} deaths")
+        self._check_pauses(one, end, now)
+
+    def _check_pauses(self, one: Open, end: End, now: float) -> None:
+        """It continued as many times as it was paused; turns of suspects are pauses, too."""
+        self.paused += end.paused
+        takes_turns = self._may_take_turns(one, now) or self._met_turns(one, now)
+        least = 0 if end.code == "cancelled" else one.seen_paused
+        if end.paused < least or (end.paused > one.pauses and not takes_turns):
+            times = f"{end.paused} times, was seen paused {least} and told to pause {one.pauses}"
+            self.violate("paused", f"{one.ask.model} {one.ask.number}: continued {times} times")
 
     def _check_error(self, one: Open, end: End, now: float) -> None:
         where = f"{one.ask.model} {one.ask.number}"

@@ -26,6 +26,7 @@ class LibraryDoor:
         """Sends a request and returns how it ended; None if the connection did."""
         ask = one.ask
         stream = self._client.generate(ask.model, **ask.parameters(), **ask.limits())
+        one.id = stream.request_id
         try:
             while True:
                 if one.is_due_for_cancel:
@@ -54,6 +55,7 @@ class LibraryDoor:
             usage=(result.usage.prompt_tokens, result.usage.completion_tokens),
             seed=result.seed,
             resumed=result.resumed,
+            paused=result.paused,
         )
 
     async def fence(self) -> None:

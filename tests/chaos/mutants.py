@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .report import Report
 from .run import run_chaos
-from .setting import Setting, fake_setting
+from .setting import Setting, crowded_setting, fake_setting
 from support.verdict import EXIT_CODES, Verdict
 
 SABOTAGE = Path(__file__).parent / "sabotage"
@@ -38,6 +38,7 @@ class Mutant:
         right, wrong: the text, which is there once, and what is put in its place.
         check: the name of the check that sees it.
         kinds: the faults that bring it out.
+        is_crowded: whether that takes models that do not fit together.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Mutant:
     wrong: str
     check: str
     kinds: tuple[str, ...] = KILLS
+    is_crowded: bool = False
 
 
 MUTANTS = (
@@ -210,6 +212,58 @@ MUTANTS = (
         check="log",
         kinds=("SIGKILL",),
     ),
+    Mutant(
+        name="who is resumed stays paused",
+        module="mlxsup.supervisor.core.pausing",
+        right="        elif request.stage is Stage.PAUSED:\n"
+        "            self.let_queue(model, request, now)",
+        wrong="        elif request.stage is Stage.PAUSED:\n            pass",
+        check="pause",
+        kinds=("pause",),
+    ),
+    Mutant(
+        name="pauses are not counted",
+        module=SERVING,
+        right="request.paused += request.is_paused",
+        wrong="pass",
+        check="paused",
+        kinds=("pause",),
+    ),
+    Mutant(
+        name="an unload ends answers that are paused",
+        module=ENDINGS,
+        right="            if is_served and request.is_paused:\n",
+        wrong="            if False:\n",
+        check="unprovoked unloaded",
+        kinds=("pause", "unload"),
+    ),
+    Mutant(
+        name="loads are not kept within the budget",
+        module="mlxsup.supervisor.core.memory.planner",
+        right="    if wish.needed_bytes <= free_bytes:\n        return Admit()",
+        wrong="    if True:\n        return Admit()",
+        check="memory",
+        kinds=("restart",),
+        is_crowded=True,
+    ),
+    Mutant(
+        name="pinned models are evicted",
+        module="mlxsup.supervisor.core.residents",
+        right="    if life.settings.pinned:\n        return Standing.PINNED",
+        wrong="    if False:\n        return Standing.PINNED",
+        check="pinned",
+        kinds=("restart",),
+        is_crowded=True,
+    ),
+    Mutant(
+        name="models that run something are evicted",
+        module="mlxsup.supervisor.core.residents",
+        right="isinstance(phase, Ready) and model.is_idle else",
+        wrong="isinstance(phase, Ready) else",
+        check="unprovoked unloaded",
+        kinds=("pause",),
+        is_crowded=True,
+    ),
 )
 QUICK = MUTANTS[:4]
 
@@ -222,11 +276,10 @@ def is_current(mutant: Mutant) -> bool:
     return Path(spec.origin).read_text().count(mutant.right) == 1
 
 
-def small(kinds: tuple[str, ...]) -> Setting:
+def small(kinds: tuple[str, ...], *, is_crowded: bool = False) -> Setting:
     """The campaign with few kinds of faults, which come fast."""
-    return replace(
-        fake_setting(), kinds=kinds, askers=64, pause_s=0.3, end_limit_s=60.0, run_limit_s=60.0
-    )
+    setting = crowded_setting() if is_crowded else replace(fake_setting(), askers=64)
+    return replace(setting, kinds=kinds, pause_s=0.3, end_limit_s=60.0, run_limit_s=60.0)
 
 
 def plant(mutant: Mutant, seed: int = 1) -> Report:
@@ -234,7 +287,8 @@ def plant(mutant: Mutant, seed: int = 1) -> Report:
     planted = {"module": mutant.module, "right": mutant.right, "wrong": mutant.wrong}
     path = os.pathsep.join(filter(None, (str(SABOTAGE), os.environ.get("PYTHONPATH", ""))))
     environment = {"PYTHONPATH": path, VARIABLE: json.dumps(planted)}
-    return run_chaos(small(mutant.kinds), REQUESTS, seed, environment=environment)
+    setting = small(mutant.kinds, is_crowded=mutant.is_crowded)
+    return run_chaos(setting, REQUESTS, seed, environment=environment)
 
 
 def is_seen(mutant: Mutant, outcome: Report) -> bool:

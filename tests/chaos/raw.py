@@ -141,6 +141,7 @@ class RawDoor:
                 usage=(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
                 seed=message.get("seed"),
                 resumed=message.get("resumed", 0),
+                paused=message.get("paused", 0),
             )
         self._ledger.ended(found[0], end, self.name)
         if not found[1].done():

@@ -114,6 +114,7 @@ def _summary(ledger: Ledger, faults: Faults, setting: Setting, took_s: float) ->
     return (
         f"chaos ({setting.where}): {ledger.asked} requests in {took_s:.0f} s:"
         f" {ends}; {ledger.by_door['raw']} good ends at raw clients; {ledger.resumed} resumes,"
+        f" {ledger.paused} returns from pauses,"
         f" {ledger.struck_resumed} of {ledger.struck} requests that ran when their process was"
         f" killed; faults: {strikes}" + (f"; the poisoned: {poisons}" if poisons else "")
     )

@@ -18,7 +18,7 @@ from .ledger import FEW_STRUCK, Ledger
 from .library import LibraryDoor
 from .raw import RawDoor
 from .report import Report, report
-from .setting import SUPERVISOR, Setting
+from .setting import Setting
 from support.daemon import Daemon
 
 DOORS = 4
@@ -113,6 +113,8 @@ class Chaos:
     ) -> None:
         limit_s = self._setting.end_limit_s
         while not self._is_over:
+            if self._setting.is_roaming:
+                model = dice.choice([*self._setting.models])
             one = self.ledger.ask(self._draw(dice, model))
             try:
                 async with asyncio.timeout(limit_s):
@@ -152,7 +154,9 @@ class Chaos:
             status = await client.status()
             rows = status["models"]
             left = [*(n for row in rows for n in row["running"]), *status["queue"]["per_client"]]
+            spares = status["spares"]["workers"]
             is_settled = all(row["state"] in ("READY", "STOPPED") for row in rows)
+            is_settled &= all(spare["state"] == "waiting" for spare in spares)
             if (not left and is_settled) or time.monotonic() > until_s:
                 break
             await asyncio.sleep(0.1)
@@ -163,7 +167,7 @@ class Chaos:
             died, most = row["generation"] - 1, self.ledger.provocations.deaths_of(row["name"])
             if died > most:
                 self.ledger.violate("deaths", f"{row['name']}: {died} died, {most} were struck")
-        self._look_at_processes({row["pid"] for row in rows})
+        self._look_at_processes({one["pid"] for one in (*rows, *spares)})
 
     def _look_at_processes(self, known: set[int | None]) -> None:
         assert self._daemon.process is not None
@@ -206,7 +210,7 @@ def run_chaos(
         environment: of the daemon, beside this process's own.
         tell: given a line of progress now and then.
     """
-    daemon = Daemon(dict(setting.models), SUPERVISOR)
+    daemon = Daemon(dict(setting.models), dict(setting.supervisor))
     try:
         daemon.start(environment=dict(environment or {}))
         chaos = Chaos(daemon, setting, requests, seed, tell)

@@ -46,7 +46,7 @@ def spec_for(name: str, path: Path) -> LaunchSpec:
         step_timeout_s=30.0,
         decode_stall_target_ms=250,
         prefix_cache_bytes=0,
-        fake={"prefill_tokens_per_step": 64} if name == "fake" else {},
+        fake={"prefill_tokens_per_step": 64, "token_bytes": 64} if name == "fake" else {},
     )
 
 

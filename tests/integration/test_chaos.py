@@ -9,14 +9,14 @@ import pytest
 
 from chaos.mutants import MUTANTS, QUICK, Mutant, is_current, is_seen, plant, small
 from chaos.run import run_chaos
-from chaos.setting import fake_setting, real_setting
+from chaos.setting import crowded_setting, fake_setting, real_setting
 from support.tiny_model import make_tiny_model
 from support.verdict import Verdict
 
 
 @pytest.mark.timeout(1200)
 def test_requests_outlive_signals_and_restarts_P1() -> None:
-    kinds = ("SIGKILL", "SIGSEGV", "restart --now", "unload")
+    kinds = ("SIGKILL", "SIGSEGV", "restart --now", "unload", "pause")
     setting = replace(small(kinds), end_limit_s=300.0, run_limit_s=400.0)
     outcome = run_chaos(setting, requests=800, seed=2)
     assert outcome.verdict is Verdict.KEPT, outcome
@@ -26,6 +26,15 @@ def test_requests_outlive_signals_and_restarts_P1() -> None:
 @pytest.mark.timeout(1200)
 def test_the_ledger_reconciles_under_every_fault_P1() -> None:
     outcome = run_chaos(replace(fake_setting(), pause_s=0.2), requests=4000, seed=2)
+    assert outcome.verdict is Verdict.KEPT, outcome
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_models_that_do_not_fit_together_are_evicted_and_lose_nothing_P1() -> None:
+    setting = replace(crowded_setting(), kinds=("SIGKILL", "restart --now", "unload", "pause"))
+    setting = replace(setting, pause_s=0.3, end_limit_s=300.0, run_limit_s=600.0)
+    outcome = run_chaos(setting, requests=200, seed=2)
     assert outcome.verdict is Verdict.KEPT, outcome
 
 

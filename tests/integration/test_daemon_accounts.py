@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from mlxsup.client import Client, RequestError
 
-from support.cli import run_cli
+from support.cli import command, run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 from support.streams import Reader
@@ -113,6 +114,23 @@ def test_classes_come_in_order_and_may_be_changed_by_hand(daemon: Daemon) -> Non
         for reader in asked.values():
             reader.stream.cancel()
             reader.finished()
+
+
+def test_commands_of_one_terminal_are_one_account_and_a_program_is_its_own(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        generate = command("generate", "m", "x", "--endpoint", daemon.endpoint)
+        commands = [subprocess.Popen(generate) for _ in range(2)]
+        named = subprocess.Popen([*generate, "--client", "alice"])
+        program = Reader(client, "m", "x", max_tokens=1)
+        eventually(lambda: row(client, "m")["queued"] == 4)
+        accounts = sorted(one["client"].partition(" ")[0] for one in line(client))
+        assert accounts == ["alice", "process", "terminal", "terminal"]
+        assert len({one["client"] for one in line(client)}) == 3
+        program.stream.cancel()
+        program.finished()
+        for process in (*commands, named):
+            process.terminate()
+            process.wait(60)
 
 
 def test_a_class_that_a_client_may_not_use_is_refused(daemon: Daemon) -> None:

@@ -54,7 +54,7 @@ def test_a_waiting_request_is_told_what_it_waits_for() -> None:
         assert result.finish_reason == "length"
     kinds = [str(notice.kind) for notice in told]
     assert kinds[0] == "queued"
-    assert told[0].detail == {"position": 1, "reason": "load"}
+    assert told[0].detail == {"position": 1, "reason": "load", "since_s": 0.0}
     assert list(dict.fromkeys(kinds)) == ["queued", "loading", "prefilling"]
     fractions = [n.detail["fraction"] for n in told if str(n.kind) == "loading"]
     assert fractions == sorted(fractions)

@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
+from mlxsup.protocol.cache_cost import CHUNK_TOKENS, GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.supervisor.core.memory.cache_cost import CHUNK_TOKENS, GROWTH_TOKENS, cache_bytes
 from mlxsup.supervisor.memory.folder import read_folder
 from mlxsup.supervisor.memory.known_types import KNOWN_TYPES
 from mlxsup.supervisor.memory.layout import find_layout

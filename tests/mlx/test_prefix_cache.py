@@ -106,13 +106,14 @@ def test_bytes_are_bounded_and_given_back(folder: Path) -> None:
             prefilled(engine, tokens_of(seed, 150))
             assert prefixes.held_bytes <= limit
         assert len(prefixes) == 3
+        assert engine.bytes_held().prefix == prefixes.held_bytes > 0
         assert prefilled(engine, tokens_of(7, 150))[0] > 140, "the latest is there"
         assert prefilled(engine, tokens_of(0, 150))[0] == 0, "the oldest has gone"
         prefilled(engine, tokens_of(9, 900))
         assert prefixes.held_bytes <= limit, "one that is too large alone is not kept"
         engine.give_back()
         assert (len(prefixes), prefixes.held_bytes) == (0, 0)
-        assert engine.bytes_held().cache == 0
+        assert (engine.bytes_held().cache, engine.bytes_held().prefix) == (0, 0)
 
 
 def test_memory_comes_back_to_what_it_was(folder: Path) -> None:

@@ -123,7 +123,7 @@ async def flood(endpoint: str, model: str, count: int) -> dict[str, Any]:
         async def ask(number: int) -> float | None:
             asked_s = time.monotonic()
             try:
-                await client.complete(model, prompt=f"{number}", max_tokens=5)
+                await client.complete(model, prompt=f"{number}", max_tokens=5, client="flood")
             except RequestError as error:
                 ends[error.code.value] += 1
                 return 1000 * (time.monotonic() - asked_s)

@@ -1,17 +1,22 @@
-"""P16: one client asks for everything at once, and keeps asking; another asks now and then."""
+"""P16: one client asks for everything at once, and keeps asking; another asks now and then, and in
+the end without pause, too.
+
+Both are named in `[clients]`, with equal weights: what is measured must not depend on which process
+each of them happens to be.
+"""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mlxsup.client import Client
 
-from .bounds import equals, quantile_at_most
+from .bounds import equals, quantile_at_most, within
 from .crowd_process import Crowd
 from .daemons import Daemon, ready
 from .measure import FAKE, Figure, Measure, Place, Values, require
-from .watching import TimedReader
 from support.daemon import fake, row
 from support.eventually import eventually
 
@@ -20,13 +25,24 @@ ROWS = 8
 QUEUE = 64
 """What may wait of one client."""
 
+OTHER = "other"
+ACCOUNTS = f"\n[clients.flood]\n\n[clients.{OTHER}]\n"
+ASKERS = 2 * ROWS
+"""Of the other client, while it asks without pause: some of its requests always wait."""
+
+ASKED = 25 * ROWS
+"""Its requests in that time; what it has of the first few rows and of the last is a small part."""
+
 
 def first_token_ms(client: Client, prompt: str) -> float:
-    """Time to the first token of a short answer."""
+    """Time to the first token of a short answer to the other client."""
     start_s = time.monotonic()
-    reader = TimedReader(client, "m", prompt, max_tokens=3)
-    reader.finished(120.0)
-    return 1000 * (reader.times[0] - start_s)
+    stream = client.generate("m", prompt=prompt, max_tokens=3, client=OTHER, timeout_s=120.0)
+    next(stream)
+    took_s = time.monotonic() - start_s
+    for _ in stream:  # to its end
+        pass
+    return 1000 * took_s
 
 
 FULL = 48
@@ -40,11 +56,26 @@ def is_full(client: Client) -> bool:
     return waiting >= FULL
 
 
+def share(client: Client) -> float:
+    """What the other client gets of the engine while both ask for more than there is."""
+
+    def ask(number: int) -> float:
+        result = client.complete("m", prompt=f"share {number}", max_tokens=5, client=OTHER)
+        return result.usage.engine_s
+
+    before_s = row(client, "m")["engine_s"]
+    with ThreadPoolExecutor(ASKERS) as askers:
+        own_s = sum(askers.map(ask, range(ASKED)))
+    return float(own_s / (row(client, "m")["engine_s"] - before_s))
+
+
 def flood(place: Place) -> Values:
     """The probes begin when the queue is full, and count only if it is full after each of them."""
     entry = fake(fake={"step_s": 0.02}, max_concurrency=ROWS)
     limits: dict[str, Any] = {"max_queue_per_client": QUEUE}
-    with Daemon({"m": entry}, limits) as daemon, daemon.client() as client:
+    daemon = Daemon({"m": entry}, limits)
+    daemon.config.write_text(daemon.config.read_text() + ACCOUNTS)
+    with daemon, daemon.client() as client:
         ready(client, "m")
         usual = [first_token_ms(client, f"usual {n}") for n in range(PROBES)]
         with Crowd("flood", daemon.endpoint, "m", str(place.sizes.flood)) as crowd:
@@ -53,6 +84,8 @@ def flood(place: Place) -> Values:
             for n in range(PROBES):
                 beside.append(first_token_ms(client, f"beside {n}"))
                 require(is_full(client), "the queue was no longer full")
+            own = share(client)
+            require(is_full(client), "the queue was no longer full")
             said = crowd.result()
         assert row(client, "m")["generation"] == 1
     ends = said["ends"]
@@ -66,6 +99,7 @@ def flood(place: Place) -> Values:
         "usual": usual,
         "beside": beside,
         "ratio": max(beside) / max(usual),
+        "share": own,
         "refused": said["refused_ms"],
         "took": said["took_s"],
     }
@@ -108,6 +142,13 @@ MEASURES = (
                 what="the same: slowest with / slowest without",
                 unit="",
                 digits=1,
+            ),
+            Figure(
+                key="share",
+                what="the same, while both ask for more than there is, with equal weights:"
+                " the other client's share of the engine seconds",
+                unit="",
+                bound=within(0.4, 0.6),
             ),
             Figure(key="took", what="until each of the first 10,000 is served or refused"),
         ),

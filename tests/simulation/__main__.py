@@ -30,13 +30,16 @@ FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "idle_
 COUNTED = (
     "cancel met finish", "cancel met rejection", "cancel met exit", "yielded", "turns",
     "pause", "pause refused", "resume", "resume refused", "continued after a pause",
-    "cancel met pause",
+    "cancel met pause", "paused for a class", "got its row before those who had moved up",
+    "named by number",
     "quarantine", "given up", "back-off", "unloaded as idle", "stall found", "broken found",
     "FAILED: too often", "FAILED: load", "FAILED: version", "FAILED: engine",
     "death: out of memory", "ended: insufficient_memory", "ended: queue_timeout",
     "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
     "engines at once", "read again",
-    "evicted", "refused for memory", "dry run",
+    "evicted", "refused for memory", "dry run", "memory short", "asked to give back",
+    "loaded side by side",
+    "spare used", "spare died", "spare made room", "spare started within budget",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

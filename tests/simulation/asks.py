@@ -51,6 +51,10 @@ class Ask:
         is_pausing: somebody wants it paused, and its row has yet to leave.
         is_paused: its row has left, and has said nothing since.
         is_by_hand: whether a person, and not a turn, was the last to ask for that.
+        is_for_class: whether it was last asked to leave for a request of a higher class.
+        given_at: when it was last dispatched.
+        gains_since: when its row said something for the first time since then.
+        prefill_s: as the worker said with the first token.
         paused: how many times it continued after that.
         paused_at, paused_s: since when it waits for that, and how long it has before.
         passed_over: turns of others that came before it while it was the oldest new one.
@@ -96,6 +100,10 @@ class Ask:
     is_pausing: bool = False
     is_paused: bool = False
     is_by_hand: bool = False
+    is_for_class: bool = False
+    given_at: float = 0.0
+    gains_since: float | None = None
+    prefill_s: float = 0.0
     paused: int = 0
     paused_at: float | None = None
     paused_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,6 +38,7 @@ class Cause(StrEnum):
     STALL = "stall"
     BROKEN = "broken"
     VERSION = "version"
+    SWAP = "swap"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,6 +56,9 @@ class Life:
         told: what ended it: `Exit` or a signal, and when.
         given: requests that it holds as far as is known, by key, ended ones too.
         kept: keys of rows whose state it keeps for their return.
+        keeps: whether it kept the state of the last row that was freed for a higher class.
+        spoke_at: when it gave its first token.
+        was_given: whether it was given any request.
         progress_at, progress: of its load.
         works_since: when its engine was last heard of, if it has something to compute.
         turn: what it has to do with leases.
@@ -77,15 +82,20 @@ class Life:
     broke_at: float | None = None
     given: dict[RequestKey, Ask] = field(default_factory=dict)
     kept: set[RequestKey] = field(default_factory=set)
+    keeps: bool = True
     tokens_at_end: dict[RequestKey, int] = field(default_factory=dict)
     footprint: int = 0
     reported: int = 0
     announced: str = ""
+    spoke_at: float | None = None
+    was_given: bool = False
     progress_at: float = 0.0
     progress: tuple[str, float] = ("", 0.0)
     is_abandoned: bool = False
     hurried_at: float | None = None
     works_since: float | None = None
+    granted: int = 0
+    asked_back_at: float = -math.inf
     turn: Turn = field(default_factory=Turn)
 
     @property
@@ -119,7 +129,7 @@ class Life:
                 return Says.ACCUSES if self.ready_at is not None else Says.NOTHING
             case Cause.BROKEN:
                 return Says.NOTHING
-            case Cause.ASKED | Cause.VERSION:
+            case Cause.ASKED | Cause.SWAP | Cause.VERSION:
                 return Says.ASKED
         if self.ready_at is None:
             return Says.NOTHING
@@ -165,9 +175,13 @@ class Book:
         engine_s, repeated_s: what its steps have cost, by who pays.
         received: engine seconds over weight, by account.
         latest: the account that was dispatched last.
+        freed: rows that have left in this event for requests of a higher class.
         cost_s: what a request is expected to cost; None before any has come to its end.
         held: what its process holds of the memory budget.
         callers: commands that wait for its load.
+        waits_since: since when it has been waiting for its load while somebody wants it.
+        swaps_until: when its rows must have left for another model; None if they need not leave.
+        swaps: how often it had to make room.
     """
 
     entry: ModelSettings
@@ -192,9 +206,13 @@ class Book:
     repeated_s: float = 0.0
     received: dict[str, float] = field(default_factory=dict)
     latest: str = ""
+    freed: int = 0
     cost_s: float | None = None
     held: int = 0
     callers: set[tuple[bytes, str]] = field(default_factory=set)
+    waits_since: float | None = None
+    swaps_until: float | None = None
+    swaps: int = 0
 
     @property
     def name(self) -> ModelName:
@@ -205,7 +223,7 @@ class Book:
     def serves(self) -> bool:
         """Whether requests may be dispatched to its process."""
         life = self.life
-        is_up = self.wanted is Wanted.UP and self.drain_until is None
+        is_up = self.wanted is Wanted.UP and self.drain_until is None and self.swaps_until is None
         return is_up and life is not None and life.serves and life.broke_at is None
 
     @property

@@ -78,7 +78,8 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     if life.ready_at is not None:
         ready_s = (life.stopped_serving_at or record.now) - life.ready_at
     is_alike = _fails_alike(book, life, exited)
-    if ready_s is not None and ready_s >= book.entry.restart.stable_s:
+    is_swap = life.cause is Cause.SWAP
+    if ready_s is not None and not is_swap and ready_s >= book.entry.restart.stable_s:
         book.in_a_row = 0
     was_draining = book.drain_until is not None
     _requests_end(record, book, life, finding)
@@ -106,7 +107,7 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
         _fails(record, book, "engine")
     elif is_restart:
         book.clean()
-    elif cause is Cause.ASKED:
+    elif cause in (Cause.ASKED, Cause.SWAP):
         pass
     elif finding.culprit is not None:
         book.is_after_crash = True

@@ -6,7 +6,7 @@ from .plan import Kind
 
 COMMON = {"ask": 60, "cancel": 7, "ping": 1, "status": 2, "quiet": 0.7, "again": 3,
           "pause": 5, "resume": 5}  # fmt: skip
-OPERATE = {"load": 1.2, "unload": 1.2, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
+OPERATE = {"load": 1.2, "unload": 1.8, "restart": 1.6, "reload": 1.2, "edit": 0.8, "leave": 1.0,
            "slow": 0.6, "subscribe": 0.8, "twin": 1.0, "unknown": 0.6, "nonsense": 0.6,
            "signal": 0.15, "stop": 0.15}  # fmt: skip
 LIFT = {"load": 0.8, "quiet": 2.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.client_messages import PauseRequest, Prioritize, ResumeRequest
+from mlxsup.protocol.client_messages import Cancel, PauseRequest, Prioritize, ResumeRequest
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import Priority
 
@@ -14,6 +14,9 @@ from .asks import Ask, Place
 if TYPE_CHECKING:
     from .people import People
     from .world import World
+
+BY_NUMBER_SHARE = 0.2
+"""Of pauses and resumes by hand, if the supervisor's number is known."""
 
 LOOKS_S = 2.0
 """How often somebody looks for what was left paused, once all is to come to its end."""
@@ -30,6 +33,7 @@ class Hands:
     def __init__(self, world: World, people: People) -> None:
         self._world, self._people = world, people
         self._dice = world.plan.random
+        self._own_dice = random.Random(f"hands {world.plan.seed}")
 
     def begin(self) -> None:
         """From now on nothing stays paused for ever."""
@@ -68,7 +72,8 @@ class Hands:
         client = self._dice.choice(self._people.clients) if by_others else own[0]
         id = RequestId(self._people.new_id(client))
         client.commands[id] = False
-        self._people.say(client, kind(id=id, request=RequestId(ask.id)))
+        name = ask.id if self._own_dice.random() >= BY_NUMBER_SHARE else _number(ask)
+        self._people.say(client, kind(id=id, request=RequestId(name)))
 
     def _look(self) -> None:
         world = self._world
@@ -77,5 +82,21 @@ class Hands:
         if world.is_healing:
             for ask in list(world.record.open):
                 if ask.is_pausing or ask.place is Place.PAUSED:
-                    self._tell(ResumeRequest, ask)
+                    self._lets_end(ask)
         world.time.after(LOOKS_S, self._look)
+
+    def _lets_end(self, ask: Ask) -> None:
+        """Resumes a request by a name that only it has; if none is known, its client gives up."""
+        alike = [one for one in self._world.record.open if one.id == ask.id]
+        name = ask.id if len(alike) == 1 else _number(ask)
+        if name != ask.id or len(alike) == 1:
+            self._people.command(lambda id: ResumeRequest(id=id, request=RequestId(name)))
+            return
+        for client in self._people.clients:
+            if client.name == ask.connection:
+                self._people.say(client, Cancel(id=RequestId(ask.id)))
+
+
+def _number(ask: Ask) -> str:
+    """The supervisor's name for a request, as people write it; its id, if it was never started."""
+    return ask.id if ask.key is None else f"#{ask.key}"

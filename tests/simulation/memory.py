@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import pressure
 from .books import Book, Life, Wanted
 from .violation import check
 
@@ -20,15 +21,33 @@ def need_of(record: Record, book: Book) -> int:
     return book.entry.launch.memory_limit_bytes or record.plan.needs[book.name]
 
 
-def measured(book: Book, life: Life) -> None:
-    """What its process was measured at counts, if it is more than what was reserved."""
+def measured(book: Book, life: Life, now: float) -> None:
+    """What its process was measured at counts, if it is more than what was reserved; less than
+    before, if it was asked to give some back, and never less than it was started with."""
     reported = 0 if life.is_abandoned else life.reported
-    book.held = max(book.held, life.footprint, reported)
+    may_shrink = life.serves and now < life.asked_back_at + pressure.ASKED_AGAIN_S
+    least = life.granted if may_shrink else book.held
+    book.held = max(least, life.footprint, reported)
 
 
 def held_by_others(record: Record, book: Book) -> int:
     """What all other processes hold, and what is kept for pinned models without one."""
     return sum(_held(record, other) for other in record.books.values() if other is not book)
+
+
+def held_by_all(record: Record) -> int:
+    """What all processes hold, and what is kept for pinned models."""
+    return sum(_held(record, book) for book in record.books.values())
+
+
+def may_be_kept(record: Record) -> int:
+    """What may be kept besides, for models without a process that crashed."""
+    return sum(book.held for book in record.books.values() if _may_return(book))
+
+
+def _may_return(book: Book) -> bool:
+    """Whether its memory may be kept although it has no process, because it crashed."""
+    return book.life is None and book.wanted is Wanted.UP and not book.entry.pinned
 
 
 def _held(record: Record, book: Book) -> int:
@@ -56,6 +75,8 @@ def check_spawn(record: Record, book: Book) -> None:
     if budget is not None:
         total = held_by_others(record, book) + need_of(record, book)
         check("over the budget", total <= budget, f"{book.name}: {total} of {budget}")
+        room = record.shortage.room
+        check("over the room", total <= room, f"{book.name}: {total} of {room}")
 
 
 def refuse(record: Record) -> None:
@@ -73,7 +94,7 @@ def refuse(record: Record) -> None:
         )
         if fixed + need_of(record, book) <= budget:
             continue
-        for ask in book.queue:
+        for ask in book.waiting:
             record.must.setdefault(ask, set()).add("insufficient_memory")
         book.callers.clear()
         record.count("refused for memory")
@@ -93,7 +114,9 @@ def may_wait(record: Record, book: Book) -> bool:
     if budget is None:
         return False
     others = [other for other in record.books.values() if other is not book]
-    if any(_is_leaving(other) for other in others):
+    if not pressure.is_whole(record):
+        return True
+    if record.spares.is_one_ending() or any(_is_leaving(other) for other in others):
         return True  # what is being freed may be for another
     taken = held_by_others(record, book) + need_of(record, book)
     for other in others:
@@ -108,7 +131,8 @@ def _is_leaving(book: Book) -> bool:
     life = book.life
     if life is None or life.is_abandoned:
         return False
-    return life.cause is not None or book.drain_until is not None
+    is_going = book.drain_until is not None or book.swaps_until is not None
+    return life.cause is not None or is_going
 
 
 # ---------------------------------------------------------------- making room
@@ -122,10 +146,13 @@ def check_eviction(record: Record, book: Book, life: Life) -> None:
     others = [other for other in record.books.values() if other is not book and waits(other)]
     held = sum(one.held for one in record.books.values() if one.life or one.wanted is Wanted.UP)
     is_over = held > budget or held_by_others(record, book) + book.held > budget
+    is_over = is_over or record.shortage.since is not None
     is_commanded = any(other.callers for other in others)
     is_asked = any(other.queue for other in others) and _is_ripe(record, book, EPSILON_S)
     detail = f"{book.name}, ready at {life.ready_at}, busy at {book.busy_at}"
     check("evicted for nobody", is_over or is_commanded or is_asked, detail)
+    if not (is_commanded or is_asked):
+        pressure.check_patience(record)
     record.count("evicted")
 
 
@@ -154,7 +181,8 @@ def check_row(record: Record, book: Book, row: dict[str, object]) -> None:
 def check_forecast(record: Record, book: Book, value: dict[str, object]) -> None:
     """A dry run says what a load would do, and whether there is anything to do."""
     life = book.life
-    is_up = life is not None and life.cause is None and book.drain_until is None
+    is_going = book.drain_until is not None or book.swaps_until is not None
+    is_up = life is not None and life.cause is None and not is_going
     check("dry run: loaded", (value["outcome"] == "loaded") == is_up, f"{book.name}: {value}")
     budget = record.plan.budget_bytes
     if value["outcome"] == "fits" and budget is not None:

@@ -1,9 +1,10 @@
 """`python -m simulation.mutants`: plants bugs in the core, one at a time; the seeds see each.
 
 A bug counts as seen only by a check from outside: it starts itself again with -O, which takes the
-core's own assertions away, and the invariants are not called. Each bug is planted in a
-separate process, whose import of that one module reads changed text; this one imports nothing of
-the core.
+core's own assertions away, and the invariants are not called. It counts only in a seed that the
+core as it is passes; otherwise the check may have failed for the same reason as without the bug.
+Each bug is planted in a separate process, whose import of that one module reads changed text; this
+one imports nothing of the core.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType, ModuleType
 
 from .planted import MUTANTS, Mutant
@@ -27,6 +29,9 @@ CORE = "mlxsup.supervisor.core."
 MOST_SEEDS = 1000
 LIMIT_S = 400
 """Of processor time for one bug; one that hangs is neither seen nor missed."""
+
+Job = tuple[int, int, int]
+"""The number of a bug, the first seed to look at, and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +83,15 @@ def _hangs(number: int, frame: object) -> None:
     raise TimeoutError(f"no end within {LIMIT_S} s")
 
 
-def plant(number: int, most: int) -> Sight:
+def plant(number: int, first: int, last: int) -> Sight:
     """Runs seeds with one bug in this very process; call it in a separate one."""
     mutant = MUTANTS[number]
     sys.meta_path.insert(0, _Finder(mutant))
-    signal.signal(signal.SIGPROF, _hangs)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    _limit_time()
     from .violation import Violation
     from .world import World
 
-    for seed in range(1, most + 1):
+    for seed in range(first, last + 1):
         try:
             World(seed, has_invariants=False).run()
         except Violation as violation:
@@ -98,8 +102,62 @@ def plant(number: int, most: int) -> Sight:
     return Sight(name=mutant.name)
 
 
-def _plant(job: tuple[int, int]) -> Sight:
+def passes(seed: int) -> bool:
+    """Whether the core as it is passes a seed, in this very process; call it in a separate one."""
+    _limit_time()
+    from .violation import Violation
+    from .world import World
+
+    try:
+        World(seed, has_invariants=False).run()
+    except Violation:
+        return False
+    return True
+
+
+def confirmed(
+    sight: Sight, passes: Callable[[int], bool], look_from: Callable[[int], Sight]
+) -> Sight:
+    """What remains of a sight: the first in a seed that the core passes without the bug.
+
+    Args:
+        sight: the first one of all.
+        passes: whether the core as it is passes a seed.
+        look_from: looks for the next sight, from a seed on.
+    """
+    while sight.check and not passes(sight.seed):
+        print(f"{sight.name}: not counted: seed {sight.seed} fails without it", flush=True)
+        sight = look_from(sight.seed + 1)
+    return sight
+
+
+def _limit_time() -> None:
+    signal.signal(signal.SIGPROF, _hangs)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+
+
+def _plant(job: Job) -> Sight:
     return plant(*job)
+
+
+def sights(jobs: Sequence[Job], processes: int) -> Iterator[Sight]:
+    """Plants bugs, one in each process, and confirms what was seen in processes without any."""
+    context = multiprocessing.get_context("fork")
+    with (
+        context.Pool(processes, maxtasksperchild=1) as pool,
+        context.Pool(1, maxtasksperchild=1) as second,
+    ):
+
+        @cache
+        def is_passed(seed: int) -> bool:
+            return second.apply(passes, (seed,))
+
+        for (number, _, last), sight in zip(jobs, pool.imap(_plant, jobs, 1), strict=True):
+
+            def look_from(seed: int, number: int = number, last: int = last) -> Sight:
+                return second.apply(plant, (number, seed, last))
+
+            yield confirmed(sight, is_passed, look_from)
 
 
 def main() -> int:
@@ -119,15 +177,14 @@ def main() -> int:
         if spec is None or CORE + mutant.module in sys.modules:
             print("not shown: the core is imported already, or is not there")
             return EXIT_CODES[Verdict.NOT_SHOWN]
-    jobs = [(n, given.seeds) for n, m in enumerate(MUTANTS) if given.only in m.name]
+    jobs = [(n, 1, given.seeds) for n, m in enumerate(MUTANTS) if given.only in m.name]
     jobs = jobs[given.skip : given.skip + given.most]
     missed, unclear = 0, 0
-    with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
-        for sight in pool.imap(_plant, jobs, 1):
-            said = f"{sight.check}, seed {sight.seed}" if sight.check else "NOT SEEN"
-            print(f"{sight.name}: {sight.problem or said}", flush=True)
-            unclear += bool(sight.problem)
-            missed += not (sight.problem or sight.check)
+    for sight in sights(jobs, given.jobs):
+        said = f"{sight.check}, seed {sight.seed}" if sight.check else "NOT SEEN"
+        print(f"{sight.name}: {sight.problem or said}", flush=True)
+        unclear += bool(sight.problem)
+        missed += not (sight.problem or sight.check)
     print(f"{len(jobs) - missed - unclear} of {len(jobs)} planted bugs were seen from outside")
     if missed:
         return EXIT_CODES[Verdict.MISSED]

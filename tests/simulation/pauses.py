@@ -29,15 +29,19 @@ def commanded(record: Record, connection: bytes, message: PauseRequest | ResumeR
             _resume(record, book, ask)
     record.may[connection, message.id] = is_good
     record.count(f"{message.TYPE}{'' if is_good else ' refused'}")
+    if message.request.startswith("#"):
+        record.count("named by number")
 
 
 def _may_pause(book: Book, ask: Ask) -> bool:
     is_new = not ask.is_pausing and ask.place is not Place.PAUSED
-    return is_new and ask.may_resume and book.wanted is Wanted.UP
+    launch = book.life.launch if book.life is not None else book.entry.launch
+    may_leave = ask.may_resume and not launch.deterministic
+    return is_new and may_leave and book.wanted is Wanted.UP
 
 
 def _pause(record: Record, book: Book, ask: Ask) -> None:
-    ask.is_by_hand = True
+    ask.is_by_hand, ask.is_for_class = True, False
     if ask.place is Place.LINE:
         book.queue.remove(ask)
         shares.has_waited(record, ask)

@@ -1,35 +1,22 @@
-"""What people do: clients that ask, cancel and leave, operators, signals, an edited file."""
+"""What people do: clients that ask, cancel and leave."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import (
     Cancel,
     ClientMessage,
     Generate,
-    Load,
-    Ping,
-    Reload,
-    Restart,
-    StatusQuery,
-    Stop,
-    Subscribe,
-    Unload,
 )
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import (
-    Caller,
     ClientGone,
     ClientSaid,
     ConnectionId,
-    Reloaded,
-    ReloadRefused,
-    ShutdownAsked,
 )
 
 from . import shares
@@ -37,7 +24,8 @@ from .asks import Ask
 from .clients import Client, Stream
 from .habits import habits
 from .hands import Hands
-from .plan import Kind, Prompt, other_launch
+from .operators import Operators
+from .plan import Kind, Prompt
 
 if TYPE_CHECKING:
     from .world import World
@@ -75,10 +63,9 @@ class People:
         self.asked: list[Ask] = []
         self._own_dice = random.Random(f"people {world.plan.seed}")
         self._hands = Hands(world, self)
-        self._pause, self._resume = self._hands.pause, self._hands.resume
-        self._entries = list(world.plan.models)
+        self.operators = Operators(world, self)
         weights = habits(self._kind, is_limited=world.plan.budget_bytes is not None)
-        self._acts: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
+        self._acts = [self._act_of(name) for name in weights]
         self._weights = list(weights.values())
 
     def begin(self) -> None:
@@ -112,28 +99,6 @@ class People:
             if client.name == connection:
                 client.send_down(message)
 
-    def read_configuration(self, caller: Caller | None) -> None:
-        """The file is read, in a moment; what it says then counts."""
-        dice, world = self._dice, self._world
-
-        def read() -> None:
-            if caller is not None and dice.random() < 0.25:
-                problems = ("line 3: no such key",)
-                world.handle(ReloadRefused(now=world.time.now, problems=problems, caller=caller))
-                return
-            entries = tuple(self._entries) or (world.plan.models[0],)
-            world.handle(
-                Reloaded(
-                    now=world.time.now,
-                    settings=world.plan.settings,
-                    models=entries,
-                    caller=caller,
-                    later=("log_dir",) if dice.random() < 0.3 else (),
-                )
-            )
-
-        world.time.after(dice.choice((0.0, 0.05)), read)
-
     def check_ends(self) -> None:
         """Everybody who stayed was answered."""
         for client in self.clients:
@@ -151,33 +116,44 @@ class People:
             wait_s += self._dice.uniform(0.5, 1.0) * QUIET_S
         self._world.time.after(wait_s, self._act)
 
+    def _act_of(self, name: str) -> Callable[[], None]:
+        for owner in (self._hands, self.operators):
+            if hasattr(owner, name):
+                act: Callable[[], None] = getattr(owner, name)
+                return act
+        own: Callable[[], None] = getattr(self, f"_{name}")
+        return own
+
     def say_goodbye(self) -> None:
         """All is well: the supervisor is asked to end, sometimes after an hour at rest."""
         world = self._world
         rests = {Kind.POISON: 0.3, Kind.LOADS: 0.5}
         if self._dice.random() >= rests.get(self._kind, 0.0):
-            self._signal()
+            self.operators.signal()
             return
-        for entry in self._entries:
-            self._unload_model(entry.name)
-        world.time.after(60.0 + AN_HOUR_S, self._status)
+        for entry in self.operators.entries:
+            self.operators.unload_model(entry.name)
+        world.time.after(60.0 + AN_HOUR_S, self.operators.status)
         if self._kind is Kind.POISON:
             world.time.after(70.0 + AN_HOUR_S, self._again)
             world.time.after(75.0 + AN_HOUR_S, self._again)
         else:
             world.time.after(70.0 + AN_HOUR_S, self._burst)
-        world.time.after(100.0 + AN_HOUR_S, self._signal)
+        world.time.after(100.0 + AN_HOUR_S, self.operators.signal)
         world.rest(200.0 + AN_HOUR_S)
 
-    def _client(self) -> Client:
+    def client(self) -> Client:
+        """Any of those who are there."""
         return self._dice.choice(self.clients)
 
-    def _model(self) -> ModelName:
+    def model(self) -> ModelName:
+        """Any of those that the plan has."""
         return self._dice.choice(self._world.plan.models).name
 
     def say(
         self, client: Client, message: ClientMessage, *, only_if: Callable[[], bool] | None = None
     ) -> None:
+        """A client sends something, unless there is no reason any more when it arrives."""
         world = self._world
 
         def deliver() -> None:
@@ -202,7 +178,7 @@ class People:
         return f"r{client.said}"
 
     def _ask(self) -> None:
-        self._generate(self._client(), self._model(), self._world.plan.new_prompt())
+        self._generate(self.client(), self.model(), self._world.plan.new_prompt())
 
     def _burst(self) -> None:
         for _ in range(BURST):
@@ -214,14 +190,14 @@ class People:
         if ended:
             ask = self._dice.choice(ended)
             self.asked = [one for one in self.asked if one.prompt is not ask.prompt]
-            self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
+            self._generate(self.client(), ask.model, ask.prompt, may_resume=ask.may_resume)
 
     def _copy(self) -> None:
         """The same request once more while it is open: both are under the same suspicion."""
         opened = [ask for ask in self.asked if ask.is_open]
         if opened:
             ask = self._dice.choice(opened)
-            self._generate(self._client(), ask.model, ask.prompt, may_resume=ask.may_resume)
+            self._generate(self.client(), ask.model, ask.prompt, may_resume=ask.may_resume)
 
     def _generate(
         self, client: Client, model: ModelName, prompt: Prompt, *, may_resume: bool | None = None
@@ -255,7 +231,7 @@ class People:
             self._world.time.after(dice.uniform(0.0, wait_s), lambda: self.say(client, cancel))
 
     def _twin(self) -> None:
-        client = self._client()
+        client = self.client()
         if opened := client.open_streams():
             ask = self._dice.choice(opened).ask
 
@@ -268,16 +244,16 @@ class People:
             self.say(client, ask.message(), only_if=is_open)
 
     def _unknown(self) -> None:
-        self._generate(self._client(), ModelName("nobody"), self._world.plan.new_prompt())
+        self._generate(self.client(), ModelName("nobody"), self._world.plan.new_prompt())
 
     def _nonsense(self) -> None:
-        client = self._client()
-        message = Generate(id=RequestId(self.new_id(client)), model=self._model(), timeout_s=-1.0)
+        client = self.client()
+        message = Generate(id=RequestId(self.new_id(client)), model=self.model(), timeout_s=-1.0)
         client.commands[message.id] = False
         self.say(client, message)
 
     def _cancel(self) -> None:
-        client = self._client()
+        client = self.client()
         if opened := client.open_streams():
             stream = self._dice.choice(opened)
             self.say(client, Cancel(id=RequestId(stream.ask.id)))
@@ -292,7 +268,7 @@ class People:
 
     def _slow(self) -> None:
         """A client does not read: it is given up, and leaves after that."""
-        client = self._client()
+        client = self.client()
         if not client.is_slow:
             self._world.too_slow(client)
 
@@ -311,76 +287,10 @@ class People:
 
     def command(self, message_of: Callable[[RequestId], ClientMessage]) -> None:
         """Somebody sends a command, which gets an id of its own."""
-        client = self._client()
+        client = self.client()
         id = RequestId(self.new_id(client))
         client.commands[id] = False
         self.say(client, message_of(id))
-
-    def _ping(self) -> None:
-        self.command(lambda id: Ping(id=id))
-
-    def _status(self) -> None:
-        is_debug = self._dice.random() < 0.2
-        self.command(lambda id: StatusQuery(id=id, debug=is_debug))
-
-    def _load(self) -> None:
-        model = self._model()
-        self.command(lambda id: Load(id=id, model=model))
-
-    def _dry_load(self) -> None:
-        model = self._model()
-        self.command(lambda id: Load(id=id, model=model, dry_run=True))
-
-    def _unload(self) -> None:
-        self._unload_model(self._model())
-
-    def _unload_model(self, model: ModelName) -> None:
-        self.command(lambda id: Unload(id=id, model=model))
-
-    def _restart(self) -> None:
-        model, is_now = self._model(), self._dice.random() < 0.5
-        self.command(lambda id: Restart(id=id, model=model, now=is_now))
-
-    def _subscribe(self) -> None:
-        client = self._client()
-        id = RequestId(self.new_id(client))
-        client.subscriptions.append(id)
-        self.say(client, Subscribe(id=id))
-
-    def _edit(self) -> None:
-        """Somebody edits the file: nothing happens before it is read."""
-        dice, entries = self._dice, []
-        for entry in self._world.plan.models:
-            what = dice.random()
-            if what < 0.2:
-                continue
-            if what < 0.5:
-                entry = other_launch(dice, entry)
-            elif what < 0.7:
-                entry = replace(entry, idle_unload_s=dice.choice((0.0, 2.5, 4.0)))
-            entries.append(entry)
-        self._entries = entries
-
-    def _reload(self) -> None:
-        if self._dice.random() < 0.3:
-            self.read_configuration(None)  # SIGHUP
-        else:
-            self.command(lambda id: Reload(id=id))
-
-    def _stop(self) -> None:
-        dice = self._dice
-        is_now, timeout_s = dice.random() < 0.3, dice.choice((None, 0.2, 5.0))
-        self.command(lambda id: Stop(id=id, now=is_now, timeout_s=timeout_s))
-
-    def _signal(self) -> None:
-        """SIGTERM; sometimes a second one."""
-        world = self._world
-        world.handle(ShutdownAsked(now=world.time.now, is_immediate=False))
-        if self._dice.random() < 0.3:
-            world.time.after(
-                self._dice.uniform(0.0, 1.0),
-                lambda: world.handle(ShutdownAsked(now=world.time.now, is_immediate=True)),
-            )
 
     def _quiet(self) -> None:
         """Nothing happens for a while."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.states import FinishReason, RowState
 from mlxsup.protocol.worker_messages import RowDelta
 
-from . import pauses, shares, wishes
+from . import higher, pauses, shares, wishes
 from .asks import Ask
 from .books import Book, Life
 
@@ -30,10 +30,12 @@ def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
         return
     if row.paused is None or row.tokens:
         _continues(record, ask)
+        ask.gains_since = record.now if ask.gains_since is None else ask.gains_since
     if row.text or row.tokens:
         record.deltas.append((ask, row))
         if ask.first_token_at is None:
             ask.first_token_at, ask.cached = record.now, row.cached_tokens
+            ask.prefill_s = row.prefill_s or 0.0
     if row.tokens:
         ask.deaths = 0
         tokens = ask.tokens + len(row.tokens) // 4
@@ -44,6 +46,7 @@ def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
         return
     del life.given[row.key]
     if row.paused is not None:
+        higher.left(book, life, ask, row.paused)
         pauses.row_left(record, book, ask, wishes.cut_off(record, book))
         return
     record.must[ask] = {f"done:{row.finish}"}

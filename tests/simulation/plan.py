@@ -29,6 +29,9 @@ LIMITED_SHARE = 0.4
 PINNED_SHARE = 0.25
 """Of those, runs with a pinned model."""
 
+DETERMINISTIC_SHARE = 0.1
+"""Of all runs."""
+
 
 class Kind(StrEnum):
     """Kinds of runs, by what may happen; the fewer things may, the stricter the rules."""
@@ -121,6 +124,7 @@ class Plan:
         step_s: how long a step takes.
         is_limited: whether requests have time limits, and queues are short.
         poison_share, long_share: of prompts that kill their engines, and that take long to read.
+        kept_share: of paused rows, those whose state workers keep.
         needs: what each model needs of the memory, in bytes, unless its entry says so.
         budget_bytes: what all may take together; None for no limit.
     """
@@ -136,6 +140,7 @@ class Plan:
     is_limited: bool
     poison_share: float
     long_share: float
+    kept_share: float
     needs: dict[ModelName, int] = field(default_factory=dict)
     budget_bytes: int | None = None
     _prompts: int = 0
@@ -162,6 +167,7 @@ class Plan:
             settings=replace(
                 _settings(dice, seed, is_limited=is_limited),
                 max_parallel_prefills=max_parallel_prefills,
+                parallel_loads=_loads(seed),
             ),
             faults={name: min(chance * scale, 0.4) for name, chance in _faults(kind, dice)},
             delays_s=delays_s,
@@ -169,8 +175,11 @@ class Plan:
             is_limited=is_limited,
             poison_share=_poison_share(dice, kind),
             long_share=long_share,
+            kept_share=random.Random(f"kept in {seed}").choice((1.0, 1.0, 0.5)),
         )
         plan.share_memory()
+        plan.make_deterministic()
+        plan.add_spares()
         return plan
 
     def share_memory(self) -> None:
@@ -188,9 +197,29 @@ class Plan:
             size_bytes=size, machine_bytes=10 * size, is_given=True, reason="of the plan"
         )
         residency_s = dice.choice((0.5, 2.0))
-        self.settings = replace(self.settings, budget=budget, min_residency_s=residency_s)
+        self.settings = replace(
+            self.settings, budget=budget, min_residency_s=residency_s, swap_after_s=residency_s
+        )
         if dice.random() < PINNED_SHARE:
             self.models[0] = replace(self.models[0], pinned=True)
+
+    def make_deterministic(self) -> None:
+        """In some runs the first model is deterministic: none of its requests may be paused."""
+        if random.Random(f"deterministic in {self.seed}").random() < DETERMINISTIC_SHARE:
+            launch = replace(self.models[0].launch, deterministic=True)
+            self.models[0] = replace(self.models[0], launch=launch)
+
+    def add_spares(self) -> None:
+        """Some runs have spare workers, and models of their engine; the rest stays as it is."""
+        dice = random.Random(f"spares of {self.seed}")
+        wanted, spare_bytes = dice.choice((0, 0, 1, 2)), dice.choice((100, 400))
+        if not wanted:
+            return
+        self.settings = replace(self.settings, spare_workers=wanted, spare_bytes=spare_bytes)
+        for place, entry in enumerate(self.models):
+            if dice.random() < 0.8:
+                launch = replace(entry.launch, engine="mlx")
+                self.models[place] = replace(entry, launch=launch)
 
     def appraised(self) -> dict[ModelName, Need]:
         """The needs as the shell would report them."""
@@ -234,7 +263,12 @@ def _poison_share(dice: random.Random, kind: Kind) -> float:
 def _turns(seed: int) -> tuple[int | None, float]:
     """How many models may read long prompts at the same time, and the share of long ones."""
     dice = random.Random(f"turns of {seed}")  # the other draws stay what they were
-    return dice.choice(((None, 0.06), (None, 0.06), (1, 0.25), (1, 0.4), (2, 0.4)))
+    return dice.choice(((None, 0.06), (None, 0.06), (1, 0.25), (1, 0.5), (2, 0.5)))
+
+
+def _loads(seed: int) -> int:
+    """How many models may load at the same time."""
+    return random.Random(f"loads of {seed}").choice((1, 1, 2, 3))
 
 
 def _faults(kind: Kind, dice: random.Random) -> list[tuple[str, float]]:
@@ -281,6 +315,7 @@ def _settings(dice: random.Random, seed: int, *, is_limited: bool) -> CoreSettin
     sharing: dict[str, Any] = {
         "aging_s": own.choice((0.0, 0.37, 2.3, 60.0)),  # never due together with another limit
         "clients": _clients(own),
+        "min_run_s": random.Random(f"runs at least {seed}").choice((0.0, 0.11, 0.47, 2.0)),
     }
     if not is_limited:
         return CoreSettings(queue_timeout_s=0.0, **sharing)

@@ -19,17 +19,8 @@ from mlxsup.protocol.client_messages import (
     Stop,
 )
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
-    Accepted,
-    Dying,
-    Heartbeat,
-    Hello,
-    LoadProgress,
-    Ready,
-    Rejected,
     RowDelta,
-    Step,
 )
 from mlxsup.supervisor.core.actions import Action, Spawn
 from mlxsup.supervisor.core.events import (
@@ -41,6 +32,8 @@ from mlxsup.supervisor.core.events import (
     Reloaded,
     Sampled,
     ShutdownAsked,
+    SpareEnded,
+    SpareReady,
     Spawned,
     SpawnFailed,
     Started,
@@ -55,17 +48,21 @@ from . import (
     costs,
     deaths,
     doings,
+    heard,
+    higher,
     leases,
     memory,
     pauses,
-    pieces,
+    pressure,
     shares,
+    swaps,
     timely,
     wishes,
 )
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .plan import Plan
+from .spares import Spares
 from .violation import check
 from .worker import PlayedWorker
 
@@ -94,6 +91,7 @@ class Record:
         self.deltas: list[tuple[Ask, RowDelta]] = []
         self.is_twin = self.is_shutting_down = False
         self.machine_bytes = 0
+        self.shortage = pressure.Shortage()
         self.commands: dict[tuple[bytes, str], tuple[ClientMessage, float]] = {}
         self.is_unique: dict[tuple[bytes, str], bool] = {}
         self.changes: dict[str, list[str]] = {}
@@ -102,6 +100,7 @@ class Record:
         self.to_leave: set[Ask] = set()
         self.counts: dict[str, int] = {}
         self.devices = costs.Devices()
+        self.spares = Spares()
         self.questions = 0
         self._admitted = 0
 
@@ -110,6 +109,11 @@ class Record:
     def is_sent(self, ask: Ask) -> None:
         """A client has sent a request."""
         self.asks[ask.connection, ask.id] = ask
+
+    def memory_need(self, model: ModelName) -> int:
+        """What the process of a model was started with."""
+        life = self.books[model].life if model in self.books else None
+        return life.granted if life is not None else 0
 
     def memory_limit(self, model: ModelName) -> int:
         """What the process of a model may hold."""
@@ -139,11 +143,13 @@ class Record:
         self.now, self.event = event.now, event
         self.must, self.deltas, self.is_twin = {}, [], False
         self.to_leave.clear()
+        for book in self.books.values():
+            book.freed = 0
         match event:
             case WorkerSaid():
                 life = self.life_of(event.model, event.generation)
                 if life is not None:
-                    self._said(self.books[event.model], life, event.message)
+                    heard.said(self, self.books[event.model], life, event.message)
             case Tick():
                 timely.tick(self)
             case ClientSaid():
@@ -154,12 +160,14 @@ class Record:
                 for ask in self.open:
                     if ask.connection == connection:
                         self.must[ask] = {"slow_consumer"}
+            case SpareReady() | SpareEnded():
+                self.spares.seen(self, event)
             case Exited() | SpawnFailed():
                 deaths.seen(self, event)
             case Spawned() | WorkerBroke() | WorkerUnlinked():
-                self._process(event)
+                heard.process(self, event)
             case Sampled():
-                self._sampled(event)
+                heard.sampled(self, event)
             case Reloaded():
                 self.changes = wishes.changes(self, event)
                 wishes.reloaded(self, event)
@@ -187,8 +195,12 @@ class Record:
         check("duplicate answered", not self.is_twin, self.event)
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
         pauses.look(self)
+        higher.look(self)
+        swaps.look(self)
         timely.look(self)
         leases.look(self)
+        pressure.look(self)
+        self.spares.look(self)
         self._note_who_works()
 
     def _note_who_works(self) -> None:
@@ -210,7 +222,7 @@ class Record:
             progress_at=self.now,
         )
         book.retry, book.retry_at, book.drain_until = None, None, None
-        book.held = memory.need_of(self, book)
+        book.held = book.life.granted = memory.need_of(self, book)
 
     def check_ends(self) -> None:
         """Everything is over."""
@@ -291,7 +303,7 @@ class Record:
         book = self.books.get(ask.model)
         if book is not None and ask in book.waiting:
             (book.queue if ask in book.queue else book.paused).remove(ask)
-            self._busy(book)
+            book.busy_at = self.now
         if book is not None and book.life is not None and ask.key in book.life.given:
             book.life.tokens_at_end[ask.key] = ask.tokens
         ask.place, ask.ended_at = Place.ENDED, self.now
@@ -307,79 +319,7 @@ class Record:
         is_it = life is not None and life.generation == generation and not life.is_abandoned
         return life if is_it else None
 
-    def _process(self, event: Spawned | WorkerBroke | WorkerUnlinked) -> None:
-        life = self.life_of(event.model, event.generation)
-        if life is None:
-            return
-        match event:
-            case Spawned(pid=pid):
-                life.pid = pid
-            case WorkerUnlinked():
-                life.unlinked_at = self.now
-            case WorkerBroke(is_other_version=is_other_version):
-                life.broke_at = self.now
-                self.stops(life, Cause.VERSION if is_other_version else Cause.BROKEN)
-
     def stops(self, life: Life, cause: Cause) -> None:
         """From now on a process is being ended, if it was not already."""
         if life.cause is None:
             life.cause, life.stopped_serving_at = cause, self.now
-
-    def _sampled(self, event: Sampled) -> None:
-        self.machine_bytes = event.machine_bytes
-        for book in self.books.values():
-            if book.life is not None and book.life.pid is not None:
-                book.life.footprint = event.footprint_bytes.get(book.life.pid, 0)
-            if book.life is not None:
-                memory.measured(book, book.life)
-
-    def _said(self, book: Book, life: Life, message: object) -> None:
-        match message:
-            case Step():
-                leases.stepped(self, life, message)
-                costs.step(self, book, life, message)
-                for row in message.rows:
-                    pieces.arrived(self, book, life, row)
-                costs.rests(life)
-                self._busy(book)
-            case Accepted(key=key, acceptance=acceptance):
-                ask = life.given.get(key)
-                if ask is not None and ask.is_open and ask.acceptance is None:
-                    ask.acceptance = acceptance
-                if life.given and life.works_since is None and not life.turn.only_waits:
-                    life.works_since = self.now
-            case Rejected(key=key, error=error):
-                ask = life.given.pop(key, None)
-                if ask is not None and ask.is_open:
-                    self.must[ask] = {error["code"]}
-                elif ask is not None:
-                    self.count("cancel met rejection")
-                costs.rests(life)
-                self._busy(book)
-            case Hello(version=version):
-                life.has_greeted = True
-                self._progresses(life, ("import", 0.0))
-                if version != VERSION:
-                    self.stops(life, Cause.VERSION)
-            case LoadProgress(phase=phase, progress=progress):
-                self._progresses(life, (str(phase), progress))
-            case Ready() if life.cause is None:
-                life.ready_at, book.is_restarting = self.now, False
-                self._busy(book)
-                if life.launch.max_concurrency > 1:
-                    book.batching = {
-                        "fingerprint": message.fingerprint,
-                        "batching": message.batching.value,
-                        "reason": message.batching_reason,
-                    }
-            case Dying(message=words):
-                life.announced = words
-            case Heartbeat():
-                life.reported = message.active_bytes + message.cache_bytes
-
-    def _progresses(self, life: Life, progress: tuple[str, float]) -> None:
-        if progress != life.progress:
-            life.progress, life.progress_at = progress, self.now
-
-    def _busy(self, book: Book) -> None:
-        book.busy_at = self.now

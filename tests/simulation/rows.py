@@ -25,10 +25,10 @@ from .plan import Prompt
 from .reading import Has, Reading
 from .violation import check
 
-LONG_STEPS = 2
+LONG_STEPS = 4
 """A long prompt is read in that many steps."""
 
-LONG_TOKENS = 9
+LONG_TOKENS = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +66,7 @@ class Batch:
         say: sends the supervisor a message.
         rows: by key, in order of arrival.
         ended: what cancels and pauses took out since the last step message.
+        keeps: the share of paused rows whose state there is memory for.
         kept: paused requests whose state is kept.
         steps: made so far.
         reading: whether it may read.
@@ -77,6 +78,7 @@ class Batch:
     by_number: dict[int, Prompt]
     by_body: dict[bytes, Prompt]
     say: Callable[[WorkerMessage], None]
+    keeps: float = 1.0
     rows: dict[RequestKey, Row] = field(default_factory=dict)
     ended: list[RowDelta] = field(default_factory=list)
     kept: set[RequestKey] = field(default_factory=set)
@@ -162,7 +164,8 @@ class Batch:
             delta = self._advance(row, row.acceptance)
             self.rows.pop(key, None)
         if delta.finish is None:
-            delta.paused = RowState.KEPT if keep and has_read else RowState.DROPPED
+            is_kept = keep and has_read and self.dice.random() < self.keeps
+            delta.paused = RowState.KEPT if is_kept else RowState.DROPPED
         if delta.paused is RowState.KEPT:
             self.kept.add(key)
         self.ended.append(delta)

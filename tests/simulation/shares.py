@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 CLASSES = ("interactive", "normal", "batch")
+HIGHEST = 0
 NAMES = ("ann", "bob", "eve")
 PROCESSES = ("", "process 7@1", "process 8@1")
 EPSILON_S = 1e-6
@@ -66,9 +67,14 @@ def most_waiting(record: Record, account: str) -> int:
 
 def may_run(record: Record, account: str) -> bool:
     """Whether one more of an account may run, over all models."""
+    return may_run_more(record, account, 1) == 1
+
+
+def may_run_more(record: Record, account: str, wanted: int) -> int:
+    """How many more of an account may run, over all models, if that many want to."""
     most = _terms(record, account).max_running
     running = sum(one.place is Place.GIVEN and one.account == account for one in record.open)
-    return not most or running < most
+    return min(wanted, max(most - running, 0)) if most else wanted
 
 
 def startable(record: Record, book: Book) -> list[Ask]:
@@ -126,18 +132,19 @@ def rank_now(record: Record, ask: Ask, late_s: float = EPSILON_S) -> int:
 
 def in_order(record: Record, book: Book) -> list[Ask]:
     """Those who wait for a model, as they would start if each cost as much as earlier ones."""
-    places = _places(record, book)
+    places = _places(record, book, book.queue)
     return sorted(book.queue, key=places.__getitem__)
 
 
-def _places(record: Record, book: Book) -> dict[Ask, Places]:
+def _places(record: Record, book: Book, queue: list[Ask]) -> dict[Ask, Places]:
     cost_s = 1.0 if book.cost_s is None else book.cost_s
     taken: Counter[tuple[int, str]] = Counter()
     places = {}
-    for ask in sorted(book.queue, key=lambda ask: ask.number):
+    for ask in sorted(queue, key=lambda ask: ask.number):
         rank = rank_now(record, ask)
         if ask.is_again:
-            was_paused = ask.is_paused and ask.is_by_hand and not ask.is_interrupted
+            was_paused = ask.is_paused and not ask.is_interrupted
+            was_paused = was_paused and (ask.is_by_hand or ask.is_for_class)
             places[ask] = (rank, 0, float(was_paused), ask.number)
             continue
         before = taken[rank, ask.account]
@@ -147,12 +154,31 @@ def _places(record: Record, book: Book) -> dict[Ask, Places]:
     return places
 
 
+def contenders(record: Record, book: Book) -> list[Ask]:
+    """Who may get the next row, in order: one that was freed in this event for the highest class
+    goes to somebody who asked for that class."""
+    urgent = [ask for ask in book.queue if ask.rank == HIGHEST and may_run(record, ask.account)]
+    if not (book.freed and urgent):
+        return startable(record, book)
+    places = _places(record, book, urgent)
+    return sorted(urgent, key=places.__getitem__)
+
+
 def dispatched(record: Record, book: Book, ask: Ask, *, is_turn: bool) -> None:
     """A request starts; without turns of suspects it must be the first of those that may."""
     check("runs more than its client may", may_run(record, ask.account), ask)
     if not is_turn:
-        places = _places(record, book)
-        first, own = startable(record, book)[0], places[ask]
+        asks = contenders(record, book)
+        first = asks[0]
+        if book.freed and first.rank == HIGHEST:
+            book.freed -= 1
+            check("another class got the row", ask.rank == HIGHEST, f"{ask}: {first}")
+            if startable(record, book)[0].rank != HIGHEST:
+                record.count("got its row before those who had moved up")
+        else:
+            asks = book.queue
+        places = _places(record, book, asks)
+        own = places[ask]
         is_alike = own[:2] == places[first][:2] and own[1] == 1
         is_first = ask is first or (is_alike and abs(own[2] - places[first][2]) < EPSILON_S)
         check("line order", is_first, f"{ask} {own} before {first} {places[first]}")
@@ -168,7 +194,7 @@ def dispatched(record: Record, book: Book, ask: Ask, *, is_turn: bool) -> None:
 
 def check_place(record: Record, book: Book, ask: Ask, position: int) -> None:
     """A place is that in the order; those who have received as much may be before it or behind."""
-    places = _places(record, book)
+    places = _places(record, book, book.queue)
     rank, is_new, received_s, number = places[ask]
     before = sum(
         place < (rank, is_new, received_s - EPSILON_S * is_new, number) for place in places.values()
@@ -182,8 +208,9 @@ def check_place(record: Record, book: Book, ask: Ask, position: int) -> None:
 
 
 def named(record: Record, id: str) -> Ask | None:
-    """The open request that a person means; None if none is called that, or several are."""
-    found = [ask for ask in record.open if ask.id == id]
+    """The open request that a person means, by its id or as `#12` by the supervisor's number; None
+    if none is called that, or several are."""
+    found = [ask for ask in record.open if ask.id == id or f"#{ask.key}" == id]
     return found[0] if len(found) == 1 else None
 
 

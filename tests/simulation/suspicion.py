@@ -137,6 +137,13 @@ class Suspicion:
         self.quarantined.clear()
         self.convicts.clear()
 
+    def is_there(self, number: int, tokens: int) -> bool:
+        """Whether a prompt has to run alone now: its answer is as long as at a crash."""
+        suspect = self.suspects.get(number)
+        if suspect is None or not suspect.takes_turns:
+            return False
+        return any(place <= tokens for place in suspect.places)
+
     def takes_turn(self, number: int) -> bool:
         """Whether a prompt has to run alone."""
         suspect = self.suspects.get(number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
-from . import deaths, memory, shares, wishes
+from . import deaths, loads, memory, shares, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -121,9 +121,12 @@ def _returns(record: Record, book: Book) -> None:
         return
     if book.retry is not None and record.now <= book.retry[1] + SLACK_S:
         return
-    lives = [other.life for other in record.books.values() if other.life]
-    is_free = not any(life.ready_at is None and not life.is_abandoned for life in lives)
-    check("nobody is loaded", not is_free or memory.may_wait(record, book), book.name)
+    has_turn = loads.has_turn(record, book)
+    check(
+        "nobody is loaded",
+        not has_turn or memory.may_wait(record, book),
+        book.name,
+    )
 
 
 def _works(record: Record, book: Book, life: Life) -> None:
@@ -131,7 +134,8 @@ def _works(record: Record, book: Book, life: Life) -> None:
     if not book.serves or life.unlinked_at is not None:
         return
     startable = shares.startable(record, book) if book.queue else []
-    if startable and book.suspicion.turns_are_taken:
+    prompts = [*(ask.prompt.number for ask in startable), *(number for number, _ in life.held())]
+    if startable and any(map(book.suspicion.takes_turn, prompts)):
         check("turn missed", bool(life.given), startable[0])
     elif startable:
         check("room left", len(life.given) >= book.rows, startable[0])

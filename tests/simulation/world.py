@@ -12,6 +12,8 @@ from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
     Announce,
+    BudgetChanged,
+    EndSpare,
     Finish,
     ForgetModel,
     LogFault,
@@ -21,6 +23,7 @@ from mlxsup.supervisor.core.actions import (
     SendToWorker,
     SignalWorker,
     Spawn,
+    StartSpare,
     WakeAt,
 )
 from mlxsup.supervisor.core.core import Core
@@ -30,7 +33,6 @@ from mlxsup.supervisor.core.events import (
     ConnectionId,
     Event,
     Exited,
-    Sampled,
     Started,
     Tick,
     WorkerSaid,
@@ -39,9 +41,11 @@ from mlxsup.supervisor.core.events import (
 
 from .clients import Client
 from .links import Link, Timeline
+from .machine import Machine
 from .people import People
 from .plan import EVENTS, Plan, Prompt
 from .record import Record
+from .spares import PlayedSpares
 from .violation import Violation, check
 from .worker import PlayedWorker
 
@@ -54,8 +58,6 @@ MAX_HEAL_S = 400.0
 MAX_EVENTS = 30_000
 INVARIANTS_EVERY = 8
 """Events, from one look of the core at itself to the next: what is wrong there stays wrong."""
-
-MACHINE_BYTES = 10_000
 
 
 @dataclass(slots=True)
@@ -97,11 +99,11 @@ class World:
         self._has_invariants = has_invariants
         self._on_turn = on_turn
         # One for each process that lives or whose exit has not been seen.
+        self._spares = PlayedSpares(self.plan, self.time, self.handle)
         self._workers: dict[tuple[ModelName, Generation], PlayedWorker] = {}
         self._pids = 1000
         self._tick_at: float | None = None
         self._rest_s = 0.0
-        self._samples: dict[int, int] = {}
         self._reported: dict[int, int] = {}
         self.core = Core(
             self.plan.settings,
@@ -112,6 +114,7 @@ class World:
         )
         self.record = Record(self.plan, self.core.status)
         self.people = People(self)
+        self.machine = Machine(self)
 
     # ------------------------------------------------------------ running
 
@@ -121,6 +124,7 @@ class World:
             self.handle(Appraised(now=0.0, needs=self.plan.appraised()))
         self.handle(Started(now=0.0))
         self.people.begin()
+        self.machine.begin()
         while self.happened < EVENTS and not self.has_finished:
             self.time.advance()
         self.is_healing = True
@@ -183,11 +187,15 @@ class World:
                 worker = self._workers.get((model, generation))
                 if worker is not None and not worker.is_abandoned:
                     worker.tell(message)
-            case Spawn(model=model, generation=generation):
+            case Spawn(model=model, generation=generation, spare=spare):
+                if spare is not None:
+                    self._spares.taken(spare)
                 self._pids += 1
                 worker = PlayedWorker(self, action, self._pids)
                 self._workers[model, generation] = worker
                 self.record.begins(action, worker)
+            case StartSpare() | EndSpare():
+                self._spares.obey(action)
             case SignalWorker(model=model, generation=generation, signal=signal):
                 worker = self._workers.get((model, generation))
                 if worker is not None:
@@ -197,10 +205,10 @@ class World:
             case WakeAt(when=when):
                 self._wake_at(when)
             case ReadConfiguration(caller=caller):
-                self.people.read_configuration(caller)
+                self.people.operators.read_configuration(caller)
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
-            case Announce() | ForgetModel():
+            case Announce() | BudgetChanged() | ForgetModel():
                 pass
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))
@@ -272,14 +280,12 @@ class World:
         if fault == "oom_beat":
             self._reported[worker.pid] = limit + 1
             return
-        self._samples[worker.pid] = limit + (fault == "oom_kill")
-        self.handle(
-            Sampled(
-                now=self.time.now,
-                footprint_bytes=dict(self._samples),
-                machine_bytes=MACHINE_BYTES,
-            )
-        )
+        self.machine.overgrown[worker.pid] = limit + (fault == "oom_kill")
+        self.handle(self.machine.sampled())
+
+    def living(self) -> list[PlayedWorker]:
+        """Every process that lives, or whose end has not been seen."""
+        return list(self._workers.values())
 
     def reported_bytes(self, worker: PlayedWorker) -> int:
         """What a worker's beats say that it holds."""

@@ -11,7 +11,7 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.states import Channel, FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
     WORKER_TO_SUPERVISOR,
@@ -25,6 +25,7 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
     Resume,
     RowDelta,
+    SetBudget,
     Step,
     WorkerMessage,
 )
@@ -159,17 +160,24 @@ class LoopDriver:
         )
         self.answers: dict[int, Answer] = {}
         self.messages: list[WorkerMessage] = []
-        self._last_key = 0
+        self._last_key = self._budgets = 0
 
     def close(self) -> None:
         """Ends the helper threads; the engine is its owner's to close."""
         self._text.close()
 
-    def dispatch(self, resume: Resume | None = None, **parameters: Any) -> int:
+    def dispatch(
+        self,
+        resume: Resume | None = None,
+        *,
+        as_class: Priority = Priority.NORMAL,
+        **parameters: Any,
+    ) -> int:
         """Sends a request, or resumes one, and returns its key."""
         self._last_key += 1
+        key = RequestKey(self._last_key)
         body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
-        self._link.post(Dispatch(key=RequestKey(self._last_key), resume=resume, body=body))
+        self._link.post(Dispatch(key=key, resume=resume, priority=as_class, body=body))
         self.answers[self._last_key] = Answer()
         return self._last_key
 
@@ -194,6 +202,11 @@ class LoopDriver:
         resume = answer.resume_after(len(answer.tokens))
         self._link.post(Dispatch(key=RequestKey(key), resume=resume, body=b""))
         answer.deltas[-1].paused = None
+
+    def set_budget(self, rows_bytes: int) -> None:
+        """Sets what the rows may take."""
+        self._budgets += 1
+        self._link.post(SetBudget(number=self._budgets, rows_bytes=rows_bytes))
 
     def drop(self, key: int) -> None:
         """A paused request does not come back."""

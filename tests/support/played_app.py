@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from mlxsup.supervisor import app as app_module
-from mlxsup.supervisor.app import App, OnChange
+from mlxsup.supervisor.announcements import OnChange
+from mlxsup.supervisor.app import App
 from mlxsup.supervisor.config.load import DaemonConfig
 from mlxsup.supervisor.core.actions import Action, Finish
 from mlxsup.supervisor.core.events import Event, Tick
+from mlxsup.supervisor.core.memory.pressure import Reading
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.logs import DaemonLog
 
+READING = Reading(available_bytes=9, kept_free_bytes=1)
 STORIES = {"a": ["one", "two"], "b": []}
 
 
@@ -182,13 +185,15 @@ class Case:
 
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
         workers = SimpleNamespace(
-            pids=[7], end=self._nothing, leave=lambda: 0, close_logs=lambda: None, measurements=None
-        )
+            pids=[7], end=self._nothing, leave=lambda: 0, close_logs=lambda: None,
+            measurements=None, spares=SimpleNamespace(end=self._nothing),
+        )  # fmt: skip
         briefing = SimpleNamespace(
             needs={},
             needs_of=lambda config: {},
             adopt=lambda models, needs: None,
             settings_of=lambda config: config.core,
+            watch=lambda proc: None,
         )
         parts = {
             "Clock": lambda: clock, "Core": core, "Signals": signals,
@@ -199,7 +204,7 @@ class Case:
             self._monkeypatch.setattr(app_module, name, part)
         self._monkeypatch.setattr(asyncio, "sleep", self.sleeps.sleep)
 
-    def _sampler(self, report: Callable[[OSError], None]) -> Any:
+    def _sampler(self, report: Callable[[OSError], None], watch: object) -> Any:
         async def measure(pids: list[int]) -> None:
             self.sampled.append(pids)
 
@@ -209,6 +214,7 @@ class Case:
             close=lambda: self.sampled.append("closed"),
             footprint_bytes={7: 70},
             machine_bytes=99,
+            reading=READING,
         )
 
 

@@ -47,6 +47,7 @@ class Engine:
         self.removed: list[tuple[RequestKey, ...]] = []
         self.set_asides: list[tuple[tuple[RequestKey, ...], bool]] = []
         self.dropped: list[RequestKey] = []
+        self.kept: dict[RequestKey, int] = {}
         self.ahead: dict[RequestKey, RowToken] = {}
         self.cached = 0
         self.returned = 0
@@ -80,6 +81,9 @@ class Engine:
     def drop_kept(self, *keys: RequestKey) -> None:
         self.dropped += keys
 
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        self.kept = {key: size for key, size in self.kept.items() if key == spared}
+
     def has_rows(self) -> bool:
         return bool(self.rows)
 
@@ -99,7 +103,7 @@ class Engine:
         return self.is_decoding
 
     def bytes_held(self) -> EngineBytes:
-        return EngineBytes(active=1, cache=2, peak=3)
+        return EngineBytes(active=1, cache=2, peak=3, kept=sum(self.kept.values()))
 
     def give_back(self) -> None:
         self.returned += 1

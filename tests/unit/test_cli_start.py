@@ -15,7 +15,8 @@ import pytest
 from mlxsup.cli.main import main
 from mlxsup.cli.terminal.change_printer import MAX_WAITING, ChangePrinter
 from mlxsup.cli.terminal.output import Output
-from mlxsup.supervisor.app import OnChange, OnListening
+from mlxsup.supervisor.announcements import OnChange
+from mlxsup.supervisor.app import OnListening
 from mlxsup.supervisor.config.load import DaemonConfig
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 

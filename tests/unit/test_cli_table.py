@@ -11,6 +11,7 @@ from mlxsup.cli.terminal.change_printer import change_line
 from mlxsup.cli.terminal.model_row import cause_of, note_of, row_of
 from mlxsup.cli.terminal.notices import notice_text
 from mlxsup.cli.terminal.quantities import format_bytes, format_duration
+from mlxsup.cli.terminal.sharing_lines import sharing_lines
 from mlxsup.cli.terminal.table import Row, render
 from mlxsup.client import Notice, NoticeKind
 
@@ -98,6 +99,7 @@ def test_row_of_a_ready_model() -> None:
         ),
         ({"batching": {"mode": "together", "reason": ""}, "warnings": []}, ""),
         ({"paused": ["a", "b"]}, "2 paused"),
+        ({"paused": ["a"], "yielded": ["b", "c"]}, "1 paused, 2 gave way"),
         ({"paused": ["a"], "last_exit": KILLED}, "SIGKILL, out of memory, 2m 5s ago, 1 paused"),
         ({"batching": {"mode": "serial_prefill", "reason": "why"}}, "prompts one by one"),
         ({"batching": {"mode": "one_row", "reason": "why"}}, "one row at a time"),
@@ -195,6 +197,22 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
         ),
         (NoticeKind.PAUSED, {"reason": "user"}, "paused, until `mlxsup resume`"),
         (NoticeKind.PAUSED, {"reason": "turn"}, "paused, another has its turn"),
+        (
+            NoticeKind.PAUSED,
+            {"reason": "class", "expected_s": 75.2},
+            "paused, an interactive request has its row, about 1m 15s",
+        ),
+        (
+            NoticeKind.QUEUED,
+            {"position": 1, "reason": "rows", "since_s": 3.0, "expected_s": 12.9},
+            "queued, position 1, about 12s",
+        ),
+        (NoticeKind.QUEUED, {"position": 1, "expected_s": 0.9}, "queued, position 1"),
+        (
+            NoticeKind.QUEUED,
+            {"position": 2, "reason": "limit"},
+            "queued, position 2, its client runs as many as it may",
+        ),
     ],
 )
 def test_notices(kind: NoticeKind, detail: dict[str, Any], text: str) -> None:
@@ -228,3 +246,19 @@ def test_change_line() -> None:
     change = {"at": NOW, "model": "m", "from": "LOADING", "to": "READY", "generation": 2, "pid": 9}
     line = change_line(change | {"note": "loaded"})
     assert line.endswith(" m: LOADING → READY (generation 2, pid 9, loaded)")
+
+
+def test_who_waits_and_how_models_have_shared_stands_below_the_table() -> None:
+    clients = {
+        "ann": {"waiting": 3, "running": 2, "weight": 1.0},
+        "bob": {"waiting": 1, "running": 0, "weight": 1.0},
+        "eve": {"waiting": 0, "running": 1, "weight": 1.0},
+    }
+    models = [{"name": "a", "share": 0.704}, {"name": "b", "share": 0.296}, {"name": "c"}]
+    value = {"queue": {"clients": clients}, "models": models}
+    assert sharing_lines(value, None) == [
+        "waiting: ann 3 (2 running), bob 1",
+        "engine time: a 70%, b 30%",
+    ]
+    assert sharing_lines(value, 10) == ["waiting: a", "engine tim"]
+    assert sharing_lines({"models": [{"name": "a", "share": 1.0}]}, None) == []

@@ -100,7 +100,7 @@ def test_the_status_counts_by_account_and_by_class() -> None:
     [running] = row["rows"]
     assert running == {
         "id": "a", "number": "#1", "client": "alice", "priority": "normal", "class": "normal",
-        "waited_s": 0.0,
+        "waited_s": 0.0, "paused": None,
     }  # fmt: skip
     assert [(one["number"], one["class"], one["waited_s"]) for one in row["line"]] == [
         ("#3", "interactive", 2.0),
@@ -228,7 +228,7 @@ def test_who_may_not_run_more_waits_and_others_start_before_it() -> None:
     driver.ask("n1", client="nightly", notices=True)
     driver.ask("n2", client="nightly", notices=True, priority=INTERACTIVE)
     [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "limit"}
+    assert notice.detail == {"position": 1, "reason": "limit", "since_s": 0.0}
     driver.ask("a")
     driver.ask("b")
     assert driver.row()["running"] == ["n1", "a", "b"]

@@ -107,7 +107,7 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for(
     assert list(reply.value["stories"]) == ["m"]
     first, second = reply.value["stories"]["m"]
     assert first == "1000.000 STOPPED WantUp(why=<Why.USER: 'user'>) → PENDING"
-    assert second == "1000.000 PENDING Turn() → LOADING"
+    assert second == "1000.000 PENDING Turn(spare=None) → LOADING"
 
 
 def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:
@@ -117,7 +117,7 @@ def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:
     assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
     assert story[-2].startswith("1000.000 READY Died(exit_code=None, signal_name='SIGSEGV'")
     assert story[-2].endswith(" → PENDING")
-    assert story[-1] == "1000.000 PENDING Turn() → LOADING"
+    assert story[-1] == "1000.000 PENDING Turn(spare=None) → LOADING"
 
 
 def test_no_more_than_the_latest_two_hundred_lines_of_a_story_are_kept() -> None:

@@ -151,7 +151,8 @@ def test_a_reload_says_what_it_changes_and_not_again() -> None:
     for removed in (["m"], []):
         driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models, caller=caller))
         added = ["n"] if removed else []
-        value = {"added": added, "changed": [], "removed": removed, "later": []}
+        changes: dict[str, object] = {"added": added, "changed": [], "removed": removed}
+        value = {**changes, "later": [], "over_budget_bytes": 0}
         assert driver.sent(Reply) == [Reply(id=RequestId("x"), value=value)]
     assert driver.row("n")["why"] == "reload"
 

@@ -16,7 +16,7 @@ from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Re
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.sharing.accounts import Account
 
-from support.core_driver import LAUNCH, Driver, entry
+from support.core_driver import LAUNCH, Driver
 from support.core_looks import ALICE
 from support.core_states import in_state
 
@@ -49,18 +49,6 @@ def waiting() -> Driver:
     """One request waits for a load."""
     driver = Driver()
     driver.ask()
-    return driver
-
-
-def two_loads() -> Driver:
-    """Both lanes are taken: `a` loads after a crash, and `b` for the first time."""
-    driver = Driver([entry("a"), entry("b")])
-    driver.load("a")
-    driver.come_up("a")
-    driver.load("b")
-    driver.spawned("b", 2)
-    driver.exit("a")
-    assert [driver.state(name) for name in "ab"] == [State.LOADING] * 2
     return driver
 
 
@@ -111,14 +99,6 @@ def waits_beside_room(driver: Driver) -> None:
 
 def set_life(name: str, value: object) -> Callable[[Driver], None]:
     return lambda driver: setattr(driver.model().life, name, value)
-
-
-def load_twice(*, is_after_crash: bool) -> Callable[[Driver], None]:
-    def corrupt(driver: Driver) -> None:
-        for name in "ab":
-            driver.model(name).life.is_after_crash = is_after_crash
-
-    return corrupt
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object], str]] = {
@@ -197,8 +177,6 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
     ),
     "belongs nowhere": (lambda: in_state(State.READY), smuggled, ""),
     "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
-    "two loads after crashes": (two_loads, load_twice(is_after_crash=True), ""),
-    "two loads afresh": (two_loads, load_twice(is_after_crash=False), ""),
 }  # fmt: skip
 
 

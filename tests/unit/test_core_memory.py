@@ -77,7 +77,7 @@ def test_busy_models_are_waited_for_H9() -> None:
     wait = driver.row("c")["memory_wait"]
     assert wait == {
         "waits_s": 100.0,
-        "reason": "needs 4.00GiB, 0.0MiB is free: a and b are busy",
+        "reason": "needs 4.00GiB, 0.0MiB is free: a is busy, and goes when its turn is over",
     }
     driver.accept(other, "b")
     driver.token(other, model="b", finish=FinishReason.STOP)
@@ -95,7 +95,7 @@ def test_who_waits_for_memory_gets_a_notice_that_says_so() -> None:
     driver.serve("r2", model="b")
     driver.ask("r3", "c", notices=True)
     details = [notice.detail for notice in driver.sent(Notice)]
-    assert {"position": 1, "reason": "memory"} in details
+    assert {"position": 1, "reason": "memory", "since_s": 0.0} in details
     assert driver.row("c")["progress"] == {"phase": "waiting for memory", "fraction": 0.0}
 
 
@@ -223,6 +223,7 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
         "model": "c",
         "needed_bytes": 4 * GIB,
         "evicts": ["a"],
+        "swaps": [],
         "outcome": "evicts",
         "reason": "needs 4.00GiB, 0.0MiB is free: a is idle",
     }
@@ -232,7 +233,7 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
     assert driver.errors() == {"dry-big": ErrorCode.INSUFFICIENT_MEMORY}
     driver.serve("r1", model="a")
     driver.serve("r2", model="b")
-    assert driver.foresees("c")["outcome"] == "waits"
+    assert driver.foresees("c")["outcome"] == "swaps"
     driver.unload("b")
     assert driver.foresees("c")["reason"].endswith("b is about to go")
     driver.row_ends("b", 2)

@@ -19,7 +19,7 @@ from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import Abandon, Action, SendToWorker, SignalWorker, Spawn
 from mlxsup.supervisor.core.actions import WorkerSignal as Signal
 from mlxsup.supervisor.core.events import Reloaded, Sampled
-from mlxsup.supervisor.core.settings import ModelSettings
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_memory import MemoryDriver, limited, sized
 
@@ -56,9 +56,12 @@ class MemoryMachine(RuleBasedStateMachine):
     def start(self, needs: tuple[int, ...], budget: int, pin: str) -> None:
         self.budget = budget
         self.entries = self.entries_of(needs, pin)
-        self.driver = MemoryDriver([], limited(budget))
+        self.driver = MemoryDriver([], self.settings_of(budget))
         self.driver.obey = self.obey_all
         self.reload_to(self.entries)
+
+    def settings_of(self, budget: int) -> CoreSettings:
+        return limited(budget, swap=False)
 
     @staticmethod
     def entries_of(needs: tuple[int, ...], pin: str) -> list[ModelSettings]:
@@ -182,13 +185,15 @@ class MemoryMachine(RuleBasedStateMachine):
             self.entries = [replace(e, pinned=e.name == pin) for e in self.entries]
         else:
             self.entries = self.entries_of(needs, pin)
+        for name, held in self.kept.items():
+            self.kept[name] = min(held, self.need(name))
         self.reload_to(self.entries)
 
     def reload_to(self, entries: list[ModelSettings]) -> None:
         for name, process in self.processes.items():
             if self.entry(name).pinned:
                 process.held = max(process.held, self.need(name))
-        settings_ = limited(self.budget)
+        settings_ = self.settings_of(self.budget)
         self.driver.do(Reloaded(now=self.driver.now, settings=settings_, models=tuple(entries)))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 1.9]))

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.ids import ModelName
-from mlxsup.supervisor.core.memory.cache_cost import (
+from mlxsup.protocol.cache_cost import (
     CHUNK_TOKENS,
     GROWTH_TOKENS,
     cache_bytes,
     tokens_within,
 )
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.memory.need import Source
 from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 

@@ -145,24 +145,24 @@ def test_the_reason_is_told_and_each_change_of_it() -> None:
     driver = Driver()
     driver.ask("a", notices=True)
     [queued, _] = driver.sent(Notice)
-    assert queued.detail == {"position": 1, "reason": "load"}
+    assert queued.detail == {"position": 1, "reason": "load", "since_s": 0.0}
     driver.spawned()
     driver.exit()
     assert driver.state() is State.LOADING, "the first crash costs no delay"
     driver.spawned()
     driver.exit()
     [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "backoff"}
+    assert notice.detail == {"position": 1, "reason": "backoff", "since_s": 0.0}
     driver.pass_time(2.0)
     assert [n.detail["reason"] for n in driver.sent(Notice) if n.kind == "queued"] == ["load"]
     driver.ask("b")
     driver.ask("c", notices=True)
     driver.come_up()
     [notice] = driver.sent(Notice)
-    assert (notice.id, notice.detail) == ("c", {"position": 1, "reason": "rows"})
+    assert (notice.id, notice.detail) == ("c", {"position": 1, "reason": "rows", "since_s": 0.0})
     driver.restart()
     [notice] = driver.sent(Notice)
-    assert notice.detail == {"position": 1, "reason": "restart"}
+    assert notice.detail == {"position": 1, "reason": "restart", "since_s": 0.0}
 
 
 def test_a_suspect_that_waits_for_its_turn_is_told_so() -> None:
@@ -177,7 +177,9 @@ def test_a_suspect_that_waits_for_its_turn_is_told_so() -> None:
     [running] = driver.row()["running"]
     [other] = {"a", "b"} - {running}
     told = [n for n in driver.sent(Notice) if n.kind == "queued"]
-    assert [(n.id, n.detail) for n in told] == [(other, {"position": 1, "reason": "turn"})]
+    assert [(n.id, n.detail) for n in told] == [
+        (other, {"position": 1, "reason": "turn", "since_s": 5.0})
+    ]
     driver.ask("innocent", body=b"innocent", notices=True)
     told = [n for n in driver.sent(Notice) if n.kind == "queued"]
     assert {n.id: n.detail["reason"] for n in told} == {"innocent": "turn"}

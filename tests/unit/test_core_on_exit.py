@@ -217,5 +217,6 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         queue_timeout_s=600.0,
         first_token_timeout_s=0.0,
         max_parallel_prefills=None,
+        parallel_loads=1,
         exit_grace_s=2.0,
     )

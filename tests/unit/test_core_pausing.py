@@ -48,6 +48,11 @@ def notices(driver: Driver, kind: str) -> list[dict[str, Any]]:
     return [notice.detail for notice in driver.sent(Notice) if notice.kind == kind]
 
 
+def told(tokens_sent: int) -> dict[str, Any]:
+    """What a notice says of a pause that has just begun."""
+    return {"reason": PauseReason.USER, "tokens_sent": tokens_sent, "since_s": 0.0}
+
+
 def value(driver: Driver) -> dict[str, Any]:
     [reply] = driver.sent(Reply)
     return reply.value
@@ -73,7 +78,7 @@ def test_a_pause_asks_the_row_to_leave_and_its_state_to_be_kept() -> None:
 def test_what_was_computed_ahead_is_delivered_before_the_notice() -> None:
     driver = paused()
     assert [type(message) for message in driver.sent_in_order()][:2] == [Deltas, Notice]
-    assert notices(driver, "paused") == [{"reason": PauseReason.USER, "tokens_sent": 3}]
+    assert notices(driver, "paused") == [told(3)]
     assert (driver.row()["running"], driver.row()["paused"]) == ([], ["r1"])
     assert driver.row()["queued"] == 0
 
@@ -135,7 +140,7 @@ def test_a_second_pause_is_told_again() -> None:
     driver.resume()
     driver.pause()
     driver.row_left(1)
-    assert notices(driver, "paused") == [{"reason": PauseReason.USER, "tokens_sent": 3}]
+    assert notices(driver, "paused") == [told(3)]
 
 
 # ---------------------------------------------------------------- races with the worker
@@ -156,7 +161,7 @@ def test_tokens_that_cross_the_pause_count_and_are_no_return() -> None:
     assert len(driver.sent(Deltas)) == 1
     assert notices(driver, "resumed") == []
     driver.row_left(1)
-    assert notices(driver, "paused") == [{"reason": PauseReason.USER, "tokens_sent": 3}]
+    assert notices(driver, "paused") == [told(3)]
 
 
 def test_a_cancel_that_crosses_the_pause_ends_it_and_drops_its_state() -> None:
@@ -179,7 +184,7 @@ def test_a_resume_before_the_worker_confirms_lets_it_come_back_at_once() -> None
     assert value(driver)["stage"] == "queued"
     driver.row_left(1)
     assert driver.dispatched() == [1]
-    assert notices(driver, "paused") == [{"reason": PauseReason.USER, "tokens_sent": 2}]
+    assert notices(driver, "paused") == [told(2)]
 
 
 def test_a_pause_after_that_resume_still_waits_for_the_same_row() -> None:
@@ -236,7 +241,7 @@ def test_a_request_that_was_not_accepted_is_new_again() -> None:
     driver.ask(notices=True)
     driver.pause()
     driver.row_left(1)
-    assert notices(driver, "paused") == [{"reason": PauseReason.USER, "tokens_sent": 0}]
+    assert notices(driver, "paused") == [told(0)]
     driver.resume()
     [dispatch] = driver.told(Dispatch)
     assert (dispatch.resume, dispatch.body) == (None, b"body")

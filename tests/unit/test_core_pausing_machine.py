@@ -1,4 +1,5 @@
-"""Pauses that cross tokens, ends, cancels, crashes, unloads and each other, in any order.
+"""Pauses, by hand and for a higher class, that cross tokens, ends, cancels, crashes, unloads and
+each other, in any order.
 
 The machine plays one worker, which obeys what it is told when a rule says so, and keeps its own
 books of what each client was sent. `Driver.do` checks the core's invariants after each event.
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlxsup.protocol.client_messages import Deltas, Done, Failed, Reply
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, RowState, State, Wanted
+from mlxsup.protocol.states import FinishReason, Priority, RowState, State, Wanted
 from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
@@ -36,7 +37,9 @@ from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import LAUNCH, Driver, entry
 
 ROWS = 2
-SETTINGS = CoreSettings(max_queue=99, max_queue_per_client=99, drain_timeout_s=5.0)
+SETTINGS = CoreSettings(
+    max_queue=99, max_queue_per_client=99, drain_timeout_s=5.0, min_run_s=0.1, aging_s=4.0
+)
 PATIENT = entry().restart
 
 
@@ -132,11 +135,14 @@ class PausingMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ people
 
-    @rule(may_resume=st.sampled_from([True, True, True, False]))
-    def ask(self, may_resume: bool) -> None:
+    @rule(
+        may_resume=st.sampled_from([True, True, True, False]),
+        priority=st.sampled_from([Priority.BATCH, *Priority]),
+    )
+    def ask(self, may_resume: bool, priority: Priority) -> None:
         id = f"r{len(self.sent)}"
         self.sent[id] = 0
-        self.driver.ask(id, body=id.encode(), resume=may_resume)
+        self.driver.ask(id, body=id.encode(), resume=may_resume, priority=priority)
 
     def choose(self, which: int, *, paused: bool) -> str | None:
         found = [id for id in self.sent if id not in self.ended and (id in self.held) is paused]

@@ -321,7 +321,7 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     driver = Driver()
     driver.ask("silent")
     driver.ask("r1", notices=True)
-    assert notices(driver, "queued") == [{"position": 2, "reason": "load"}]
+    assert notices(driver, "queued") == [{"position": 2, "reason": "load", "since_s": 0.0}]
     assert notices(driver, "loading") == [{"state": "LOADING", "phase": "spawn", "fraction": 0.0}]
     driver.spawned()
     driver.hello()
@@ -329,7 +329,7 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert notices(driver, "loading") == [{"state": "LOADING", "phase": "weights", "fraction": 0.5}]
     assert notices(driver, "queued") == [], "only what has changed"
     driver.cancel("silent")
-    assert notices(driver, "queued") == [{"position": 1, "reason": "load"}]
+    assert notices(driver, "queued") == [{"position": 1, "reason": "load", "since_s": 0.0}]
     driver.ready()
     assert driver.sent(Notice) == [], "it no longer waits"
     row = PrefillProgress(key=RequestKey(2), done=16, total=64)

@@ -227,7 +227,7 @@ def test_its_client_is_told_of_the_pause() -> None:
     driver = streaming(notices=True)
     driver.exit()
     assert notices(driver, "interrupted") == [{"cause": "SIGKILL: last words", "tokens_sent": 2}]
-    assert notices(driver, "queued") == [{"position": 1, "reason": "load"}]
+    assert notices(driver, "queued") == [{"position": 1, "reason": "load", "since_s": 0.0}]
     come_back(driver)
     assert notices(driver, "resumed") == []
     driver.token(1)

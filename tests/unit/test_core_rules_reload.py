@@ -94,6 +94,7 @@ def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
     assert reply.id == "x"
     assert reply.value == {
         "added": ["d"], "changed": ["b"], "removed": ["c"], "later": ["log_dir"],
+        "over_budget_bytes": 0,
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_the_limits_that_no_entry_sets() -> None:
     assert model.SHORTEST_FREE_S == 0.1
     assert (counters.COST_WEIGHT, counters.UNKNOWN_COST_S) == (0.2, 1.0)
     assert counters.MAX_ACCOUNTS == 4096
-    assert CoreSettings().aging_s == 60.0
+    assert (CoreSettings().aging_s, CoreSettings().min_run_s) == (60.0, 2.0)
     assert ClientSettings() == ClientSettings(
         weight=1.0,
         priority=Priority.NORMAL,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.states import Batching, LoadPhase, State, WorkerPhase
+from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
 from mlxsup.supervisor.core.events import Sampled
@@ -20,6 +20,12 @@ from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import BOB
 from support.core_states import in_state
 
+NO_BUDGET = {
+    "budget_bytes": None,
+    "effective_budget_bytes": None,
+    "shortage": "",
+    "over_bytes": 0,
+}
 NEVER_STARTED: dict[str, Any] = {
     "name": "m",
     "state": "STOPPED",
@@ -39,6 +45,7 @@ NEVER_STARTED: dict[str, Any] = {
     "running": [],
     "rows": [],
     "paused": [],
+    "yielded": [],
     "paused_rows": [],
     "alone": None,
     "row_limit": 2,
@@ -49,9 +56,11 @@ NEVER_STARTED: dict[str, Any] = {
     "steps": 0,
     "engine_s": 0.0,
     "repeated_s": 0.0,
+    "share": None,
     "pinned": False,
     "needed_bytes": 0,
     "reserved_bytes": 0,
+    "row_budget_bytes": None,
     "memory_wait": None,
     "footprint_bytes": 0,
     "phase": None,
@@ -61,6 +70,7 @@ NEVER_STARTED: dict[str, Any] = {
     "cache_bytes": 0,
     "peak_bytes": 0,
     "kept_bytes": 0,
+    "prefix_bytes": 0,
     "prefill_chunk": None,
     "decode_stall_target_ms": 250,
     "backend": None,
@@ -85,7 +95,7 @@ def test_a_model_that_was_never_started() -> None:
 
 def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
     memory = Driver().core.status(1000.0)["memory"]
-    assert memory == {"budget_bytes": None, "reserved_bytes": 0, "machine_bytes": 0}
+    assert memory == {**NO_BUDGET, "reserved_bytes": 0, "machine_bytes": 0}
     driver = in_state(State.READY)
     driver.model().life.footprint_bytes = 10**9
     assert not driver.model().is_over_memory
@@ -100,11 +110,14 @@ def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
         "priority": "normal",
         "class": "normal",
         "waited_s": waited_s,
+        "paused": None,
     }
 
 
 def test_a_daemon_that_has_not_begun_counts_from_the_beginning_of_its_clock() -> None:
-    status = status_map([], Ledger(Terms(CoreSettings())), Daemon(facts={}), None, 5.0)
+    status = status_map(
+        [], Ledger(Terms(CoreSettings())), Daemon(facts={}), None, 5.0, spares={"workers": []}
+    )
     assert status["uptime_s"] == 5.0
 
 
@@ -126,7 +139,8 @@ def test_the_whole_status_of_a_daemon() -> None:
         "pid": 1,
         "version": VERSION,
         "uptime_s": 12.0,
-        "memory": {"budget_bytes": None, "reserved_bytes": 340, "machine_bytes": 9000},
+        "memory": {**NO_BUDGET, "reserved_bytes": 340, "machine_bytes": 9000},
+        "spares": {"wanted": 0, "retry_in_s": None, "workers": []},
         "queue": {
             "waiting": 1,
             "per_client": {"process 7@1": 1},
@@ -302,3 +316,20 @@ def test_two_samples_of_one_moment_tell_no_rate() -> None:
     driver.token(1)
     driver.sample(0)
     assert driver.row()["tokens_per_s"] == 0.0
+
+
+def test_what_models_have_computed_is_shown_as_shares_of_all() -> None:
+    driver = Driver([entry("a"), entry("b"), entry("c")])
+    for pid, name in enumerate("ab", start=5):
+        driver.load(name)
+        driver.come_up(name, pid)
+        [key] = driver.serve(f"r{name}", model=name)
+        driver.accept(key, name)
+    for seconds in (1.0, 2.0):
+        driver.compute(seconds, 1, model="a")
+    driver.token(1, model="a", finish=FinishReason.STOP)
+    driver.compute(1.0, 2, model="b")
+    rows = driver.core.status(driver.now)["models"]
+    total_s = sum(row["engine_s"] for row in rows)
+    assert [row["share"] for row in rows] == [row["engine_s"] / total_s for row in rows]
+    assert 0.0 == rows[2]["share"] < rows[1]["share"] < rows[0]["share"] < 1.0

@@ -51,7 +51,7 @@ def test_every_state_answers_to_every_command() -> None:
 
 def test_every_state_with_a_process_answers_to_its_end_and_to_garbage() -> None:
     with_process = [phase for phase in PHASES if phase.STATE in HAS_PROCESS]
-    assert len(with_process) == len(HAS_PROCESS)
+    assert {phase.STATE for phase in with_process} == HAS_PROCESS
     for phase in with_process:
         assert {(phase, triggers.Died), (phase, triggers.Broke)} <= TABLE.keys()
 

@@ -117,6 +117,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             worker_messages.DropKept(key=KEY),
             worker_messages.Leases(are_needed=True),
             worker_messages.Lease(),
+            worker_messages.SetBudget(number=3, rows_bytes=1 << 33, gives_back=True),
+            worker_messages.GiveBack(),
             worker_messages.Exit(),
         ],
     ),

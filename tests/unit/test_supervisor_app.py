@@ -33,7 +33,7 @@ from mlxsup.supervisor.sockets.transport import LoopSocket
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 
 from support.eventually_async import eventually_async
-from support.played_app import Case
+from support.played_app import READING, Case
 from support.played_daemon import short_folder
 
 BUG = ("error", "internal error: the daemon ends")
@@ -236,7 +236,7 @@ def test_processes_are_measured_each_second(monkeypatch: pytest.MonkeyPatch) -> 
     case = Case(monkeypatch)
     case.sleeps.ends = {1.0: 1}
     case.run()
-    sampled = Sampled(now=100.0, footprint_bytes={7: 70}, machine_bytes=99)
+    sampled = Sampled(now=100.0, footprint_bytes={7: 70}, machine_bytes=99, reading=READING)
     assert case.loop.soon[1:] == [(case.app.dispatch, sampled)] * 2
     assert case.sleeps.waits_s.count(1.0) == 2
     assert case.sampled == [*MEASURED, *MEASURED, "closed"]

@@ -17,10 +17,10 @@ from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.config.folders import config_of_folders, split_model
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import ConfigError, load_config
+from mlxsup.supervisor.config.sampling_table import SamplingTable
 from mlxsup.supervisor.config.tables import (
     ModelTable,
     RestartTable,
-    SamplingTable,
     SupervisorTable,
 )
 from mlxsup.supervisor.core.settings import (
@@ -69,7 +69,9 @@ drain_timeout_s = "90s"
 queue_timeout_s = "5m"
 first_token_timeout_s = "1h"
 aging_s = "2m"
+min_run_s = 2.5
 max_parallel_prefills = 3
+parallel_loads = 2
 [clients.alice]
 weight = 3
 priority = "normal"
@@ -113,6 +115,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
         queue_timeout_s=300.0,
         first_token_timeout_s=3600.0,
         aging_s=120.0,
+        min_run_s=2.5,
         clients={
             "alice": ClientSettings(
                 weight=3.0, max_priority=Priority.NORMAL, max_queue=9, max_running=2
@@ -120,6 +123,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
             "*": ClientSettings(weight=0.5, priority=Priority.BATCH),
         },
         max_parallel_prefills=3,
+        parallel_loads=2,
     )
     assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
     assert config.memory_budget == 512 * 1024 * 1024

@@ -281,6 +281,7 @@ drain_timeout_s = 0
 queue_timeout_s = 0
 first_token_timeout_s = 0
 max_parallel_prefills = 1
+parallel_loads = 1
 [models."{name}"]
 engine = "fake"
 fake = {{ a = [1, "x", true, 1.5, {{ b = [] }}], deep = {{}} }}
@@ -301,7 +302,7 @@ path = ""
     core = config.core
     assert (core.max_queue, core.max_queue_per_client, core.max_queue_bytes) == (1, 1, 1)
     assert (core.drain_timeout_s, core.queue_timeout_s, core.first_token_timeout_s) == (0, 0, 0)
-    assert core.max_parallel_prefills == 1
+    assert (core.max_parallel_prefills, core.parallel_loads) == (1, 1)
     first, second = config.models
     launch = first.launch
     assert (first.name, launch.path, launch.max_concurrency) == (name, "", 1024)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import psutil
 import pytest
 
+from mlxsup.supervisor.memory.watch import NoWatch
 from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
     Sampler,
@@ -84,7 +85,7 @@ class Machine:
             self.reported.append((self.now, error.errno))
 
         async def main() -> None:
-            sampler = Sampler(report, clock=lambda: self.now)
+            sampler = Sampler(report, NoWatch(), clock=lambda: self.now)
             try:
                 await body(sampler)
             finally:
@@ -154,7 +155,7 @@ def test_measuring_happens_on_one_thread_beside_the_loop(monkeypatch: pytest.Mon
     monkeypatch.setattr(measure_module, "measure_footprints", measure)
 
     async def main() -> None:
-        sampler = Sampler(lambda error: None)
+        sampler = Sampler(lambda error: None, NoWatch())
         for _ in range(3):
             await sampler.measure([])
         sampler.close()
@@ -182,7 +183,7 @@ def test_its_thread_ends_with_it_and_nobody_waits_for_one_that_measures(
     kept: list[Sampler] = []
 
     async def main() -> None:
-        sampler = Sampler(lambda error: None)
+        sampler = Sampler(lambda error: None, NoWatch())
         kept.append(sampler)  # else its thread ends with it
         task = asyncio.create_task(sampler.measure([]))
         await asyncio.to_thread(began.wait, 60.0)

@@ -11,8 +11,8 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
 )
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
+from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
-from mlxsup.worker.loop import GIVE_BACK_AFTER_S
 from mlxsup.worker.text_threads import Refused
 
 from support.loop_bench import BUDGETS, STOPS, Bench

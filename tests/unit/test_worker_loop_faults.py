@@ -12,7 +12,7 @@ from mlxsup.protocol.worker_messages import (
     Resume,
 )
 from mlxsup.worker.engine import Prompt, StepResult, WorkerFaultError
-from mlxsup.worker.loop import GIVE_BACK_AFTER_S
+from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Tokenised
 

@@ -11,7 +11,7 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.worker.engine import (
     WorkerFaultError,
 )
-from mlxsup.worker.loop import GIVE_BACK_AFTER_S
+from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
 
 from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench

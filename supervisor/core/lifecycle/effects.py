@@ -36,6 +36,11 @@ class RunningLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLeave:
+    """Every row is to leave the batch: the model makes room, and its requests wait for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpWaitersEnd:
     """Answer callers of load and restart: with success, or with an error."""
 
@@ -61,7 +66,16 @@ class Erased:
     """The model was removed and its process is gone: forget it."""
 
 
-Effect = QueueEnds | RunningEnds | RunningLost | UpWaitersEnd | DownWaitersEnd | Changed | Erased
+Effect = (
+    QueueEnds
+    | RunningEnds
+    | RunningLost
+    | RowsLeave
+    | UpWaitersEnd
+    | DownWaitersEnd
+    | Changed
+    | Erased
+)
 
 Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
 """Everything that a transition can cause."""

@@ -35,6 +35,7 @@ from .states import (
     Stopped,
     Stopping,
     StopStage,
+    Swapping,
 )
 
 NEVER_SPAWNED = Generation(0)
@@ -80,6 +81,8 @@ class Life:
         removal: the error for requests once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
         need: what the model was appraised at; None before, and if its files cannot be read.
+        granted_bytes: what its live process was started with of the memory budget.
+        stream_tokens: how long its longest answer is that has begun; its next load has room for it.
         reserved_bytes: its part of the memory budget: from before the spawn until the exit is seen,
             and across a restart; if it is pinned, for as long as it is configured.
         known_batching: what a worker of this model found out about how rows may be batched, in the
@@ -103,6 +106,8 @@ class Life:
     removal: RemoteError | None = None
     footprint_bytes: int = 0
     need: Need | None = None
+    granted_bytes: int = 0
+    stream_tokens: int = 0
     reserved_bytes: int = 0
     known_batching: dict[str, str] | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
@@ -152,11 +157,11 @@ class Life:
     @property
     def needed_bytes(self) -> int:
         """What must be free before it is loaded: the `memory` of its entry, or else what it was
-        appraised at; 0 if nothing is known of it."""
+        appraised at, with a row for its longest answer; 0 if nothing is known of it."""
         given_bytes = self.settings.launch.memory_limit_bytes
         if given_bytes is not None:
             return given_bytes
-        return self.need.needed_bytes if self.need else 0
+        return self.need.needed_for(self.stream_tokens) if self.need else 0
 
     @property
     def kill_limit_s(self) -> float:
@@ -191,16 +196,22 @@ class Life:
         least_bytes = self.needed_bytes if self.settings.pinned else 0
         self.reserved_bytes = max(held_bytes, least_bytes)
 
-    def holds(self, measured_bytes: int) -> bool:
+    def holds(self, measured_bytes: int, *, may_shrink: bool) -> bool:
         """Corrects what is reserved by what the process was measured at.
 
+        Args:
+            measured_bytes: all that it holds.
+            may_shrink: whether it may have given back what it was not started with.
+
         Returns:
-            Whether that is more than was reserved.
+            Whether that changes anything.
         """
-        if not self.has_process or measured_bytes <= self.reserved_bytes:
-            return False
-        self.reserved_bytes = measured_bytes
-        return True
+        least_bytes = self.granted_bytes if may_shrink else self.reserved_bytes
+        before = self.reserved_bytes
+        if self.has_process:
+            self.reserved_bytes = max(least_bytes, measured_bytes)
+            self.keep_books()
+        return self.reserved_bytes != before
 
     # ------------------------------------------------------------ used by the rules
 
@@ -226,13 +237,14 @@ class Life:
         """Adds to what this transition causes."""
         self._outcomes.extend(outcomes)
 
-    def spawn(self) -> None:
-        """Starts a process of the current generation."""
+    def spawn(self, spare: int | None) -> None:
+        """Starts a process of the current generation, or makes one of a spare worker."""
         spawn = Spawn(
             model=self.name,
             generation=self.generation,
             launch=self.launch,
             known_batching=self.known_batching,
+            spare=spare,
         )
         self.do(spawn)
 
@@ -274,7 +286,7 @@ class Life:
         was_ready_s = None
         if isinstance(self.phase, Ready):
             was_ready_s = now - self.phase.since
-        elif isinstance(self.phase, Draining):
+        elif isinstance(self.phase, Draining | Swapping):
             was_ready_s = now - self.phase.ready_since
         stopping = Stopping(
             since=now,

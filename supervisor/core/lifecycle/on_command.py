@@ -147,20 +147,20 @@ def down_beside_abandoned(life: Life, phase: Abandoned, trigger: WantDown, now: 
 
 
 def removed_beside_abandoned(life: Life, phase: Abandoned, trigger: Removed, now: float) -> None:
-    _remove(life, trigger)
+    remove(life, trigger)
 
 
 def reconfigured_beside_abandoned(
     life: Life, phase: Phase, trigger: Reconfigured, now: float
 ) -> None:
-    if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
+    if adopt_entry(life, trigger) and life.wanted is not Wanted.DOWN:
         life.want(Wanted.UP, Why.RELOAD)
 
 
 # ---------------------------------------------------------------- a reload
 
 
-def _remove(life: Life, trigger: Removed) -> None:
+def remove(life: Life, trigger: Removed) -> None:
     life.want(Wanted.GONE, Why.RELOAD)
     life.removal = trigger.error
     life.do(QueueEnds(error=trigger.error))
@@ -177,20 +177,20 @@ def removed_without_process(life: Life, phase: Phase, trigger: Removed, now: flo
 
 
 def removed_while_loading(life: Life, phase: Phase, trigger: Removed, now: float) -> None:
-    _remove(life, trigger)
+    remove(life, trigger)
     life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
 
 def removed_when_ready(life: Life, phase: Ready, trigger: Removed, now: float) -> None:
-    _remove(life, trigger)
+    remove(life, trigger)
     life.drain(phase, trigger.drain_s, now, "removed")
 
 
 def removed_while_ending(life: Life, phase: Phase, trigger: Removed, now: float) -> None:
-    _remove(life, trigger)
+    remove(life, trigger)
 
 
-def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
+def adopt_entry(life: Life, trigger: Reconfigured) -> bool:
     """Adopts the entry; returns whether a live process must be replaced by a new one."""
     is_other_launch = trigger.settings.launch != life.settings.launch
     if trigger.settings != life.settings:
@@ -205,25 +205,25 @@ def _apply_entry(life: Life, trigger: Reconfigured) -> bool:
 
 
 def reconfigured_at_rest(life: Life, phase: Phase, trigger: Reconfigured, now: float) -> None:
-    _apply_entry(life, trigger)
+    adopt_entry(life, trigger)
 
 
 def reconfigured_after_crash(
     life: Life, phase: Backoff | Failed, trigger: Reconfigured, now: float
 ) -> None:
-    if _apply_entry(life, trigger):
+    if adopt_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
         life.enter(Pending(since=now))
 
 
 def reconfigured_when_ready(life: Life, phase: Ready, trigger: Reconfigured, now: float) -> None:
-    if _apply_entry(life, trigger):
+    if adopt_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
         life.drain(phase, trigger.drain_s, now, "reload")
 
 
 def reconfigured_while_loading(life: Life, phase: Phase, trigger: Reconfigured, now: float) -> None:
-    if _apply_entry(life, trigger):
+    if adopt_entry(life, trigger):
         life.want(Wanted.UP, Why.RELOAD)
         life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
 
@@ -232,7 +232,7 @@ def reconfigured_while_draining(
     life: Life, phase: Phase, trigger: Reconfigured, now: float
 ) -> None:
     # Idle or evicted, it keeps going down: a request would otherwise bring the old launch back.
-    if _apply_entry(life, trigger) and not (
+    if adopt_entry(life, trigger) and not (
         life.wanted is Wanted.DOWN and life.why in (Why.USER, Why.SHUTDOWN)
     ):
         if life.wanted is Wanted.DOWN:
@@ -244,6 +244,6 @@ def reconfigured_while_draining(
 def reconfigured_while_stopping(
     life: Life, phase: Stopping, trigger: Reconfigured, now: float
 ) -> None:
-    if _apply_entry(life, trigger) and life.wanted is not Wanted.DOWN:
+    if adopt_entry(life, trigger) and life.wanted is not Wanted.DOWN:
         life.want(Wanted.UP, Why.RELOAD)
         life.phase = replace(phase, is_restart=True)

@@ -19,12 +19,14 @@ from .states import (
     Backoff,
     Draining,
     Failed,
+    Lack,
     Pending,
     Phase,
     Ready,
     StopCause,
     Stopped,
     Stopping,
+    Swapping,
 )
 from .triggers import Died, GivenUp
 
@@ -58,7 +60,8 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         at=trigger.at,
         cause=trigger.cause,
     )
-    if _was_stable(life, now):
+    is_swap = stopping is not None and stopping.cause is StopCause.SWAP
+    if _was_stable(life, now) and not is_swap:
         life.restarts.was_stable()
     life.do(RunningLost(text=text, verdict=trigger.verdict))
     if life.wanted is Wanted.GONE:
@@ -74,6 +77,8 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         _fail(life, text, now)
     elif trigger.verdict.failure:
         _fail(life, f"{trigger.verdict.failure}, the last time: {text}", now)
+    elif is_swap:
+        _wait_for_turn(life, text, now, is_restart=stopping is not None and stopping.is_restart)
     elif stopping.is_restart if stopping else isinstance(phase, Draining):
         life.restarts.clean()
         life.enter_after_exit(Pending(since=now), "")
@@ -84,6 +89,15 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
     else:
         _after_crash(life, text, now)
+
+
+def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> None:
+    """It was swapped out: it waits for memory as others do, and its requests wait with it."""
+    if is_restart:  # asked for meanwhile
+        life.restarts.clean()
+    life.reserved_bytes = 0
+    lack = Lack(since=now, reason=f"was {text}", looks_again_at=None)
+    life.enter_after_exit(Pending(since=now, lack=lack), text)
 
 
 def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
@@ -139,7 +153,7 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     stopping = _ending(life, died)
     if stopping is not None:
         match stopping.cause:
-            case StopCause.ASKED | StopCause.VERSION | StopCause.INTERNAL:
+            case StopCause.ASKED | StopCause.SWAP | StopCause.VERSION | StopCause.INTERNAL:
                 return Evidence.ASKED
             case StopCause.STALL:
                 return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
@@ -195,7 +209,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
     stopping = _ending(life, died)
     if stopping is not None:
         match stopping.cause:
-            case StopCause.ASKED:
+            case StopCause.ASKED | StopCause.SWAP:
                 return ExitReason.ASKED
             case StopCause.STALL | StopCause.SUSPENDED:
                 return ExitReason.STALL
@@ -228,7 +242,7 @@ def _was_stable(life: Life, now: float) -> bool:
     match life.phase:
         case Ready(since=since):
             ready_s: float | None = now - since
-        case Draining(ready_since=since):
+        case Draining(ready_since=since) | Swapping(ready_since=since):
             ready_s = now - since
         case Stopping(was_ready_s=ready_s):
             pass

@@ -16,8 +16,18 @@ from .triggers import Evicted, HasMemory, LacksMemory, NoMemory
 
 def lacks(life: Life, phase: Pending, trigger: LacksMemory, now: float) -> None:
     """It waits, and holds nothing meanwhile: two that wait for each other would wait for ever."""
-    since = phase.lack.since if phase.lack else now
-    lack = Lack(since=since, reason=trigger.reason, looks_again_at=trigger.looks_again_at)
+    before = phase.lack
+    asked_since = before.asked_since if before else None
+    if asked_since is None or not trigger.is_asked_for:
+        asked_since = now if trigger.is_asked_for else None
+    lack = Lack(
+        since=before.since if before else now,
+        reason=trigger.reason,
+        looks_again_at=trigger.looks_again_at,
+        asked_since=asked_since,
+        is_promised=trigger.is_promised,
+        takes_spare=trigger.takes_spare,
+    )
     life.phase = replace(phase, lack=lack)
     life.reserved_bytes = 0
     life.keep_books()

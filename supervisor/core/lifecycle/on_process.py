@@ -38,7 +38,8 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
     if life.is_after_crash:
         life.crash_restarts += 1
     life.has_been_ready = False
-    life.reserved_bytes = life.needed_bytes  # before the load; what is measured corrects it
+    life.granted_bytes = life.needed_bytes
+    life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
     life.enter(
         Loading(
             since=now,
@@ -46,7 +47,7 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
             is_restart=life.why is Why.RESTART,
         )
     )
-    life.spawn()
+    life.spawn(trigger.spare)
 
 
 def pid_while_loading(life: Life, phase: Phase, trigger: HasPid, now: float) -> None:
@@ -83,6 +84,8 @@ def ready(life: Life, phase: Phase, trigger: BecameReady, now: float) -> None:
     life.has_been_ready = True
     if life.why is Why.RESTART:
         life.why = Why.USER  # done: a later crash counts as a crash
+    elif life.why is Why.SWAP:
+        life.why = Why.REQUEST  # it has its turn again
     life.enter(Ready(since=now))
     life.do(UpWaitersEnd(error=None))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
-from mlxsup.protocol.states import LoadPhase, PendingReason, State
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import LoadPhase, PendingReason, Priority, State
 
 KEPT_BACKOFF_S = 5.0
 """A model that crashed keeps the memory that is reserved for it if its next start is nearer."""
@@ -21,6 +22,7 @@ class StopCause(Enum):
     BROKEN = auto()
     VERSION = auto()
     INTERNAL = auto()
+    SWAP = auto()
 
 
 class StopStage(Enum):
@@ -71,11 +73,17 @@ class Lack:
         since: when that was found, monotonic seconds.
         reason: what it needs and what is in the way, a phrase for people.
         looks_again_at: when a model that is in the way may go; None if nothing is known of that.
+        asked_since: since when somebody has been waiting for the model; None while nobody does.
+        is_promised: whether others are being swapped out for it: what they free is for it.
+        takes_spare: whether others must give back what they do not need now.
     """
 
     since: float
     reason: str
     looks_again_at: float | None
+    asked_since: float | None = None
+    is_promised: bool = False
+    takes_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +160,29 @@ class Draining(_Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Swapping(_Phase):
+    """Its rows leave, because it makes room for another model; then its process ends.
+
+    Attributes:
+        ends_at: when rows that have not left are cut off; they continue as after a crash.
+        ready_since: when it became READY.
+        for_model: the model that it makes room for.
+        ran: the highest class that it ran when it was chosen; None if it ran nothing.
+    """
+
+    STATE: ClassVar[State] = State.DRAINING
+    ends_at: float
+    ready_since: float
+    for_model: ModelName
+    ran: Priority | None
+
+    @property
+    def deadline(self) -> float | None:
+        """When rows that have not left are cut off."""
+        return self.ends_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping(_Phase):
     """Asked to exit, or being killed, until the exit is seen.
 
@@ -160,7 +191,8 @@ class Stopping(_Phase):
         stage: how hard it is being ended.
         escalates_at: when the next, harder stage begins; after the last one, when it is given up.
         is_restart: whether a restart was asked for: it then comes up with a clean window.
-        detail: a phrase that says what went wrong, for causes that are not ASKED.
+        detail: a phrase that says what went wrong, or for whom it is swapped out; empty if it was
+            only asked to go.
         was_ready_s: how long it had been READY before.
     """
 
@@ -224,7 +256,18 @@ class Abandoned(Failed):
     KEEPS_MEMORY: ClassVar[bool] = True
 
 
-Phase = Stopped | Pending | Loading | Ready | Draining | Stopping | Backoff | Failed | Abandoned
+Phase = (
+    Stopped
+    | Pending
+    | Loading
+    | Ready
+    | Draining
+    | Swapping
+    | Stopping
+    | Backoff
+    | Failed
+    | Abandoned
+)
 """One state of a worker, with the time it was entered."""
 
 LEAVES_TO: dict[State, frozenset[State]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import on_command, on_exit, on_memory, on_process
+from . import on_command, on_exit, on_memory, on_process, on_swap
 from .effects import Outcome
 from .life import Life
 from .states import (
@@ -22,6 +22,7 @@ from .states import (
     Ready,
     Stopped,
     Stopping,
+    Swapping,
 )
 from .triggers import (
     BecameReady,
@@ -44,6 +45,8 @@ from .triggers import (
     Removed,
     Stalled,
     Suspended,
+    SwapCalledOff,
+    SwappedOut,
     Trigger,
     Turn,
     WantDown,
@@ -68,11 +71,12 @@ _WITHOUT_PROCESS: tuple[type[Stopped | Pending | Backoff | Failed], ...] = (
     Backoff,
     Failed,
 )
-_AFTER_READY: tuple[type[Ready | Draining], ...] = (Ready, Draining)
-_WITH_PROCESS: tuple[type[Loading | Ready | Draining | Stopping], ...] = (
+_AFTER_READY: tuple[type[Ready | Draining | Swapping], ...] = (Ready, Draining, Swapping)
+_WITH_PROCESS: tuple[type[Loading | Ready | Draining | Swapping | Stopping], ...] = (
     Loading,
     Ready,
     Draining,
+    Swapping,
     Stopping,
 )
 
@@ -125,6 +129,15 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(Pending, HasMemory, on_memory.lacks_no_longer),
     **_rule(Pending, NoMemory, on_memory.refused),
     **_rule(Ready, Evicted, on_memory.evicted),
+    **_rule(Ready, SwappedOut, on_swap.swapped_out),
+    **_rule(Swapping, SwapCalledOff, on_swap.called_off),
+    **_rule(Swapping, Drained, on_swap.rows_have_left),
+    **_rule(Swapping, Due, on_swap.rows_have_left),
+    **_rule(Swapping, WantUp, on_command.up_joins),
+    **_rule(Swapping, WantDown, on_swap.down),
+    **_rule(Swapping, WantRestart, on_swap.restart),
+    **_rule(Swapping, Removed, on_swap.removed),
+    **_rule(Swapping, Reconfigured, on_swap.reconfigured),
     **_rule(Loading, HasPid, on_process.pid_while_loading),
     **_rule(Stopping, HasPid, on_process.pid_while_stopping),
     **_rule(Loading, Greeted, on_process.greeted),

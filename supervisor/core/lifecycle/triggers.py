@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.states import LoadPhase, Why
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import LoadPhase, Priority, Why
 
 from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
@@ -73,7 +74,13 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """It is this model's turn to load."""
+    """It is this model's turn to load.
+
+    Attributes:
+        spare: the number of the spare worker that it takes over; None for a new process.
+    """
+
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +90,16 @@ class LacksMemory:
     Attributes:
         reason: what it needs and what is in the way.
         looks_again_at: when a model that is in the way may go; None if nothing is known of that.
+        is_asked_for: whether somebody waits for the model.
+        is_promised: whether others are being swapped out for it.
+        takes_spare: whether others must give back what they do not need now.
     """
 
     reason: str
     looks_again_at: float | None
+    is_asked_for: bool = False
+    is_promised: bool = False
+    takes_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +129,28 @@ class Evicted:
     """
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """Its turn is over: it makes room for another model, and waits for its next turn.
+
+    Attributes:
+        for_model: the other model.
+        ran: the highest class that it runs; None if it runs nothing.
+        leave_s: how long its rows may take to leave.
+        reason: what for, and why it was chosen.
+    """
+
+    for_model: ModelName
+    ran: Priority | None
+    leave_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapCalledOff:
+    """Nobody waits any longer for the model that it makes room for, or it got room elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +291,8 @@ Trigger = (
     | HasMemory
     | NoMemory
     | Evicted
+    | SwappedOut
+    | SwapCalledOff
     | HasPid
     | Greeted
     | GreetedByOtherVersion

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlxsup.protocol.cache_cost import cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
-
-from .cache_cost import cache_bytes, tokens_within
 
 
 class Source(StrEnum):
@@ -68,9 +67,14 @@ class Need:
     @property
     def needed_bytes(self) -> int:
         """What must be free before it is loaded: one row of `least_tokens`, or what is given."""
+        return self.needed_for(0)
+
+    def needed_for(self, stream_tokens: int) -> int:
+        """What must be free before it is loaded if an answer that has begun is that long."""
         if self.given_bytes is not None:
             return self.given_bytes
-        return self.bytes_for(rows=1, longest=self.least_tokens)
+        longest = max(self.least_tokens, min(stream_tokens, self.context_tokens))
+        return self.bytes_for(rows=1, longest=longest)
 
     @property
     def whole_row_bytes(self) -> int:

@@ -6,14 +6,16 @@ shows it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
-from .room import Fits, FitsWithout, find_room
+from .room import Fits, FitsWithout, Room, find_room
 from .sentences import is_or_are, needs
 
 
@@ -43,6 +45,9 @@ class Standing(Enum):
     """It is READY, and nobody uses it."""
 
 
+SHORTAGE = "other programs hold the rest of the memory budget"
+"""Why a model waits that would fit if memory were not short."""
+
 FIXED = frozenset({Standing.PINNED, Standing.STUCK})
 """What no load can wait for."""
 
@@ -57,13 +62,22 @@ class Resident:
         standing: what can be done about it.
         used_at: when it was last used, monotonic seconds.
         ripe_at: from when on a request for another model may evict it, if it stays idle.
+        resident_since: since when it has been READY.
+        turn_ends_at: from when on it may be swapped out though it is busy; infinite if that is not
+            known yet, None if it may not, as things are.
+        runs: the highest class that it runs; None if it runs nothing.
+        spare_bytes: what it gives back when asked, without going.
     """
 
     name: ModelName
     reserved_bytes: int
     standing: Standing
+    spare_bytes: int = 0
     used_at: float = 0.0
     ripe_at: float = 0.0
+    resident_since: float = 0.0
+    turn_ends_at: float | None = None
+    runs: Priority | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +88,31 @@ class Wish:
         name: its name.
         needed_bytes: what it needs.
         urgency: who waits for it.
+        priority: the class of whoever waits first: what runs in a higher one stays.
+        swaps_from: from when on others may be swapped out for it; None: never.
     """
 
     name: ModelName
     needed_bytes: int
     urgency: Urgency
+    priority: Priority = Priority.NORMAL
+    swaps_from: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
     """There is room for it now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """There is room once the others have given back what they do not need now; nobody goes.
+
+    Attributes:
+        reason: a phrase that follows the name of the one that is to be loaded.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +122,26 @@ class Evict:
     Attributes:
         models: who must go, the least recently used first.
         reason: a phrase that follows the name of the one that is to be loaded.
+        takes_spare: whether the others must also give back what they do not need now.
     """
 
     models: tuple[ModelName, ...]
+    reason: str
+    takes_spare: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """There is room once these have gone, some of which are busy: their requests wait.
+
+    Attributes:
+        models: the busy ones, whose turns are over; the longest resident first.
+        evicted: the idle ones.
+        reason: a phrase that follows the name of the one that is to be loaded.
+    """
+
+    models: tuple[ModelName, ...]
+    evicted: tuple[ModelName, ...]
     reason: str
 
 
@@ -107,11 +153,15 @@ class Wait:
         reason: a phrase that follows its name.
         until: when a model that is in the way becomes ripe; None if nothing is known of that.
         is_under_way: whether enough of the memory is already being freed.
+        swaps: the busy models that will be swapped out for it, as things are; empty: none.
+        takes_spare: whether the others must also give back what they do not need now.
     """
 
     reason: str
     until: float | None = None
     is_under_way: bool = False
+    swaps: tuple[ModelName, ...] = ()
+    takes_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,39 +177,57 @@ class Refuse:
     blockers: tuple[ModelName, ...]
 
 
-Verdict = Admit | Evict | Wait | Refuse
+Verdict = Admit | GiveBack | Evict | Swap | Wait | Refuse
 """What follows for one model that is to be loaded."""
 
 
-def plan(wish: Wish, residents: Iterable[Resident], *, budget_bytes: int, now: float) -> Verdict:
+def plan(
+    wish: Wish,
+    residents: Iterable[Resident],
+    *,
+    budget_bytes: int,
+    now: float,
+    whole_bytes: int | None = None,
+) -> Verdict:
     """Decides about one load.
 
     Args:
         wish: the model that is to be loaded.
         residents: the others that hold memory.
-        budget_bytes: what all may hold together.
+        budget_bytes: what all may hold together now.
         now: monotonic seconds.
+        whole_bytes: what they may hold once memory is no longer short; None: it is not short.
     """
     others = {resident.name: resident for resident in residents}
     fixed = [resident for resident in others.values() if resident.standing in FIXED]
-    if wish.needed_bytes > budget_bytes - _sum(fixed):
-        return _never(wish, fixed, budget_bytes)
+    fixed_bytes = sum(_least(resident) for resident in fixed)
+    most_bytes = budget_bytes if whole_bytes is None else whole_bytes
+    if wish.needed_bytes > most_bytes - fixed_bytes:
+        return _never(wish, fixed, most_bytes)
     free_bytes = budget_bytes - _sum(others.values())
     if wish.needed_bytes <= free_bytes:
         return Admit()
     short = needs(wish.needed_bytes, free_bytes)
-    staying = {r.name: r.reserved_bytes for r in others.values() if not _leaves(r)}
+    if wish.needed_bytes > budget_bytes - fixed_bytes:
+        return Wait(reason=f"{short}: {SHORTAGE}")
+    staying = {r.name: _least(r) for r in others.values() if not _leaves(r)}
     leaving = [r.name for r in others.values() if _leaves(r)]
+    spare_bytes = sum(r.spare_bytes for r in others.values() if not _leaves(r))
     idle = sorted((r for r in others.values() if r.standing is Standing.IDLE), key=_last_used)
     may_go = [r.name for r in idle if _may_go(r, wish.urgency, now)]
     room = find_room(wish.needed_bytes, budget_bytes=budget_bytes, reserved=staying, may_go=may_go)
     if isinstance(room, Fits):
+        if room.spare_bytes < spare_bytes:
+            return GiveBack(reason=f"{short}: others give back what they do not need")
         return Wait(reason=f"{short}: {is_or_are(leaving)} about to go", is_under_way=True)
     if isinstance(room, FitsWithout):
-        return Evict(models=room.models, reason=f"{short}: {is_or_are(room.models)} idle")
+        reason = f"{short}: {is_or_are(room.models)} idle"
+        spare_bytes -= sum(others[name].spare_bytes for name in room.models)
+        takes_spare = room.spare_bytes < spare_bytes
+        return Evict(models=room.models, reason=reason, takes_spare=takes_spare)
     if wish.urgency is Urgency.NOBODY:
         return Wait(reason=f"{short}: only a request or a load of it makes others go")
-    return _later(wish, short, staying, idle, others, budget_bytes)
+    return _later(wish, short, staying, idle, others, budget_bytes, now)
 
 
 def give_back(residents: Iterable[Resident], *, budget_bytes: int) -> tuple[ModelName, ...]:
@@ -169,7 +237,7 @@ def give_back(residents: Iterable[Resident], *, budget_bytes: int) -> tuple[Mode
         As many as are needed, the least recently used first, or all if that is not enough.
     """
     staying = {r.name: r for r in residents if not _leaves(r)}
-    reserved = {name: r.reserved_bytes for name, r in staying.items()}
+    reserved = {name: _least(r) for name, r in staying.items()}
     idle = sorted((r for r in staying.values() if r.standing is Standing.IDLE), key=_last_used)
     may_go = [r.name for r in idle]
     room = find_room(0, budget_bytes=budget_bytes, reserved=reserved, may_go=may_go)
@@ -190,7 +258,7 @@ def _never(wish: Wish, fixed: list[Resident], budget_bytes: int) -> Wait | Refus
     else:
         why = {Standing.PINNED: "is pinned", Standing.STUCK: "has a process that cannot be ended"}
         held = "; ".join(
-            f"{r.name} {why[r.standing]} and holds {size_text(r.reserved_bytes)}" for r in fixed
+            f"{r.name} {why[r.standing]} and holds {size_text(_least(r))}" for r in fixed
         )
         reason = f"{size} of {budget}: {held}"
         blockers = tuple(r.name for r in fixed)
@@ -206,7 +274,8 @@ def _later(
     idle: list[Resident],
     others: dict[ModelName, Resident],
     budget_bytes: int,
-) -> Wait:
+    now: float,
+) -> Swap | Wait:
     """Waits for models that were just used, if that is enough, and otherwise for busy ones."""
     in_time = sorted(idle, key=_ripens)
     room = find_room(
@@ -219,14 +288,89 @@ def _later(
         until = max(others[name].ripe_at for name in room.models)
         names = is_or_are(room.models)
         return Wait(reason=f"{short}: {names} idle, but not for long enough", until=until)
+    turns = _Turns(wish, short, staying, others, now)
+    if wish.swaps_from is not None and (swap := turns.swap(wish.swaps_from, budget_bytes)):
+        return swap
     busy = [name for name in staying if others[name].standing is Standing.BUSY]
     return Wait(reason=f"{short}: {is_or_are(busy)} busy")
+
+
+class _Turns:
+    """Models that may be swapped out for another one, sooner or later.
+
+    Args:
+        wish: the other one.
+        short: how a sentence about it begins.
+        staying: what is reserved for those that are not on their way out.
+        others: all that hold memory.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        short: str,
+        staying: dict[ModelName, int],
+        others: dict[ModelName, Resident],
+        now: float,
+    ) -> None:
+        self._wish = wish
+        self._short = short
+        self._staying = staying
+        self._others = others
+        self._now = now
+        whens = {name: self._when(others[name]) for name in staying}
+        self._may_go_at = {name: when for name, when in whens.items() if when is not None}
+
+    def swap(self, swaps_from: float, budget_bytes: int) -> Swap | Wait | None:
+        """Who goes now, or when who will; None if it is not enough if all go that may."""
+        at_once = [name for name, when in self._may_go_at.items() if when <= self._now]
+        room = self._room(sorted(at_once, key=self._goes_first), budget_bytes)
+        if isinstance(room, FitsWithout) and swaps_from <= self._now:
+            busy = tuple(name for name in room.models if self._is_busy(name))
+            idle = tuple(name for name in room.models if not self._is_busy(name))
+            reason = f"{self._short}: {is_or_are(busy)} busy"
+            return Swap(models=busy, evicted=idle, reason=reason)
+        if not isinstance(room, FitsWithout):
+            in_time = sorted(self._may_go_at, key=lambda name: self._may_go_at[name])
+            room = self._room(in_time, budget_bytes)
+        if not isinstance(room, FitsWithout):
+            return None
+        busy = tuple(name for name in room.models if self._is_busy(name))
+        until = max(swaps_from, *(self._may_go_at[name] for name in room.models))
+        until_when = "goes when its turn is" if len(busy) == 1 else "go when their turns are"
+        reason = f"{self._short}: {is_or_are(busy)} busy, and {until_when} over"
+        return Wait(reason=reason, until=until if until < math.inf else None, swaps=busy)
+
+    def _room(self, may_go: list[ModelName], budget_bytes: int) -> Room:
+        needed = self._wish.needed_bytes
+        return find_room(needed, budget_bytes=budget_bytes, reserved=self._staying, may_go=may_go)
+
+    def _when(self, resident: Resident) -> float | None:
+        if resident.standing is Standing.IDLE:
+            return -math.inf if self._wish.urgency is Urgency.COMMAND else resident.ripe_at
+        if resident.runs is not None and resident.runs.is_above(self._wish.priority):
+            return None
+        return resident.turn_ends_at
+
+    def _goes_first(self, name: ModelName) -> tuple[bool, float]:
+        """The idle ones, the least recently used first; then the busy ones."""
+        one = self._others[name]
+        return self._is_busy(name), one.resident_since if self._is_busy(name) else one.used_at
+
+    def _is_busy(self, name: ModelName) -> bool:
+        return self._others[name].standing is Standing.BUSY
 
 
 def _may_go(resident: Resident, urgency: Urgency, now: float) -> bool:
     if urgency is Urgency.COMMAND:
         return True
     return urgency is Urgency.REQUEST and resident.ripe_at <= now
+
+
+def _least(resident: Resident) -> int:
+    """What it holds once it has given back what it does not need now."""
+    return resident.reserved_bytes - resident.spare_bytes
 
 
 def _leaves(resident: Resident) -> bool:

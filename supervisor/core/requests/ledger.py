@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,10 +54,12 @@ class Request:
         stage: where it is.
         standing: the class in which it waits, or in which it was dispatched: higher than its
             priority if it has waited long.
-        waits_since: when it last began to wait.
+        queued_at: when it came into the queue, or came back.
+        waits_since: from when on `waited_s` does not count its present wait.
         waited_s: how long it had waited before, since it was asked for or got its class; pauses by
             a person are no waits.
         dispatched_at: time of the last dispatch.
+        gains_since: when its row said something for the first time since then; None: it has not.
         started_at: time of the dispatch that led to its acceptance.
         acceptance: what the worker made of it.
         acceptance_bytes: about how large that is: prompt, tools, a schema.
@@ -68,6 +71,8 @@ class Request:
         paused: how many times it has continued after that.
         paused_at: when its pause began; None: it is not paused, or was dispatched since.
         paused_s: how long its earlier pauses took.
+        left_short_at: how many rows of its model had ended when its own left for want of memory;
+            None: it did not, or was dispatched since.
         first_token_at: monotonic seconds.
         engine_s: engine seconds charged so far.
         read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
@@ -93,9 +98,11 @@ class Request:
     deadline: float | None = None
     stage: Stage = Stage.QUEUED
     standing: Priority = Priority.NORMAL
+    queued_at: float = 0.0
     waits_since: float = 0.0
     waited_s: float = 0.0
     dispatched_at: float | None = None
+    gains_since: float | None = None
     started_at: float | None = None
     acceptance: Acceptance | None = None
     acceptance_bytes: int = 0
@@ -110,6 +117,7 @@ class Request:
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
+    left_short_at: int | None = None
     first_token_at: float | None = None
     engine_s: float = 0.0
     read_tokens: int = 0
@@ -144,6 +152,14 @@ class Request:
     def held_bytes(self) -> int:
         """How much memory the request takes, not counting what is bounded for every request."""
         return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
+
+    @property
+    def repeat_s(self) -> float:
+        """How long reading its prompt and its answer so far again would take, judged by how long
+        its prompt has taken, in seconds; 0 before its first token."""
+        usage = self.usage()
+        read = max(usage.prompt_tokens - usage.cached_tokens, 1)
+        return self.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
 
     @property
     def next_deadline(self) -> float | None:
@@ -254,6 +270,11 @@ class Ledger:
         """Whether one more request of the account may run."""
         most = self.terms.of(account).max_running
         return not most or self._running_by_account[account] < most
+
+    def may_run_more(self, account: Account) -> float:
+        """How many more requests of the account may run; infinity for any number."""
+        most = self.terms.of(account).max_running
+        return max(most - self._running_by_account[account], 0) if most else math.inf
 
     def take_freed(self) -> bool:
         """Whether, since the last call, a request of an account with a `max_running` has ended or

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import PauseReason
@@ -16,6 +18,9 @@ from .ledger import Request
 MayRun = Callable[[Account], bool]
 """Whether an account may have one more request running."""
 
+LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
+"""Reasons of pauses that do not put a request behind those that a crash has interrupted."""
+
 _Entry = tuple[float, RequestKey, Account]
 """A counter, the account's oldest request, the account."""
 
@@ -23,9 +28,10 @@ _Entry = tuple[float, RequestKey, Account]
 def again_order(request: Request) -> tuple[bool, RequestKey]:
     """Sorts requests that had been dispatched; it stays the same while they wait.
 
-    Who has left for the turn of another suspect stands with the interrupted ones: a crash was why.
+    Who has left for the turn of another suspect stands with the interrupted ones, because a crash
+    was why; and so does who has left because the model made room: its process ended, too.
     """
-    was_paused = request.is_paused and request.pause_reason is not PauseReason.TURN
+    was_paused = request.is_paused and request.pause_reason not in LIKE_CRASHES
     return was_paused and not request.is_interrupted, request.key
 
 
@@ -126,6 +132,23 @@ class Line:
         for entry in passed_over:
             heapq.heappush(heap, entry)
         return found
+
+    def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
+        """How many of those who wait could start at once, if there were so many rows.
+
+        Args:
+            may_run_more: how many more requests of an account may run.
+            most: the answer is at most this.
+        """
+        again = Counter(request.account for request in self._again.values())
+        only_again = (account for account in again if account not in self._by_account)
+        count = 0.0
+        for account in chain(self._by_account, only_again):
+            own = len(self._by_account.get(account, ())) + again[account]
+            count += min(own, may_run_more(account))
+            if count >= most:
+                return most
+        return int(count)
 
     def place(self, request: Request) -> int:
         """The place of a request in this class, from 1, without looking at all the others."""

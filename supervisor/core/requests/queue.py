@@ -2,7 +2,8 @@
 
 By class; within a class, requests that had been dispatched before come first, interrupted ones
 before paused ones, and new ones in the order of their accounts' counters (`Line`). A request that
-has waited long moves up one class.
+has waited long moves up one class. What was asked for as `interactive`, which is more than to have
+come there by waiting, also stands in a line of its own: rows may be freed for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ NEAR = 8
 FARTHEST_TOLD = 1024
 """Behind those, a place is news if there is another power of two at or above it, up to this one."""
 
+URGENT = Priority.INTERACTIVE
+"""The class for which rows of the lowest one are freed."""
+
 LATE_S = 1e-6
 """Sums of waiting times are rounded: one that falls short of `aging_s` by less has reached it."""
 
@@ -46,6 +50,7 @@ class Queue:
         self._requests: dict[RequestKey, Request] = {}
         self._waiting: Counter[Account] = Counter()
         self._lines = {priority: Line(counters) for priority in Priority}
+        self._urgent = Line(counters)
         self._aging = Deadlines()
         self._aging_s = counters.terms.aging_s
         # Since the news was last taken: who has come and still waits, and whether anybody may have
@@ -73,6 +78,16 @@ class Queue:
         """How many wait in each class, as they stand in the line now."""
         return {priority: len(line) for priority, line in self._lines.items()}
 
+    @property
+    def urgent(self) -> Line:
+        """Those whose own class is the highest one, in the order in which they are dispatched."""
+        return self._urgent
+
+    @property
+    def again(self) -> Iterator[Request]:
+        """Those that had been dispatched before, in order."""
+        return chain.from_iterable(line.again.values() for line in self._lines.values())
+
     # ------------------------------------------------------------ who comes and goes
 
     def join(self, request: Request, now: float) -> None:
@@ -90,6 +105,8 @@ class Queue:
         key = request.key
         del self._requests[key]
         self._lines[request.standing].remove(request)
+        if request.priority is URGENT:
+            self._urgent.remove(request)
         self._waiting[request.account] -= 1
         if not self._waiting[request.account]:
             del self._waiting[request.account]
@@ -100,6 +117,11 @@ class Queue:
 
     def prioritize(self, request: Request, priority: Priority, now: float) -> None:
         """A waiting request gets another class, in which its wait counts afresh."""
+        is_again = request.key in self._lines[request.standing].again
+        if request.priority is URGENT:
+            self._urgent.remove(request)
+        if priority is URGENT:
+            self._urgent.add(request, is_again=is_again)
         request.priority, request.waited_s, request.waits_since = priority, 0.0, now
         self._stand_anew(request, priority)
 
@@ -122,7 +144,7 @@ class Queue:
         if self._aging_s != self.counters.terms.aging_s:
             self._age_anew(now)
         for subject in self._aging.take_due(now):
-            assert not isinstance(subject, str)
+            assert isinstance(subject, int)
             request = self._requests[subject]
             _wait_until(request, now)
             self._stand_anew(request, self._standing(request))
@@ -140,6 +162,15 @@ class Queue:
         self.skip_news()
         self._told = {request.key: place for place, request in enumerate(self, start=1)}
         return self._told
+
+    def place(self, request: Request) -> int:
+        """The place of one request, from 1, without looking at all the others."""
+        ahead = 0
+        for priority, line in self._lines.items():
+            if priority is request.standing:
+                break
+            ahead += len(line)
+        return ahead + line.place(request)
 
     def take_news(self) -> dict[RequestKey, int]:
         """The places, from 1, that are news since the last call; some may turn out not to be.
@@ -160,7 +191,7 @@ class Queue:
             told = self._told.get(request.key)
             if place <= NEAR or told is None or _band(told) != _band(place):
                 news[request.key] = place
-        news |= {key: self._place(request) for key, request in come.items() if key not in news}
+        news |= {key: self.place(request) for key, request in come.items() if key not in news}
         self._told |= news
         return news
 
@@ -173,7 +204,9 @@ class Queue:
     def _add(self, request: Request, now: float, *, is_again: bool) -> None:
         self._requests[request.key] = request
         self._waiting[request.account] += 1
-        request.waits_since = now
+        request.queued_at = request.waits_since = now
+        if request.priority is URGENT:
+            self._urgent.add(request, is_again=is_again)
         self._stand(request, self._standing(request), is_again=is_again)
 
     def _stand(self, request: Request, standing: Priority, *, is_again: bool) -> None:
@@ -200,14 +233,6 @@ class Queue:
         for _ in range(_steps(request, aging_s) if aging_s > 0 else 0):
             standing = standing.above or standing
         return standing
-
-    def _place(self, request: Request) -> int:
-        ahead = 0
-        for priority, line in self._lines.items():
-            if priority is request.standing:
-                break
-            ahead += len(line)
-        return ahead + line.place(request)
 
 
 def _wait_until(request: Request, now: float) -> None:

@@ -14,14 +14,15 @@ _UNLISTED = ClientSettings()
 
 
 class Terms:
-    """What each account is granted, and when a waiting request moves up: `[clients]` and `aging_s`
-    as they were last read.
+    """What each account is granted, when a waiting request moves up, and when a running one may be
+    paused for it: `[clients]`, `aging_s` and `min_run_s` as they were last read.
 
     Args:
         settings: the configuration.
 
     Attributes:
         aging_s: after each wait of this length a request moves up one class; 0 for never.
+        min_run_s: for how long a request must have gained tokens before it is paused for another.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -30,6 +31,7 @@ class Terms:
     def change(self, settings: CoreSettings) -> None:
         """The configuration was read again."""
         self.aging_s = settings.aging_s
+        self.min_run_s = settings.min_run_s
         self._clients = settings.clients
         self._others = settings.clients.get(ANYONE, _UNLISTED)
 

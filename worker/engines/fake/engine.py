@@ -33,8 +33,6 @@ that life of the worker, so that the next one can be seen to continue.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
@@ -63,6 +61,7 @@ from .options import (
     stall,
     start_child,
 )
+from .reach import Reach
 from .row import FakeRow
 from .text import (
     BIG_TOKEN_BASE,
@@ -84,26 +83,11 @@ MAX_KEPT = 1024
 BYTES_PER_KEPT_TOKEN = 1024
 """How much memory a row that was set aside claims to take."""
 
-__all__ = ["FakeEngine", "FakeOptionError"]
+__all__ = ["FakeEngine", "FakeOptionError", "Reach"]
 
 
 class FakeStepError(Exception):
     """What a step raises on demand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """What faults of a worker need besides the engine.
-
-    Attributes:
-        send_frames: sends the supervisor frames as they are.
-        drop_link: closes the connection to the supervisor for good.
-        end_beats: ends the heartbeats.
-    """
-
-    send_frames: Callable[[list[bytes]], None]
-    drop_link: Callable[[], None]
-    end_beats: Callable[[], None]
 
 
 class FakeEngine:
@@ -157,6 +141,7 @@ class FakeEngine:
             batching=batching,
             batching_reason=reason,
             warnings=(options.warning,) if options.warning else (),
+            cache_layers=options.cache_layers,
         )
 
     def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
@@ -235,6 +220,10 @@ class FakeEngine:
         """See `Engine.drop_kept`."""
         for key in keys:
             self._aside.pop(key, None)
+
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """See `Engine.free_kept`."""
+        self.drop_kept(*(key for key in list(self._aside) if key != spared))
 
     def has_rows(self) -> bool:
         """See `Engine.has_rows`."""
@@ -383,9 +372,12 @@ class FakeEngine:
         for row in self._rows.values():
             if row.generated >= row.directives.at:
                 self._stall_when_due(row, "bytes_held")
-        kept = BYTES_PER_KEPT_TOKEN * sum(self._aside.values())
-        active = self._options.active_bytes + kept
-        return EngineBytes(active=active, peak=active, kept=kept)
+        options = self._options
+        kept = (options.token_bytes or BYTES_PER_KEPT_TOKEN) * sum(self._aside.values())
+        lengths = [row.computed for row in self._rows.values()]
+        padded = options.token_bytes * len(lengths) * max(lengths, default=0)
+        active, cache = options.active_bytes + padded + kept, options.cache_bytes * bool(self._kept)
+        return EngineBytes(active=active, cache=cache, peak=active, kept=kept)
 
     def close(self) -> None:
         """See `Engine.close`.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.states import Batching
 
 LOAD_ERRORS = ("missing", "bad", "memory", "device", "exception")
@@ -54,7 +55,11 @@ class FakeOptions:
         prefill_tokens_per_step: prompt tokens that one step processes.
         context_length: the model's; the launch spec's own limit still applies.
         answer_tokens: every answer ends with `stop` after this many tokens; 0 for never.
-        active_bytes: how much memory it claims to hold.
+        active_bytes: how much memory it claims to hold, besides its rows.
+        cache_bytes: how much more it claims to keep for reuse while it knows the prompt of a row
+            that was removed.
+        token_bytes: what it claims to keep for each token of a row, padded to the longest; 0: its
+            rows take nothing.
         tokenize_s: how long each prompt's preparation takes.
         children: processes that it starts with the load and never ends.
         prints_bytes_per_s: how much it prints from the load on, without end.
@@ -76,6 +81,8 @@ class FakeOptions:
     context_length: int = 4096
     answer_tokens: int = 0
     active_bytes: int = 0
+    cache_bytes: int = 0
+    token_bytes: int = 0
     tokenize_s: float = 0.0
     children: int = 0
     prints_bytes_per_s: int = 0
@@ -91,9 +98,22 @@ class FakeOptions:
             check_crash("crash_in_load", self.crash_in_load)
         if len(self.voice.encode()) > MAX_VOICE_BYTES:
             raise FakeOptionError(f"the fake engine's voice takes at most {MAX_VOICE_BYTES} bytes")
-        for name, low in (("load_steps", 1), ("prefill_tokens_per_step", 1), ("context_length", 2)):
+        lowest = {
+            "load_steps": 1,
+            "prefill_tokens_per_step": 1,
+            "context_length": 2,
+            "token_bytes": 0,
+        }
+        for name, low in lowest.items():
             if getattr(self, name) < low:
                 raise FakeOptionError(f"the fake engine's {name} takes an integer from {low}")
+
+    @property
+    def cache_layers(self) -> tuple[CacheLayers, ...]:
+        """What it claims that its layers keep for each row."""
+        if not self.token_bytes:
+            return ()
+        return (CacheLayers(layers=1, token_bytes=self.token_bytes),)
 
     @classmethod
     def from_map(cls, values: Mapping[str, Any]) -> FakeOptions:

@@ -154,6 +154,10 @@ class MlxBatch:
         """See `Engine.drop_kept`."""
         self._kept.drop(*keys)
 
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """See `Engine.free_kept`."""
+        self._kept.clear(spared=spared)
+
     @property
     def kept_bytes(self) -> int:
         """The size of what is kept of rows that were set aside."""

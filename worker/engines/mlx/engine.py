@@ -318,6 +318,10 @@ class MlxEngine:
         """See `Engine.drop_kept`."""
         self._ready().drop_kept(*keys)
 
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """See `Engine.free_kept`."""
+        self._ready().free_kept(spared=spared)
+
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
         return self.batch is not None and self.batch.has_rows()
@@ -368,6 +372,7 @@ class MlxEngine:
             cache=mx.get_cache_memory(),
             peak=mx.get_peak_memory(),
             kept=0 if self.batch is None else self.batch.kept_bytes,
+            prefix=0 if self.prefixes is None else self.prefixes.held_bytes,
         )
 
     def close(self) -> None:

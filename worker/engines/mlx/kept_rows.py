@@ -81,6 +81,6 @@ class KeptRows:
         for key in keys:
             self._states.pop(key, None)
 
-    def clear(self) -> None:
-        """Frees everything."""
-        self._states.clear()
+    def clear(self, *, spared: RequestKey | None = None) -> None:
+        """Frees everything but the state of one request."""
+        self.drop(*(key for key in list(self._states) if key != spared))

@@ -1,10 +1,11 @@
-"""What the caches of a batch take, from what each layer keeps."""
+"""What the caches of a batch take, from what each layer keeps: the supervisor plans with it, and a
+worker admits rows by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxsup.protocol.cache_layers import CacheLayers
+from .cache_layers import CacheLayers
 
 GROWTH_TOKENS = 256
 """mlx-lm's caches grow by this many tokens at once."""
@@ -27,6 +28,19 @@ def cache_bytes(layers: Sequence[CacheLayers], *, rows: int, longest: int) -> in
     each = [(part.layers, _layer_bytes(part, longest)) for part in layers if part.layers]
     held = sum(count * size for count, size in each)
     return rows * (held + max((size for _, size in each), default=0))
+
+
+def joining_bytes(layers: Sequence[CacheLayers], lengths: Sequence[int]) -> int:
+    """What a batch must have room for when a row joins it: what it takes once each row has grown by
+    one step, so that no row has to leave again at its first tokens. A row alone needs no more than
+    it takes.
+
+    Args:
+        layers: of the model.
+        lengths: tokens of each row, with the one that joins; at least one.
+    """
+    longest = max(lengths) + (GROWTH_TOKENS if len(lengths) > 1 else 0)
+    return cache_bytes(layers, rows=len(lengths), longest=longest)
 
 
 def tokens_within(size_bytes: int, layers: Sequence[CacheLayers], *, rows: int, most: int) -> int:

@@ -1,0 +1,1 @@
+"""What sharing one machine promises, measured: in virtual time and with real processes."""

@@ -1,0 +1,99 @@
+"""`python -m bench.spare [--repeats N] [--model FOLDER]`: what a spare worker saves (P8).
+
+The time from SIGKILL of a model's process to READY, as a client sees it, in two daemons that differ
+in `spare_workers` alone. They take turns, and each kill waits until the spare worker does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
+
+from mlxsup.client import Client  # noqa: E402
+
+from .report import machine_lines, print_table, spread  # noqa: E402
+from support.daemon import Daemon, row  # noqa: E402
+from support.eventually import eventually  # noqa: E402
+from support.tiny_model import make_tiny_model  # noqa: E402
+
+WAIT_S = 300.0
+RESTART = {"max_restarts": 1_000_000, "stable_s": 0.0}
+"""Each crash is the first one: no delay."""
+
+
+def spares_wait(client: Client, count: int) -> bool:
+    """Whether that many spare workers wait."""
+    workers = client.status()["spares"]["workers"]
+    return [worker["state"] for worker in workers] == ["waiting"] * count
+
+
+def recover(client: Client, changes: Iterator[dict[str, Any]]) -> float:
+    """Kills the model's process; returns the seconds until READY."""
+    os.kill(row(client, "m")["pid"], signal.SIGKILL)
+    begun = time.monotonic()
+    for change in changes:
+        if change.get("to") == "READY" and change["from"] == "LOADING":
+            return time.monotonic() - begun
+    raise AssertionError("the events have ended")
+
+
+def run(folder: Path, repeats: int) -> None:
+    """Measures and prints.
+
+    Args:
+        folder: of the model.
+        repeats: kills in each daemon.
+    """
+    entry = {"path": str(folder), "preload": True, "restart": RESTART}
+    counts, times = (0, 1), {0: list[float](), 1: list[float]()}
+    used = 0
+    with ExitStack() as stack:
+        clients, changes = {}, {}
+        for count in counts:
+            daemon = stack.enter_context(Daemon({"m": entry}, {"spare_workers": count}))
+            clients[count] = stack.enter_context(daemon.client())
+            watcher = stack.enter_context(daemon.client())
+            clients[count].load("m")
+            changes[count] = iter(watcher.events())
+        for _ in range(repeats):
+            for count in counts:
+                client = clients[count]
+                eventually(lambda c=client, n=count: spares_wait(c, n), timeout_s=WAIT_S)  # type: ignore[misc]
+                pids = {worker["pid"] for worker in client.status()["spares"]["workers"]}
+                times[count].append(recover(client, changes[count]))
+                used += row(client, "m")["pid"] in pids
+    print(f"## From SIGKILL to READY, with and without a spare worker ({folder.name})\n")
+    print(f"{repeats} kills each, in turns; s, median (range); {used} spares were used\n")
+    medians = {count: statistics.median(found) for count, found in times.items()}
+    print_table(
+        ["spare_workers", "kill to READY", "to that without"],
+        [[str(n), spread(times[n], digits=2), f"{medians[n] / medians[0]:.2f}"] for n in counts],
+    )
+
+
+def main() -> None:
+    """Runs it with the tiny model, or with the one that is given."""
+    parser = argparse.ArgumentParser(prog="python -m bench.spare", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--model", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    print("\n".join(machine_lines()) + "\n", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or make_tiny_model(Path(folder) / "tiny")
+        run(model, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Changes of models, for the daemon's log and for the terminal that it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .logs import DaemonLog
+
+OnChange = Callable[[dict[str, Any]], None]
+
+SHOWN = ("model", "from", "to", "generation", "why", "note")
+
+
+class Announcer:
+    """Writes each change to the log, and passes it on.
+
+    Args:
+        log: the daemon's log.
+        on_change: called with each change of a model's state.
+    """
+
+    def __init__(self, log: DaemonLog, on_change: OnChange) -> None:
+        self._log = log
+        self._on_change = on_change
+
+    def announce(self, change: dict[str, Any]) -> None:
+        """A model has changed, as `core.actions.Announce` describes it."""
+        is_new_state = change["from"] != change["to"]
+        facts = {name: change[name] for name in SHOWN if change.get(name) not in (None, "")}
+        model = facts.pop("model")
+        self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
+        if change["batching"] is not None:
+            self._log_ready(model, change["batching"], change["warnings"])
+        try:
+            self._on_change(change)
+        except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
+            self._log.write("warning", "status output disabled", error=error.strerror)
+            self._on_change = lambda change: None
+
+    def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
+        reason = {"reason": batching["reason"]} if batching["reason"] else {}
+        self._log.write("info", "model ready", model=model, batching=batching["mode"], **reason)
+        for warning in warnings:
+            self._log.write("warning", "model warning", model=model, warning=warning)

@@ -1,0 +1,36 @@
+"""What the keys of the configuration file take: the kinds of values, and what all tables share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from .values import (
+    check_count_or_auto,
+    check_duration,
+    check_size_auto_or_off,
+    check_size_or_auto,
+    parse_size,
+)
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Class = Literal["interactive", "normal", "batch"]
+CLASS_EXPECTED = '"interactive", "normal" or "batch"'
+
+Duration = Annotated[float, BeforeValidator(check_duration)]
+Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+"""No system call takes a path with a NUL in it."""
+Size = Annotated[int, BeforeValidator(parse_size)]
+SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
+SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
+CountOrAuto = Annotated[int | str, BeforeValidator(check_count_or_auto)]
+Number = Annotated[
+    float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
+]
+
+
+class Table(BaseModel):
+    """What all tables share: no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -1,0 +1,157 @@
+"""What the rows of a model take, as far as the core knows: it plans with what a worker computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
+from mlxsup.protocol.errors import RemoteError
+
+from .errors import row_does_not_fit
+from .memory.head_room import Claim
+from .model import Model
+from .requests.ledger import Request
+
+SPARE_SHARE = 10
+"""A row that had to leave returns while others run only if one part of so many stays free."""
+
+
+def has_row_budget(model: Model) -> bool:
+    """Whether anything is known of what the rows of this model's live process take."""
+    return (
+        model.ready is not None and bool(model.ready.cache_layers) and model.life.need is not None
+    )
+
+
+def is_given(model: Model) -> bool:
+    """Whether the `memory` of its entry limits it."""
+    return model.life.need is not None and model.life.need.given_bytes is not None
+
+
+def fixed_bytes(model: Model) -> int:
+    """What the live process takes without any row."""
+    assert model.ready is not None
+    assert model.life.need is not None
+    own_bytes = model.ready.own_bytes
+    if own_bytes is None:
+        own_bytes = model.life.need.own.size_bytes
+    return model.ready.active_bytes + own_bytes
+
+
+def claim_of(model: Model) -> Claim:
+    """What its rows need: one row, as long as its longest open answer. With `memory` in its entry
+    that is what there is, but never less than a short row: weights that nearly fill it are slow,
+    and not useless."""
+    need = model.life.need
+    assert need is not None
+    if need.given_bytes is not None:
+        short_bytes = _bytes_of(model, rows=1, longest=GROWTH_TOKENS)
+        limit_bytes = max(short_bytes, need.given_bytes - fixed_bytes(model))
+        return Claim(least_bytes=limit_bytes, wanted_bytes=limit_bytes)
+    longest = min(max(need.least_tokens, longest_stream(model)), need.context_tokens)
+    least_bytes = _bytes_of(model, rows=1, longest=longest)
+    wanted_bytes = _bytes_of(model, rows=need.max_rows, longest=need.context_tokens)
+    return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
+
+
+def rows_bytes(model: Model, claim: Claim) -> int:
+    """What its rows hold, and need to grow by one step; no less than its least, and no more than it
+    can use."""
+    longest = max((length(one) for one in model.running.values()), default=0)
+    held_bytes = _bytes_of(model, rows=len(model.running), longest=longest + GROWTH_TOKENS)
+    return min(max(claim.least_bytes, held_bytes), claim.wanted_bytes)
+
+
+def longest_stream(model: Model) -> int:
+    """Tokens of its longest answer that has begun, with a step of growth; 0 if none has."""
+    begun = [length(one) for one in _open(model) if one.acceptance is not None]
+    return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
+
+
+def spare_bytes(model: Model, now: float) -> int:
+    """How much less would be reserved for a model if it gave back what it does not need now."""
+    budget = model.row_budget
+    if budget is None or not has_row_budget(model) or is_given(model):
+        return 0
+    left_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model))
+    if not budget.may_give_back(now):  # what it holds is what it needs
+        left_bytes = max(left_bytes, model.measured_bytes)
+    return max(0, model.life.reserved_bytes - max(left_bytes, _pinned_bytes(model)))
+
+
+def reserve(model: Model) -> None:
+    """What is reserved for a process follows from what its rows may take, and what it holds."""
+    assert model.row_budget is not None
+    need = model.life.need
+    given_bytes = 0 if need is None or need.given_bytes is None else need.given_bytes
+    model.life.reserved_bytes = max(
+        fixed_bytes(model) + model.row_budget.most_bytes,
+        model.measured_bytes,
+        _pinned_bytes(model),
+        given_bytes,
+    )
+
+
+# ---------------------------------------------------------------- one request
+
+
+def is_held_back(model: Model, request: Request) -> bool:
+    """Whether a request that has left for want of memory must wait on: until there is room for its
+    row and some to spare, or a row has ended, or nothing runs."""
+    budget = model.row_budget
+    if request.left_short_at is None or budget is None or not has_row_budget(model):
+        return False
+    own = length(request)
+    if _bytes_of(model, rows=1, longest=own) > budget.size_bytes:
+        return True
+    if not model.running or model.rows_ended > request.left_short_at:
+        return False
+    assert model.ready is not None
+    lengths = [own, *(length(one) for one in model.running.values())]
+    room_bytes = budget.size_bytes - budget.size_bytes // SPARE_SHARE
+    return joining_bytes(model.ready.cache_layers, lengths) > room_bytes
+
+
+def why_never(model: Model, request: Request) -> RemoteError | None:
+    """The error of a request that had to leave and cannot return: it needs more than there is for
+    it alone, or it must run through once it has begun."""
+    budget = model.row_budget
+    if request.left_short_at is None or budget is None or not has_row_budget(model):
+        return None
+    needed_bytes = _bytes_of(model, rows=1, longest=length(request))
+    must_run_through = request.tokens_sent > 0 and not may_leave(model, request)
+    if needed_bytes <= budget.could_bytes and not must_run_through:
+        return None
+    return row_does_not_fit(
+        model.name,
+        needed_bytes=needed_bytes,
+        available_bytes=budget.could_bytes,
+        tokens_sent=request.tokens_sent,
+    )
+
+
+def may_leave(model: Model, request: Request) -> bool:
+    """Whether the row of a request may leave the batch and continue later."""
+    return request.may_resume and not model.life.launch.deterministic
+
+
+def length(request: Request) -> int:
+    """Tokens of its prompt and of what was sent; the prompt counts once it was accepted."""
+    prompt = len(request.acceptance.prompt_tokens) // 4 if request.acceptance else 0
+    return prompt + request.tokens_sent
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _open(model: Model) -> Iterable[Request]:
+    return [*model.running.values(), *model.queue.again, *model.paused.values()]
+
+
+def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
+    assert model.ready is not None
+    return cache_bytes(model.ready.cache_layers, rows=rows, longest=longest)
+
+
+def _pinned_bytes(model: Model) -> int:
+    return model.life.needed_bytes if model.life.settings.pinned else 0

@@ -1,0 +1,207 @@
+"""Spare workers: started without a launch spec, and handed over to the model that needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from mlxsup.protocol.launch import spare_argv
+
+from ..core.events import SpareEnded, SpareReady
+from .incarnation import Surroundings, write_record
+from .process import WorkerProcess, describe_exit
+
+RECORDED_AS = "(spare worker)"
+"""In the record of live workers, instead of a model: no model can have this name."""
+
+KEPT_BYTES = 16 * 1024
+"""How much of what one prints before it has a model is kept."""
+
+END_LIMIT_S = 10.0
+"""How long killed ones may take to be gone when the daemon ends."""
+
+
+class SpareUnit:
+    """One spare worker, until its exit or until a model takes it over.
+
+    Args:
+        around: what all workers share.
+        number: as the core counts them.
+    """
+
+    def __init__(self, around: Surroundings, number: int) -> None:
+        self._around = around
+        self._number = number
+        self._process: WorkerProcess | None = None
+        self._ready_pipe: int | None = None
+        self._output = b""
+        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_killed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of its process, while it lives and is nobody's."""
+        process = self._process
+        if process is None or process.exited.done() or self._taken.done():
+            return None
+        return process.pid
+
+    def take(self, line: bytes, on_output: Callable[[bytes], None]) -> WorkerProcess | None:
+        """Gives it its launch spec; returns None if its process is gone or about to go.
+
+        Args:
+            line: the launch spec.
+            on_output: gets what it has printed so far, soon, and then what it prints.
+
+        Raises:
+            OSError: the line is longer than a pipe takes.
+        """
+        process = self._process
+        if process is None or self._is_killed or not process.take_line(line, on_output):
+            return None
+        if self._output:
+            asyncio.get_running_loop().call_soon(on_output, self._output)
+        self._taken.set_result(None)
+        return process
+
+    def kill(self) -> None:
+        """Ends it at once, or as soon as it is there; it holds nothing that could be lost."""
+        self._is_killed = True
+        if self._process is not None and not self._taken.done():
+            self._process.signal(signal.SIGKILL)
+
+    async def live(self) -> None:
+        """Posts `SpareReady`, and `SpareEnded` if it ends before it was taken over."""
+        try:
+            if self._start():
+                await self._end()
+        finally:
+            self._stop_listening()
+            if self._process is not None and not self._taken.done():
+                self._process.close()
+                self._process.forget()
+
+    def _start(self) -> bool:
+        around = self._around
+        try:
+            self._ready_pipe, theirs = os.pipe()
+            try:
+                argv = spare_argv(around.argv, theirs)
+                self._process = WorkerProcess.spawn(argv, b"", self._keep, inherited=[theirs])
+            finally:
+                os.close(theirs)
+        except OSError as error:
+            around.log.write("warning", "spare worker not started", error=error.strerror)
+            self._post_end()
+            return False
+        pid = self._process.pid
+        asyncio.get_running_loop().add_reader(self._ready_pipe, self._on_ready, self._ready_pipe)
+        write_record(around.log, lambda: around.record.add(RECORDED_AS, pid))
+        around.log.write("info", "spare worker started", pid=pid)
+        if self._is_killed:
+            self.kill()
+        return True
+
+    async def _end(self) -> None:
+        """Waits until it is taken over or gone."""
+        assert self._process is not None
+        around, process = self._around, self._process
+        either: list[asyncio.Future[Any]] = [process.exited, self._taken]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._taken.done():
+            return
+        write_record(around.log, lambda: around.record.remove(process.pid))
+        exit_code, _, name = describe_exit(process.exited.result())
+        around.log.write(
+            "warning" if not self._is_killed else "info",
+            "spare worker exited",
+            pid=process.pid,
+            **({"signal": name} if name else {"code": exit_code}),
+        )
+        if self._output and not self._is_killed:
+            around.log.block(self._output.decode("utf-8", "replace"))
+        self._post_end()
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def _on_ready(self, ready_pipe: int) -> None:
+        is_ready = os.read(ready_pipe, 1) != b""  # or it has ended, as is about to be seen
+        self._stop_listening()
+        pid = self.pid
+        if is_ready and pid is not None:
+            now = self._around.now()
+            self._around.post(SpareReady(now=now, number=self._number, pid=pid))
+
+    def _stop_listening(self) -> None:
+        if self._ready_pipe is not None:
+            asyncio.get_running_loop().remove_reader(self._ready_pipe)
+            os.close(self._ready_pipe)
+            self._ready_pipe = None
+
+    def _keep(self, data: bytes) -> None:
+        self._output = (self._output + data)[-KEPT_BYTES:]
+
+    def _post_end(self) -> None:
+        ended = SpareEnded(now=self._around.now(), number=self._number)
+        asyncio.get_running_loop().call_soon(self._around.post, ended)
+
+
+class SpareUnits:
+    """All spare workers, each a task.
+
+    Args:
+        around: what all workers share.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        # Bounded by the core, which counts them: one entry for each that lives and is nobody's.
+        self._units: dict[int, SpareUnit] = {}
+        self._lives: set[asyncio.Task[None]] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The pids of all that live and are nobody's."""
+        return [unit.pid for unit in self._units.values() if unit.pid is not None]
+
+    def start(self, number: int, tasks: asyncio.TaskGroup) -> None:
+        """Begins the life of one."""
+        self._units[number] = SpareUnit(self._around, number)
+        life = tasks.create_task(self._live(number))
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
+
+    def get(self, number: int | None) -> SpareUnit | None:
+        """The one with this number; None once it is gone or taken over."""
+        return self._units.get(number) if number is not None else None
+
+    def kill(self, number: int) -> None:
+        """Ends one."""
+        unit = self._units.get(number)
+        if unit is not None:
+            unit.kill()
+
+    async def end(self) -> None:
+        """Kills all; returns when all are gone, or at the limit."""
+        for unit in self._units.values():
+            unit.kill()
+        if self._lives:
+            await asyncio.wait(self._lives, timeout=END_LIMIT_S)
+
+    def leave(self) -> int:
+        """Stops waiting for those that cannot be ended; returns how many there are."""
+        left = self.pids
+        for pid in left:
+            self._around.log.write("error", "spare worker left behind", pid=pid)
+        for life in self._lives:
+            life.cancel()
+        return len(left)
+
+    async def _live(self, number: int) -> None:
+        try:
+            await self._units[number].live()
+        finally:
+            del self._units[number]

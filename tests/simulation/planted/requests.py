@@ -1,0 +1,51 @@
+"""Planted bugs: the line, the queue, and their books."""
+
+from __future__ import annotations
+
+from .mutant import bug
+
+MUTANTS = (
+    bug("no wait is ever too long", "requests.ledger",
+        "if self.stage is Stage.QUEUED:\n            times",
+        "if False:\n            times"),
+    bug("the latest comes first", "requests.line", "found = self._new[entry[1]]",
+        "found = self._new[self._by_account[account][-1]]"),
+    bug("first come, first served", "requests.line",
+        "return self._counters.of(account), self._by_account[account][0], account",
+        "return 0.0, self._by_account[account][0], account"),
+    bug("the lowest class first", "requests.queue",
+        "for line in self._lines.values():\n            if line and",
+        "for line in reversed(self._lines.values()):\n            if line and"),
+    bug("nobody ever moves up", "requests.queue", "_steps(request, aging_s) if aging_s > 0 else 0",
+        "0"),
+    bug("a client runs as many as it likes", "requests.ledger",
+        "return not most or self._running_by_account[account] < most", "return True"),
+    bug("the time of pauses is lost", "requests.ledger",
+        "self.paused_s += now - self.paused_at", "pass"),
+    bug("queue: who had run stands behind", "requests.queue",
+        "self._add(request, now, is_again=True)", "self._add(request, now, is_again=False)"),
+    bug("line: who had run comes as it came", "requests.line",
+        "sorted(self._again.values(), key=again_order)", "self._again.values()"),
+    bug("line: paused ones before interrupted ones", "requests.line",
+        "return was_paused and not", "return not was_paused and not"),
+    bug("naming: numbers name nobody", "requests.naming",
+        "if number_of(request) == name]", "if False]"),
+    bug("naming: the first of several", "requests.naming", "if len(found) == 1:", "if found:"),
+    bug("ledger: only the last tokens are kept", "requests.ledger", "request.sent_tokens += tokens",
+        "request.sent_tokens = bytearray(tokens)"),
+    bug("ids are found over all connections", "requests.ledger",
+        "return self._by_connection.get(connection, {}).get(id)",
+        "return next((r for r in self if r.id == id), None)"),
+    bug("the limit for the first token ends with a crash", "requests.ledger",
+        "if self.first_token_at is None:\n            times.append",
+        "if self.first_token_at is None and self.acceptance is None:\n"
+        "            times.append"),
+    bug("places in line count from 0", "requests.queue",
+        "enumerate(front, start=1)", "enumerate(front, start=0)"),
+    bug("places of newcomers leave out higher classes", "requests.queue",
+        "return ahead + line.place(request)", "return line.place(request)"),
+    bug("who had run is counted twice before newcomers", "requests.line",
+        "return 1 + len(self._again) + ahead", "return 1 + 2 * len(self._again) + ahead"),
+    bug("another class by hand moves nobody", "requests.queue",
+        "self._stand_anew(request, priority)", "pass"),
+)  # fmt: skip

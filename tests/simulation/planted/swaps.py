@@ -1,0 +1,21 @@
+"""Planted bugs: models that take turns."""
+
+from __future__ import annotations
+
+from .mutant import bug
+
+MUTANTS = (
+    bug("swaps: at once", "swapping", "lack.asked_since + settings.swap_after_s",
+        "lack.asked_since"),
+    bug("swaps: a lower class makes others go", "swapping",
+        "priority=wants or Priority.BATCH", "priority=Priority.INTERACTIVE"),
+    bug("swaps: what must run through is interrupted", "swapping",
+        "not all(one.may_resume for one in running)", "False"),
+    bug("swaps: pinned models make room", "swapping", "or life.settings.pinned or", "or"),
+    bug("swaps: a turn lasts no time", "memory.residency",
+        "return self.began_at + max(min_residency_s, RESIDENCY_LOADS * cost_s)",
+        "return self.began_at"),
+    bug("swaps: rows run on", "lifecycle.on_swap", "    life.do(RowsLeave())\n", ""),
+    bug("swaps: killed without a word", "lifecycle.on_swap",
+        "StopCause.SWAP, now, stage=StopStage.ASK", "StopCause.SWAP, now, stage=StopStage.KILL"),
+)  # fmt: skip

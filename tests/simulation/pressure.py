@@ -1,0 +1,150 @@
+"""What must give way while memory is short, what must not, and that the budget comes back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlxsup.supervisor.core.events import Sampled
+
+from .books import Book, Life, Wanted
+from .violation import check
+
+if TYPE_CHECKING:
+    from .record import Record
+
+GIVES_WAY_S = 1.5
+"""Memory that has been short for so long has found something that gives way, if anything can."""
+
+ASKED_S = 0.9
+"""For so long nobody is evicted because memory is short: a worker may be giving some back."""
+
+ASKED_AGAIN_S = 10.0
+COMES_BACK_S = 23.0
+"""The budget is whole after so long with more room than that."""
+
+CALM_FACTOR = 1.1
+
+
+@dataclass(slots=True)
+class Shortage:
+    """What the measurements of a run said.
+
+    Attributes:
+        since: since when memory has been short; None: it is not.
+        calm_since: since when there has been room for the whole budget and more.
+        room: what models may hold by the latest measurement, at most.
+        is_known: whether it is measured at all.
+    """
+
+    since: float | None = None
+    calm_since: float | None = 0.0
+    room: float = math.inf
+    is_known: bool = False
+
+
+def sampled(record: Record, event: Sampled) -> None:
+    """The memory of the machine was measured, and what processes hold was entered."""
+    reading, shortage, whole = event.reading, record.shortage, record.plan.budget_bytes
+    if reading is None or whole is None:
+        return
+    held = sum(book.held for book in record.books.values() if book.life is not None)
+    shortage.is_known = True
+    shortage.room = held + reading.free_bytes
+    if reading.free_bytes >= 0:
+        shortage.since = None
+    elif shortage.since is None:
+        shortage.since = record.now
+        record.count("memory short")
+    if shortage.room < CALM_FACTOR * whole:
+        shortage.calm_since = None
+    elif shortage.calm_since is None:
+        shortage.calm_since = record.now
+
+
+def is_whole(record: Record) -> bool:
+    """Whether nothing may be left of a shortage."""
+    shortage = record.shortage
+    if not shortage.is_known or record.plan.budget_bytes is None:
+        return True
+    since = shortage.calm_since
+    return since is not None and record.now >= since + COMES_BACK_S
+
+
+def is_over(record: Record) -> bool:
+    """Whether models must give back memory: others lack it, or more is held than the budget."""
+    budget = record.plan.budget_bytes
+    if budget is None:
+        return False
+    held = [max(one.held if _keeps(one) else 0, _least(record, one)) for one in _books(record)]
+    return record.shortage.since is not None or sum(held) > budget
+
+
+def asked(record: Record, life: Life) -> None:
+    """A worker is asked to give back what it keeps for reuse."""
+    check("gives back for nothing", is_over(record), life.model)
+    check("gives back unready", life.serves, life.model)
+    check("gives back again", record.now >= life.asked_back_at + ASKED_AGAIN_S, life.model)
+    life.asked_back_at = record.now
+    record.count("asked to give back")
+
+
+def check_patience(record: Record) -> None:
+    """A model is evicted only because memory is short: no worker may still be giving some back."""
+    for book in _books(record):
+        life = book.life
+        is_soon_less = life is not None and record.now < life.asked_back_at + ASKED_S
+        check("evicted too early", not is_soon_less or not record.shortage.is_known, book.name)
+
+
+def look(record: Record) -> None:
+    """After each event: if memory has been short for a while, nobody is idle who may go."""
+    since = record.shortage.since
+    if since is None or record.now < since + GIVES_WAY_S or not isinstance(record.event, Sampled):
+        return
+    if record.is_shutting_down or any(_leaves(book) for book in _books(record)):
+        return
+    for book in _books(record):
+        check("nothing gives way", not _may_go(book), f"{book.name}: short since {since}")
+
+
+def compare(record: Record, memory: dict[str, object]) -> None:
+    """The status says what is left of the budget."""
+    budget, left = record.plan.budget_bytes, memory["effective_budget_bytes"]
+    if budget is None:
+        return
+    assert isinstance(left, int)
+    check("status: budget", memory["budget_bytes"] == budget, memory)
+    check("status: left", 0 <= left <= min(budget, max(record.shortage.room, 0)), memory)
+    check("status: comes back", left == budget or not is_whole(record), memory)
+    check("status: shortage", bool(memory["shortage"]) == (left < budget), memory)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _books(record: Record) -> list[Book]:
+    return list(record.books.values())
+
+
+def _least(record: Record, book: Book) -> int:
+    need = book.entry.launch.memory_limit_bytes or record.plan.needs[book.name]
+    return need if book.entry.pinned else 0
+
+
+def _keeps(book: Book) -> bool:
+    return book.life is not None or book.wanted is Wanted.UP
+
+
+def _leaves(book: Book) -> bool:
+    life = book.life
+    if life is None or life.is_abandoned:
+        return False
+    return life.cause is not None or book.drain_until is not None
+
+
+def _may_go(book: Book) -> bool:
+    life = book.life
+    is_busy = life is None or bool(book.waiting or life.given)
+    return book.serves and not is_busy and not book.entry.pinned

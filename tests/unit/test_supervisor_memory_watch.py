@@ -1,0 +1,227 @@
+"""What is read of the machine's memory, from texts as systems write them and from broken ones."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxsup.supervisor.core.memory.pressure import Reading, Strain
+from mlxsup.supervisor.memory.readings import (
+    HostMemory,
+    group_left_bytes,
+    host_memory,
+    linux_strain,
+    mac_strain,
+    stalled_percent,
+)
+from mlxsup.supervisor.memory.watch import LinuxWatch, MacWatch, NoWatch, find_watch, mac_level
+
+GIB = 2**30
+MEMINFO = """\
+MemTotal:       32874708 kB
+MemFree:          612340 kB
+MemAvailable:   20457724 kB
+SwapTotal:             0 kB
+HugePages_Total:       0
+"""
+STALLS = """\
+some avg10={some} avg60=0.10 avg300=0.00 total=9
+full avg10={full} avg60=0.02 avg300=0.00 total=4
+"""
+V2 = {"memory.max": "8589934592\n", "memory.current": "6442450944\n"}
+STAT = "anon 5000\nfile 1073741824\ninactive_file 805306368\nactive_file 268435456\n"
+
+
+def machine(folder: Path, group: str = "0::/box\n", **files: str) -> LinuxWatch:
+    """A watch of a machine in a folder; `files`: of its group, with dots as underscores."""
+    for name, text in {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": group,
+        "proc/pressure/memory": STALLS.format(some="0.00", full="0.00"),
+        **{f"groups/box/{name}": text for name, text in files.items()},
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return watch(folder)
+
+
+def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
+    report = (said if said is not None else []).append
+    return LinuxWatch(report, folder / "proc", folder / "groups")
+
+
+# ---------------------------------------------------------------- texts
+
+
+def test_what_meminfo_says() -> None:
+    said = host_memory(MEMINFO)
+    assert said == HostMemory(total_bytes=32874708 * 1024, available_bytes=20457724 * 1024)
+    with pytest.raises(ValueError, match="MemAvailable"):
+        host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
+
+
+def test_what_a_group_may_still_take_counts_the_files_that_it_can_drop() -> None:
+    assert group_left_bytes(8 * GIB, "6442450944\n", STAT) == 3 * GIB
+    assert group_left_bytes(8 * GIB, "6442450944\n", "") == 2 * GIB
+    first = "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n"
+    assert group_left_bytes(8 * GIB, "6442450944\n", first) == 3 * GIB, "with all groups within"
+    with pytest.raises(ValueError, match="invalid literal"):
+        group_left_bytes(8, "max", "")
+
+
+def test_memory_is_short_if_everybody_waited_for_it_and_not_if_somebody_did() -> None:
+    assert stalled_percent(STALLS.format(some="99.00", full="4.75")) == 4.75
+    assert linux_strain(STALLS.format(some="99.00", full="5.00")) is Strain.UNSAID
+    assert linux_strain(STALLS.format(some="6.00", full="5.01")) is Strain.STALLED
+    assert linux_strain(None) is Strain.UNSAID
+    with pytest.raises(ValueError, match="avg10"):
+        stalled_percent("some avg10=1.00\nfull total=4\n")
+
+
+def test_the_levels_of_macos() -> None:
+    levels = [mac_strain(level) for level in (1, 2, 4, 0)]
+    assert levels == [Strain.EASY, Strain.UNSAID, Strain.STALLED, Strain.UNSAID]
+
+
+# ---------------------------------------------------------------- Linux
+
+
+def test_a_machine_without_a_limit_says_what_it_has_itself(tmp_path: Path) -> None:
+    total = 32874708 * 1024
+    assert machine(tmp_path).read() == Reading(
+        available_bytes=20457724 * 1024, kept_free_bytes=total // 10 // 4
+    )
+
+
+def test_a_group_that_has_less_left_than_the_machine_counts(tmp_path: Path) -> None:
+    stalls = STALLS.format(some="50.00", full="20.00")
+    files = {**V2, "memory.stat": STAT, "memory.pressure": stalls}
+    assert machine(tmp_path, **files).read() == Reading(
+        available_bytes=3 * GIB,
+        kept_free_bytes=2 * GIB // 4,
+        strain=Strain.STALLED,
+        place="in this control group",
+    )
+
+
+def test_a_group_of_version_1_counts(tmp_path: Path) -> None:
+    watched = machine(tmp_path, "4:memory:/box\n0::/\n")
+    group = tmp_path / "groups" / "memory" / "box"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("8589934592\n")
+    (group / "memory.usage_in_bytes").write_text("8589934592\n")
+    (group / "memory.stat").write_text("total_inactive_file 1073741824\n")
+    found = watched.read()
+    assert found is not None
+    assert (found.available_bytes, found.place) == (GIB, "in this control group")
+
+
+def test_a_group_with_more_left_than_the_machine_only_bounds_what_stays_free(
+    tmp_path: Path,
+) -> None:
+    files = {"memory.max": f"{30 * GIB}", "memory.current": "0", "memory.stat": ""}
+    found = machine(tmp_path, **files).read()
+    assert found == Reading(available_bytes=20457724 * 1024, kept_free_bytes=3 * GIB // 4)
+
+
+def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:
+    machine(tmp_path)
+    (tmp_path / "proc" / "pressure" / "memory").unlink()
+    said: list[str] = []
+    found = watch(tmp_path, said).read()
+    assert (found is not None and found.strain, said) == (Strain.UNSAID, [])
+
+
+def test_what_cannot_be_read_is_said_once_and_done_without(tmp_path: Path) -> None:
+    machine(tmp_path, **V2, **{"memory.stat": STAT})
+    (tmp_path / "groups" / "box" / "memory.current").write_text("a lot")
+    (tmp_path / "proc" / "pressure" / "memory").write_text("none")
+    said: list[str] = []
+    watched = watch(tmp_path, said)
+    for _ in range(3):
+        found = watched.read()
+        assert found is not None
+        assert (found.available_bytes, found.strain) == (20457724 * 1024, Strain.UNSAID)
+    group, stalls = (tmp_path / name for name in ("groups/box/memory.current", "proc/pressure"))
+    assert said == [
+        f"{group}: invalid literal for int() with base 10: 'a lot'",
+        f"{stalls}/memory: no line full with avg10",
+    ]
+    (tmp_path / "proc" / "meminfo").unlink()
+    assert [watched.read(), watched.read()] == [None, None]
+    assert said[2:] == [f"{tmp_path}/proc/meminfo: No such file or directory"]
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.data())
+def test_no_text_whatever_raises_an_error(one: bytes, other: bytes, data: st.DataObject) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        machine(folder, **V2, **{"memory.stat": STAT, "memory.pressure": STALLS})
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        data.draw(st.sampled_from(files)).write_bytes(one)
+        data.draw(st.sampled_from(files)).write_bytes(other)
+        found = watch(folder).read()
+        assert found is None or found.available_bytes >= 0
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads this machine's /proc")
+def test_this_machine_says_what_psutil_says() -> None:
+    said: list[str] = []
+    found = find_watch("cpu", said.append).read()
+    assert found is not None
+    assert 0 < found.available_bytes <= psutil.virtual_memory().total
+    assert said == []
+
+
+# ---------------------------------------------------------------- others
+
+
+def test_macos_says_its_level_and_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total=32 * GIB, available=3 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    found = MacWatch(lambda: 4).read()
+    expected = Reading(
+        available_bytes=3 * GIB, kept_free_bytes=32 * GIB // 10 // 4, strain=Strain.STALLED
+    )
+    assert found == expected
+    assert MacWatch(lambda: None).read() is None
+
+
+def test_a_system_without_such_a_level_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(sysctlbyname=lambda *_: -1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert mac_level() is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert mac_level() is None
+
+
+def test_the_level_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def ask(name: bytes, level: object, size: object, *_: object) -> int:
+        asked.append(name)
+        level.contents.value = 2  # type: ignore[attr-defined]
+        return 0
+
+    library = SimpleNamespace(sysctlbyname=ask)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert (mac_level(), asked) == (2, [b"kern.memorystatus_vm_pressure_level"])
+
+
+def test_the_memory_of_a_gpu_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(find_watch("cuda", print), NoWatch)
+    assert NoWatch().read() is None
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert isinstance(find_watch("metal", print), MacWatch)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert isinstance(find_watch("cpu", print), LinuxWatch)
