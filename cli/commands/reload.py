@@ -44,7 +44,7 @@ def reload(target: Target, output: Output) -> None:
         over = format_bytes(value["over_budget_bytes"])
         output.note(
             f"{over} more is reserved than the new memory budget: idle models are evicted now,"
-            " busy ones as soon as they are idle"
+            " busy ones when their turn is over, or once they are idle"
         )
     if output.is_json:
         output.object({**value, "models": rows})

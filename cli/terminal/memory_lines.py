@@ -27,7 +27,7 @@ def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
         lines.append(f"memory is short, {left} of the budget is left: {memory['shortage']}")
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])
-        lines.append(f"{over} more is reserved than that: models go as soon as they are idle")
+        lines.append(f"{over} more is reserved than that: models go once they can")
     for model in value["models"]:
         wait = model.get("memory_wait")
         if wait:

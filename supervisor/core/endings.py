@@ -210,6 +210,8 @@ def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> Remote
         return insufficient_memory(name, text, sent)
     if request.acceptance is not None and not request.may_resume:
         return worker_crashed(name, text, sent)
+    if verdict.is_tried_again:
+        request.shortages += 1
     if verdict.evidence is Evidence.NONE:
         request.deaths += 1
         if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:

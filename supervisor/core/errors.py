@@ -85,10 +85,12 @@ def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> Remote
 
 
 def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
-    """A request that ran out of memory while it ran alone."""
+    """A request that has run out of memory alone, and did so again when others had been asked to
+    give back what they could."""
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
-        f"{name} ran out of memory for this request alone ({text})",
+        f"{name} ran out of memory for this request alone, twice ({text}): shorten the prompt or"
+        " the answer, or unload other models",
         detail={"model": name, "cause": text, "tokens_sent": tokens_sent},
     )
 

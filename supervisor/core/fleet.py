@@ -290,6 +290,8 @@ class Fleet:
         if verdict.story:
             model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
+        if verdict.is_tried_again:
+            self.head_room.others_give_back(model, self.by_name, now)
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
 

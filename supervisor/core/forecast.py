@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from mlxsup.protocol.states import State
+from mlxsup.protocol.states import Priority, State
 
 from .errors import does_not_fit, load_failed
-from .lifecycle.states import Abandoned, Swapping
-from .loading import foresee
-from .memory.planner import Admit, Evict, GiveBack, Refuse, Swap, Wait
+from .lifecycle.states import Abandoned, Shortage, Swapping
+from .memory.planner import (
+    Admit,
+    Evict,
+    GiveBack,
+    Refuse,
+    Swap,
+    Urgency,
+    Verdict,
+    Wait,
+    Wish,
+    plan,
+)
 from .memory.sentences import needs
 from .model import Model
+from .residents import residents_of
 from .settings import CoreSettings
 
 
@@ -39,11 +50,13 @@ def forecast(
     if model.life.state in (State.LOADING, State.READY):
         return {**answer, "outcome": "loaded", "reason": f"is {model.life.state}"}
     if isinstance(model.life.phase, Swapping):
-        reason = f"makes room for {model.life.phase.for_model}, and is loaded again in its turn"
+        cause = model.life.phase.cause
+        why = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
+        reason = f"makes room {why}, and is loaded again in its turn"
         return {**answer, "outcome": "waits", "reason": reason}
     budget_bytes = settings.budget.size_bytes if settings.budget else 0
     whole_bytes = settings.budget.whole_bytes if settings.budget else 0
-    match foresee(model, others, settings, now):
+    match _foresee(model, others, settings, now):
         case Admit() if settings.budget is None:
             return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
         case Admit():
@@ -68,3 +81,24 @@ def forecast(
             )
         case verdict:
             assert_never(verdict)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now: float) -> Verdict:
+    """What a load command for this model would lead to now; nothing changes."""
+    if settings.budget is None:
+        return Admit()
+    others = residents_of((one for one in models if one is not model), settings, now)
+    wish = Wish(
+        name=model.name,
+        needed_bytes=model.life.needed_bytes,
+        urgency=Urgency.COMMAND,
+        priority=Priority.INTERACTIVE,
+        swaps_from=now + settings.swap_after_s if settings.swap else None,
+    )
+    budget = settings.budget
+    return plan(
+        wish, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
+    )

@@ -1,6 +1,7 @@
 """Makes room when there is less memory than is in use: others need it, or a process has grown.
 
-First workers give back what they keep for reuse, then idle models are evicted (`loading.py`).
+First workers give back what they keep for reuse, then idle models are evicted, and at last busy
+ones are swapped out (`loading.py`, `shortage.py`).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class GivingBack:
         changed = self._lowered(budget, reading)
         if changed != budget:
             self._fleet.settings = replace(self._fleet.settings, budget=changed)
+            self._look_at_all()
         if changed.size_bytes != budget.size_bytes:
             self._outbox.add(BudgetChanged(budget=changed))
-            self._look_at_all()
         self._ask(changed, now)
 
     def after_reload(self, settings: CoreSettings) -> CoreSettings:
@@ -76,7 +77,7 @@ class GivingBack:
         return budget.lowered(limit_bytes, shortage, is_short=reading.free_bytes < 0)
 
     def _look_at_all(self) -> None:
-        """Who waits for memory may have it now, and who is idle may have to go."""
+        """Who waits for memory may have it now, who is there may have to go, or may stay."""
         for model in self._fleet:
             self._fleet.touch(model)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES
-from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.states import SERVES, State
+from mlxsup.protocol.worker_messages import GiveBack, Heartbeat
 
 from .lifecycle.states import Lack, Pending
 from .memory.budget import Budget
@@ -25,6 +25,8 @@ from .rows_memory import (
     fixed_bytes,
     has_row_budget,
     is_given,
+    is_tried_again,
+    open_requests,
     reserve,
     rows_bytes,
     spare_bytes,
@@ -72,6 +74,17 @@ class HeadRoom:
         has_given_back = model.row_budget.was_measured(now)
         reserve(model)
         return has_given_back or model.life.reserved_bytes != before
+
+    def others_give_back(self, short: Model, models: Mapping[ModelName, Model], now: float) -> None:
+        """A worker has run out of memory with one request, which is tried again if it is still
+        open: until then, every other worker gives back what it does not need for its rows."""
+        if not any(request.shortages for request in open_requests(short)):
+            return
+        self.stir()
+        for model in models.values():
+            if model is not short and model.life.state is State.READY:
+                model.asked_back_at = now
+                self._outbox.tell(model.life, GiveBack())
 
     def settle(
         self, models: Mapping[ModelName, Model], settings: CoreSettings, now: float
@@ -167,12 +180,28 @@ def _targets(
     *,
     is_short: bool,
 ) -> dict[ModelName, int]:
-    """What the rows of each model should be allowed to take: what they hold if memory is short, no
-    more than now while a model waits for memory, or else also an equal share of what is free."""
+    """What the rows of each model should be allowed to take: what they hold if memory is short or a
+    request of another model has run out of memory alone, no more than now while a model waits for
+    memory, or else also an equal share of what is free."""
     everybody = list(models)
     held = {one.name: rows_bytes(one, claims[one.name]) for one in members}
     if is_short:
         return held
+    shares = _shares(members, claims, everybody, held, rest_bytes)
+    tried = {one.name for one in everybody if is_tried_again(one)}
+    if not tried:
+        return shares
+    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
+
+
+def _shares(
+    members: list[Model],
+    claims: Mapping[ModelName, Claim],
+    everybody: list[Model],
+    held: Mapping[ModelName, int],
+    rest_bytes: int | None,
+) -> dict[ModelName, int]:
+    """What the rows of each model should be allowed to take while memory is not short."""
     if rest_bytes is None:
         return {name: claim.wanted_bytes for name, claim in claims.items()}
     if any(_lack(one) and one.urgency is not Urgency.NOBODY for one in everybody):

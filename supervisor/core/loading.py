@@ -11,15 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
-from .lifecycle.states import (
-    Lack,
-    Pending,
-    Swapping,
-)
+from .lifecycle.states import Lack, Pending, Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
     HasMemory,
@@ -31,6 +26,7 @@ from .lifecycle.triggers import (
     Turn,
 )
 from .load_turns import LoadTurns
+from .memory.budget import Budget
 from .memory.planner import (
     FIXED,
     Admit,
@@ -43,7 +39,6 @@ from .memory.planner import (
     Urgency,
     Verdict,
     Wait,
-    Wish,
     give_back,
     plan,
 )
@@ -52,6 +47,7 @@ from .model import Model
 from .requests.line import MayRun
 from .residents import residents_of
 from .settings import CoreSettings
+from .shortage import goes_for_shortage, lasts
 from .spares import Spares
 from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
 
@@ -90,25 +86,8 @@ def next_steps(
         desk.weigh(model)
     desk.swap(waiting)
     desk.give_back()
+    desk.swap_for_shortage()
     return desk.steps
-
-
-def foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now: float) -> Verdict:
-    """What a load command for this model would lead to now; nothing changes."""
-    if settings.budget is None:
-        return Admit()
-    others = residents_of((one for one in models if one is not model), settings, now)
-    wish = Wish(
-        name=model.name,
-        needed_bytes=model.life.needed_bytes,
-        urgency=Urgency.COMMAND,
-        priority=Priority.INTERACTIVE,
-        swaps_from=now + settings.swap_after_s if settings.swap else None,
-    )
-    budget = settings.budget
-    return plan(
-        wish, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
-    )
 
 
 class _Desk:
@@ -146,10 +125,15 @@ class _Desk:
         self._promised_bytes = 0
 
     def call_off(self, model: Model) -> None:
-        """Lets a model stay whose rows leave for another one, if that no longer needs them to."""
+        """Lets a model stay whose rows leave, if what they leave for no longer needs them to."""
         phase = model.life.phase
         assert isinstance(phase, Swapping)
-        if not is_still_wanted(phase, self._models.get(phase.for_model), self._may_run):
+        if isinstance(phase.cause, Shortage):
+            must_go = lasts(phase.cause, self._models, self._residents, self._budget)
+        else:
+            target = self._models.get(phase.cause)
+            must_go = is_still_wanted(phase, target, self._may_run)
+        if not must_go:
             self.steps.append((model, SwapCalledOff()))
             resident = self._residents[model.name]
             self._residents[model.name] = replace(resident, standing=Standing.BUSY)
@@ -220,13 +204,19 @@ class _Desk:
         # What somebody waits for is held by now: if models go for it, spare workers do, too.
         kept_bytes = self._budget.kept_bytes
         self._spares.make_room(self._left_of(kept_bytes), self._now)
-        if any(model.is_giving_back(self._now) for model in self._models.values()):
+        if self._is_giving_back():
             return
         names = give_back(self._residents.values(), budget_bytes=kept_bytes)
-        reserved_bytes = sum(resident.reserved_bytes for resident in self._residents.values())
-        sizes = f"{size_text(reserved_bytes)} of {size_text(self._budget.kept_bytes)}"
-        shortage = f" and {self._budget.shortage}" if self._budget.is_short else ""
-        self._evict(names, f", because {sizes} are reserved{shortage}")
+        self._evict(names, f", because {self._shortage_text(self._budget)}")
+
+    def swap_for_shortage(self) -> None:
+        """Swaps a busy model out if that was not enough: what is there does not fit together."""
+        if self._budget is None or not self._settings.swap or self._is_giving_back():
+            return
+        found = goes_for_shortage(self._models, self._residents, self._budget, self._now)
+        if found is not None:
+            victim, cause = found
+            self._swap_out(victim, cause, f"{cause.reason}: {self._shortage_text(self._budget)}")
 
     # ------------------------------------------------------------ inside
 
@@ -281,25 +271,33 @@ class _Desk:
         needed = size_text(model.life.needed_bytes)
         self._evict(swap.evicted, f" for {model.name}, which needs {needed}")
         for name in swap.models:
-            victim = self._models[name]
-            ready_s = self._now - victim.life.phase.since
-            reason = (
-                f"swapped out for {model.name}, which needs {needed} and has waited for"
-                f" {waits_s:.0f} s; it had its turn for {ready_s:.0f} s"
-            )
-            trigger = SwappedOut(
-                for_model=model.name,
-                ran=highest_class(victim),
-                leave_s=self._settings.drain_timeout_s,
-                reason=reason,
-            )
-            self.steps.append((victim, trigger))
-            self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
+            why = f"for {model.name}, which needs {needed} and has waited for {waits_s:.0f} s"
+            self._swap_out(self._models[name], model.name, why)
         under_way = self._verdict(model)
         if isinstance(under_way, GiveBack):
             under_way = _wait_for(under_way)
         assert isinstance(under_way, Wait), under_way
         self._lacks(model, under_way, is_promised=True)
+
+    def _swap_out(self, victim: Model, cause: ModelName | Shortage, why: str) -> None:
+        ready_s = self._now - victim.life.phase.since
+        trigger = SwappedOut(
+            cause=cause,
+            ran=highest_class(victim),
+            leave_s=self._settings.drain_timeout_s,
+            reason=f"swapped out {why}; it had its turn for {ready_s:.0f} s",
+        )
+        self.steps.append((victim, trigger))
+        resident = self._residents[victim.name]
+        self._residents[victim.name] = replace(resident, standing=Standing.LEAVING)
+
+    def _is_giving_back(self) -> bool:
+        return any(model.is_giving_back(self._now) for model in self._models.values())
+
+    def _shortage_text(self, budget: Budget) -> str:
+        reserved_bytes = sum(resident.reserved_bytes for resident in self._residents.values())
+        sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
+        return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
 
     def _lacks(self, model: Model, wait: Wait, *, is_promised: bool = False) -> None:
         phase = _pending(model)

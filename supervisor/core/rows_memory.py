@@ -64,7 +64,7 @@ def rows_bytes(model: Model, claim: Claim) -> int:
 
 def longest_stream(model: Model) -> int:
     """Tokens of its longest answer that has begun, with a step of growth; 0 if none has."""
-    begun = [length(one) for one in _open(model) if one.acceptance is not None]
+    begun = [length(one) for one in open_requests(model) if one.acceptance is not None]
     return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
 
 
@@ -130,6 +130,11 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
     )
 
 
+def is_tried_again(model: Model) -> bool:
+    """Whether a request runs, or is about to, that has run out of memory alone."""
+    return any(one.shortages for one in (*model.running.values(), *model.queue.again))
+
+
 def may_leave(model: Model, request: Request) -> bool:
     """Whether the row of a request may leave the batch and continue later."""
     return request.may_resume and not model.life.launch.deterministic
@@ -144,7 +149,8 @@ def length(request: Request) -> int:
 # ---------------------------------------------------------------- inside
 
 
-def _open(model: Model) -> Iterable[Request]:
+def open_requests(model: Model) -> Iterable[Request]:
+    """Those that run, wait to continue, or are paused."""
     return [*model.running.values(), *model.queue.again, *model.paused.values()]
 
 

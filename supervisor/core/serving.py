@@ -152,6 +152,7 @@ class Serving:
         if not model.serves_queue:
             model.freed_rows, model.yields_at = 0, None
             return
+        had_room = model.has_room
         while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
             error = why_never(model, request)
             if error is not None:
@@ -171,7 +172,7 @@ class Serving:
             model.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
-        for request in end_intake(model, self.ledger):
+        for request in end_intake(model, self.ledger, had_room=had_room):
             self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.freed_rows = 0
         yields = who_yields(model, self.ledger, now)

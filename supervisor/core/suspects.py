@@ -74,8 +74,14 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     return None if model.held else turns.due[0]
 
 
-def end_intake(model: Model, ledger: Ledger) -> list[Request]:
-    """Begins the next turn: newcomers have had their chance, and get another one after it.
+def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
+    """Begins the next turn: newcomers have had their chance if there was room for them, and get
+    another one after it.
+
+    Args:
+        model: whose turns these are.
+        ledger: knows who may run.
+        had_room: whether a row was free before any was given away.
 
     Returns:
         The running requests whose rows must leave the batch for the turn to begin.
@@ -83,7 +89,7 @@ def end_intake(model: Model, ledger: Ledger) -> list[Request]:
     if not model.blame.is_anyone_on_probation:
         return []
     turns = Turns.of(model, ledger)
-    model.lets_newcomers_in = turns.is_taken
+    model.lets_newcomers_in = turns.is_taken or (model.lets_newcomers_in and not had_room)
     if not turns.are_on:
         return []
     is_alone = len(model.held) == 1

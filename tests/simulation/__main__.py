@@ -26,7 +26,7 @@ CHUNK = 10
 FULL_RUN = 1000
 """With that many seeds or more, a run must have met everything."""
 
-FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "idle_dies")
+FAULTS = (*WITHOUT_EVIDENCE, *STRAY, *MEMORY, *LOADING, *STUCK, "poison", "too_large", "idle_dies")
 COUNTED = (
     "cancel met finish", "cancel met rejection", "cancel met exit", "yielded", "turns",
     "pause", "pause refused", "resume", "resume refused", "continued after a pause",
@@ -34,7 +34,8 @@ COUNTED = (
     "named by number",
     "quarantine", "given up", "back-off", "unloaded as idle", "stall found", "broken found",
     "FAILED: too often", "FAILED: load", "FAILED: version", "FAILED: engine",
-    "death: out of memory", "ended: insufficient_memory", "ended: queue_timeout",
+    "death: out of memory", "tried again for memory", "ended: insufficient_memory",
+    "ended: queue_timeout",
     "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
     "engines at once", "read again",
     "evicted", "refused for memory", "dry run", "memory short", "asked to give back",

@@ -45,6 +45,7 @@ class Ask:
         sent: packed tokens that the supervisor has sent to its client.
         first_token_at, cached, warnings: as the worker said with the first token.
         deaths: in a row, without a token and without evidence.
+        shortages: of memory, while its process held nobody else.
         resumed: how many times it resumed after a death.
         is_interrupted: its process died, and no other has resumed it yet.
         is_yielding: asked to leave the batch, and to come back by itself.
@@ -94,6 +95,7 @@ class Ask:
     cached: int = 0
     warnings: list[str] = field(default_factory=list)
     deaths: int = 0
+    shortages: int = 0
     resumed: int = 0
     is_interrupted: bool = False
     is_yielding: bool = False

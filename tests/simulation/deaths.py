@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MOST_DEATHS = 3
 """In a row, without a token and without evidence."""
 
+MOST_SHORTAGES = 2
+"""Of memory, while a process holds nobody else."""
+
 CAUSED_ELSEWHERE = (72, 75)
 TERMINATED = 143
 KILL_LIMIT_S = 10.0
@@ -148,6 +151,9 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
         if code:
             record.must[ask] = {code}
             continue
+        if finding.is_alone:
+            record.tried_again = ask
+            record.count("tried again for memory")
         if ask.acceptance is not None:
             ask.is_interrupted, ask.queue_until = True, None
             record.count("interrupted")
@@ -169,7 +175,8 @@ def _loss(book: Book, ask: Ask, finding: Finding) -> str:
     """Why a request does not outlive its process; empty if it does."""
     if finding.culprit == ask.prompt.number:
         return "quarantined"
-    if finding.is_too_large:
+    ask.shortages += finding.is_alone
+    if finding.is_alone and ask.shortages == MOST_SHORTAGES:
         return "insufficient_memory"
     if ask.acceptance is not None and not ask.may_resume:
         return "worker_crashed"

@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from .world import World
 
 
+SHORT = 0.5
+"""Chance of each step with a request that needs too much memory."""
+
+
+def lacks_memory(worker: PlayedWorker, world: World) -> bool:
+    """Whether a request that needs too much memory ends this step."""
+    is_struck = any(row.prompt.is_too_large for row in worker.batch.rows.values())
+    if not is_struck or world.plan.random.random() >= SHORT:
+        return False
+    world.struck("too_large")
+    worker.die(75, "one request needs too much")
+    return True
+
+
 def strikes(worker: PlayedWorker, world: World) -> bool:
     """Whether a fault ends this step."""
     happens, dice = world.happens, world.plan.random

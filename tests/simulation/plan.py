@@ -33,6 +33,10 @@ DETERMINISTIC_SHARE = 0.1
 """Of all runs."""
 
 
+TOO_LARGE_EACH = 9
+"""Of so many prompts of a run with poison, one needs more memory than there is."""
+
+
 class Kind(StrEnum):
     """Kinds of runs, by what may happen; the fewer things may, the stricter the rules."""
 
@@ -41,7 +45,7 @@ class Kind(StrEnum):
     KILLS = "kills"
     """Deaths without evidence: everything that may resume does so, and finishes."""
     POISON = "poison"
-    """Requests that kill their engines: they alone pay."""
+    """Requests that kill their engines, or need too much memory: they alone pay."""
     LOADS = "loads"
     """Loads and idle engines fail: restarts, back-off, FAILED."""
     PEOPLE = "people"
@@ -98,6 +102,7 @@ class Prompt:
         length: tokens of the whole answer.
         poison_at: with that many tokens computed the engine dies; None for an innocent.
         is_refused: the worker rejects it.
+        is_too_large: its worker runs out of memory again and again.
         is_long: its prompt takes long steps to read, as the worker predicts.
     """
 
@@ -106,6 +111,7 @@ class Prompt:
     length: int
     poison_at: int | None = None
     is_refused: bool = False
+    is_too_large: bool = False
     is_long: bool = False
 
 
@@ -249,6 +255,7 @@ class Plan:
             length=length,
             poison_at=dice.randrange(length) if is_poison else None,
             is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
+            is_too_large=self.kind is Kind.POISON and self._prompts % TOO_LARGE_EACH == 0,
             is_long=not is_poison and dice.random() < self.long_share,
         )
 

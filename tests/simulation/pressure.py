@@ -83,9 +83,11 @@ def is_over(record: Record) -> bool:
 
 def asked(record: Record, life: Life) -> None:
     """A worker is asked to give back what it keeps for reuse."""
-    check("gives back for nothing", is_over(record), life.model)
+    is_for_another = record.tried_again is not None
+    check("gives back for nothing", is_for_another or is_over(record), life.model)
     check("gives back unready", life.serves, life.model)
-    check("gives back again", record.now >= life.asked_back_at + ASKED_AGAIN_S, life.model)
+    is_again = record.now < life.asked_back_at + ASKED_AGAIN_S
+    check("gives back again", is_for_another or not is_again, life.model)
     life.asked_back_at = record.now
     record.count("asked to give back")
 
@@ -96,6 +98,29 @@ def check_patience(record: Record) -> None:
         life = book.life
         is_soon_less = life is not None and record.now < life.asked_back_at + ASKED_S
         check("evicted too early", not is_soon_less or not record.shortage.is_known, book.name)
+
+
+def check_others(record: Record) -> None:
+    """If a request is tried again that ran out of memory alone, all others were asked at once."""
+    ask = record.tried_again
+    if ask is None or not ask.is_open:
+        return
+    for book in _books(record):
+        if book.serves and book.name != ask.model:
+            assert book.life is not None
+            check("did not give back", book.life.asked_back_at == record.now, book.name)
+
+
+def swapped(record: Record, book: Book) -> None:
+    """A busy model has to go only because memory is short."""
+    settings = record.plan.settings
+    check("swapped though that is off", settings.swap, book.name)
+    check_patience(record)
+    stay = [one for one in _books(record) if one is not book]
+    check("nobody serves", any(one.serves for one in stay), book.name)
+    idle = [one.name for one in stay if _may_go(one)]
+    check("busy before idle", not idle, f"{book.name}, {idle}")
+    record.count("swapped for a shortage")
 
 
 def look(record: Record) -> None:

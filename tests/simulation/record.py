@@ -98,6 +98,7 @@ class Record:
         self.gone: set[bytes] = set()
         self.may: dict[tuple[bytes, str], bool] = {}
         self.to_leave: set[Ask] = set()
+        self.tried_again: Ask | None = None
         self.counts: dict[str, int] = {}
         self.devices = costs.Devices()
         self.spares = Spares()
@@ -143,6 +144,7 @@ class Record:
         self.now, self.event = event.now, event
         self.must, self.deltas, self.is_twin = {}, [], False
         self.to_leave.clear()
+        self.tried_again = None
         for book in self.books.values():
             book.freed = 0
         match event:
@@ -194,6 +196,7 @@ class Record:
         check("delta lost", not self.deltas, self.deltas[:1])
         check("duplicate answered", not self.is_twin, self.event)
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
+        pressure.check_others(self)
         pauses.look(self)
         higher.look(self)
         swaps.look(self)

@@ -46,13 +46,13 @@ class Finding:
     Attributes:
         says: what it was judged by.
         culprit: the prompt that is quarantined.
-        is_too_large: the one request that was held needs more memory than there is.
+        is_alone: there was too little memory for the one request that was held.
         is_broken: three quarantines in a row: the engine itself.
     """
 
     says: Says
     culprit: int | None = None
-    is_too_large: bool = False
+    is_alone: bool = False
     is_broken: bool = False
 
 
@@ -73,7 +73,7 @@ class Suspicion:
             suspect.gains_since = None
         if says is Says.NO_MEMORY and held:
             if len(held) == 1:
-                return Finding(says=says, is_too_large=True)
+                return Finding(says=says, is_alone=True)
             self.rows, self.rows_until = len(held) // 2, now + HOUR_S
             return Finding(says=says)
         if says is not Says.ACCUSES or not held:

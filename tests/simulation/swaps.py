@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.states import Priority
 
-from . import memory
+from . import memory, pressure
 from .books import Book, Cause, Life, Wanted
 from .violation import check
 
@@ -28,7 +28,8 @@ def begins(record: Record, book: Book, life: Life) -> None:
     assert life.ready_at is not None
     given = [ask for ask in life.given.values() if ask.is_open]
     check("swapped though it must run through", all(ask.may_resume for ask in given), name)
-    check("a turn without a token", life.spoke_at is not None or not life.was_given, name)
+    has_spoken = life.spoke_at is not None or not life.was_given
+    check("a turn without a token", has_spoken or not given, name)  # or all have ended
     began_at = life.ready_at if life.spoke_at is None else life.spoke_at
     load_s = life.ready_at - life.spawned_at
     least_s = max(settings.min_residency_s, memory.RESIDENCY_LOADS * load_s)
@@ -39,11 +40,27 @@ def begins(record: Record, book: Book, life: Life) -> None:
         for other in record.books.values()
         if other is not book and _waits_long_enough(record, other)
     ]
-    check("swapped for nobody", bool(others), name)
-    check("swapped for a lower class", any(_class(other) <= highest for other in others), name)
+    if any(_class(other) <= highest for other in others):
+        record.count("swapped for another")
+    elif pressure.is_over(record):
+        pressure.swapped(record, book)
+    else:
+        check("swapped for nobody", bool(others), name)
+        check("swapped for a lower class", False, name)
     book.swaps_until = now + settings.drain_timeout_s
     book.swaps += 1
     record.count("swapped out")
+
+
+def may_have_begun(record: Record, book: Book) -> bool:
+    """A swap that nobody can see yet: all rows had ended or been asked to leave before."""
+    life = book.life
+    assert life is not None
+    leaves = [not ask.is_open or ask.is_yielding or ask.is_pausing for ask in life.given.values()]
+    if not (leaves and all(leaves)):
+        return False
+    others = (other for other in record.books.values() if other is not book)
+    return any(_waits_long_enough(record, other) for other in others)
 
 
 def exits(record: Record, book: Book, life: Life) -> None:
@@ -74,15 +91,20 @@ def look(record: Record) -> None:
         life = book.life
         if book.swaps_until is None:
             continue
-        is_over = life is None or life.cause is not None or book.drain_until is not None
+        is_over = life is None or life.ready_at is None or life.cause is not None
         if is_over or book.wanted is not Wanted.UP:
             book.swaps_until = None
-        elif not any(other.waits_since is not None for other in record.books.values()):
+        elif not _may_be_for_somebody(record):
             is_called_off(record, book)
         else:
             check("swap late", record.now <= book.swaps_until + SLACK_S, book.name)
             is_stuck = life is not None and not life.given and bool(book.queue)
             check("swap does not end", not is_stuck, book.name)
+
+
+def _may_be_for_somebody(record: Record) -> bool:
+    waits = any(other.waits_since is not None for other in record.books.values())
+    return waits or pressure.is_over(record)
 
 
 def _waits_long_enough(record: Record, book: Book) -> bool:

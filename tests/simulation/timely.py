@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
-from . import deaths, loads, memory, shares, wishes
+from . import deaths, loads, memory, shares, swaps, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -137,7 +137,7 @@ def _works(record: Record, book: Book, life: Life) -> None:
     prompts = [*(ask.prompt.number for ask in startable), *(number for number, _ in life.held())]
     if startable and any(map(book.suspicion.takes_turn, prompts)):
         check("turn missed", bool(life.given), startable[0])
-    elif startable:
+    elif startable and not swaps.may_have_begun(record, book):
         check("room left", len(life.given) >= book.rows, startable[0])
     idle_s = book.entry.idle_unload_s
     if idle_s and not book.waiting and not life.given:

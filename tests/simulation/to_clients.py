@@ -24,7 +24,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import NoticeKind
 
-from . import costs, higher, memory, pressure, shares
+from . import costs, higher, memory, pressure, shares, swaps
 from .asks import Ask
 from .violation import Violation, check
 
@@ -105,7 +105,10 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
     record.is_answered(connection, id)
     match message:
         case Load(model=model, dry_run=True):
-            memory.check_forecast(record, record.books[model], value)
+            target = record.books[model]
+            is_unseen = target.life is not None and swaps.may_have_begun(record, target)
+            if not (is_unseen and value["outcome"] == "waits"):
+                memory.check_forecast(record, target, value)
         case Reload():
             said = {name: value[name] for name in ("added", "removed")}
             check("changes of a reload", said == record.changes, f"{said} {record.changes}")

@@ -250,6 +250,8 @@ class PlayedWorker:
             self._world.struck("poison")
             self.exit(signal=self._dice.choice(ACCUSING))
             return
+        if mishaps.lacks_memory(self, self._world):
+            return
         if self.batch.rows and not self._world.is_healing and mishaps.strikes(self, self._world):
             return
         self.batch.prepare()

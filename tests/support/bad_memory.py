@@ -82,7 +82,7 @@ SERVED = (
 
 RELOADED = BadMemory(
     name="a reload that lowers the budget below what is in use",
-    follows="idle models are evicted, busy ones as soon as they are idle",
+    follows="idle models are evicted, busy ones go when their turn is over, or once they are idle",
     words="more is reserved than the new memory budget",
     models=dict.fromkeys("ab", SMALL),
     arguments=("reload",),

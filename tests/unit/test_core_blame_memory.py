@@ -19,6 +19,7 @@ def test_out_of_memory_halves_the_rows_and_accuses_nobody() -> None:
     assert crash(driver, code=75) == [1, 2]
     assert (driver.row()["row_limit"], driver.row()["suspects"]) == (2, 0)
     assert crash(driver, code=75) == [1]
+    assert crash(driver, code=75) == [1], "it tries once more"
     driver.exit(code=75)
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
     driver.pass_time(10.0)
@@ -35,7 +36,10 @@ def test_a_kill_over_the_memory_limit_is_taken_for_out_of_memory() -> None:
     driver.sample(1001)
     assert crash(driver, "SIGKILL") == [1]
     assert driver.row()["row_limit"] == 1
-    driver.worker(Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000))
+    beat = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=2000)
+    driver.worker(beat)
+    assert crash(driver, "SIGKILL") == [1], "it tries once more"
+    driver.worker(beat)
     driver.exit(signal="SIGKILL")
     assert driver.errors() == {"a": ErrorCode.INSUFFICIENT_MEMORY}
 

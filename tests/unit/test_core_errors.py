@@ -82,7 +82,8 @@ ERRORS: dict[str, tuple[Callable[[], RemoteError], ErrorCode, str, bool, dict[st
     "out of memory alone": (
         lambda: errors.insufficient_memory(M, "exit code 75", 7),
         ErrorCode.INSUFFICIENT_MEMORY,
-        "m ran out of memory for this request alone (exit code 75)",
+        "m ran out of memory for this request alone, twice (exit code 75): shorten the prompt or"
+        " the answer, or unload other models",
         False,
         {"model": "m", "cause": "exit code 75", "tokens_sent": 7},
     ),

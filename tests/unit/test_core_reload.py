@@ -73,7 +73,7 @@ def test_the_memory_limit_of_a_draining_process_still_holds() -> None:
     driver.sample(100, machine_bytes=10_000)
     reload(driver, entry(launch=replace(LAUNCH, memory_limit_bytes=10_000)))
     driver.exit(signal="SIGKILL")
-    assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
+    assert driver.row()["last_exit"]["cause"] == "out of memory"
 
 
 def test_a_draining_process_keeps_its_rows_when_the_entry_has_fewer() -> None:

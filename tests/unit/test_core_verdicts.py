@@ -111,12 +111,19 @@ def test_half_of_what_ran_out_of_memory_may_run_from_then_on(held: int, rows: in
     assert blame.rows is None
 
 
-def test_what_runs_out_of_memory_alone_is_too_large() -> None:
+def test_what_runs_out_of_memory_alone_for_the_second_time_is_too_large() -> None:
     blame = Blame()
     assert blame.judge(Evidence.OUT_OF_MEMORY, [ONE], 0.0) == Verdict(
         evidence=Evidence.OUT_OF_MEMORY,
+        is_tried_again=True,
+        story="out of memory with 1 request alone: other models have to give back memory before it"
+        " may run once more",
+    )
+    again = replace(ONE, shortages=1)
+    assert blame.judge(Evidence.OUT_OF_MEMORY, [again], 0.0) == Verdict(
+        evidence=Evidence.OUT_OF_MEMORY,
         is_too_large=True,
-        story="a request alone needs more memory than there is",
+        story="a request alone needs more memory than there is, for the second time",
     )
     assert blame.rows is None
     nothing = blame.judge(Evidence.OUT_OF_MEMORY, [], 0.0)

@@ -68,6 +68,8 @@ class Verdict:
         evidence: what it was judged by.
         culprit: the request that is quarantined.
         is_too_large: the one request that ran needs more memory than there is.
+        is_tried_again: the one request that ran may run once more, after the other models have
+            been asked to give back memory.
         failure: why the engine counts as broken; empty if it does not.
         story: one sentence for people; empty if nothing was decided.
     """
@@ -75,6 +77,7 @@ class Verdict:
     evidence: Evidence = Evidence.NONE
     culprit: Digest | None = None
     is_too_large: bool = False
+    is_tried_again: bool = False
     failure: str = ""
     story: str = ""
 
@@ -94,10 +97,12 @@ class Held:
     Attributes:
         digest: identifies the request.
         tokens: how many tokens of its answer have been delivered.
+        shortages: how many workers have run out of memory with it alone.
     """
 
     digest: Digest
     tokens: int = 0
+    shortages: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +154,7 @@ class Blame:
         for suspect in self._suspects.values():
             suspect.gains_since = None
         if evidence is Evidence.OUT_OF_MEMORY and held:
-            return self._make_room(len(held), now)
+            return self._make_room(held, now)
         if evidence is not Evidence.ACCUSES or not held:
             return Verdict(evidence=evidence)
         if len(held) == 1 and self.is_due(held[0]):
@@ -279,14 +284,22 @@ class Blame:
         story = "the suspect whose turn it was killed its engine again: it is quarantined"
         return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
 
-    def _make_room(self, held: int, now: float) -> Verdict:
-        """Allows half of what ran: with half the configured limit the same few might run again."""
-        if held == 1:
-            story = "a request alone needs more memory than there is"
+    def _make_room(self, held: Sequence[Held], now: float) -> Verdict:
+        """Allows half of what ran: with half the configured limit the same few might run again.
+
+        One alone may have met what other processes held: only the second time it is too large.
+        """
+        if len(held) == 1 and held[0].shortages:
+            story = "a request alone needs more memory than there is, for the second time"
             return Verdict(evidence=Evidence.OUT_OF_MEMORY, is_too_large=True, story=story)
-        self.rows = max(1, held // 2)
+        if len(held) == 1:
+            story = "out of memory with 1 request alone: other models have to give back memory"
+            story += " before it may run once more"
+            return Verdict(evidence=Evidence.OUT_OF_MEMORY, is_tried_again=True, story=story)
+        self.rows = len(held) // 2
         self._rows_until = now + LOWERED_ROWS_S
-        story = f"out of memory with {_requests(held)}: from now on at most {self.rows} at once"
+        count = _requests(len(held))
+        story = f"out of memory with {count}: from now on at most {self.rows} at once"
         return Verdict(evidence=Evidence.OUT_OF_MEMORY, story=story)
 
 

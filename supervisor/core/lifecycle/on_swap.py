@@ -1,4 +1,4 @@
-"""The rules for a model that makes room for another one, and stays wanted: a swap.
+"""The rules for a model that makes room although it is busy, and stays wanted: a swap.
 
 Its rows leave the batch first. Until its process is asked to exit, the swap can be called off.
 """
@@ -11,7 +11,7 @@ from ..errors import cut_off
 from .effects import Changed, QueueEnds, RowsLeave, UpWaitersEnd
 from .life import Life
 from .on_command import adopt_entry, remove
-from .states import Draining, Ready, StopCause, StopStage, Swapping
+from .states import Draining, Ready, Shortage, StopCause, StopStage, Swapping
 from .triggers import (
     Drained,
     Due,
@@ -32,7 +32,7 @@ def swapped_out(life: Life, phase: Ready, trigger: SwappedOut, now: float) -> No
             since=now,
             ends_at=now + trigger.leave_s,
             ready_since=phase.since,
-            for_model=trigger.for_model,
+            cause=trigger.cause,
             ran=trigger.ran,
         ),
         trigger.reason,
@@ -42,14 +42,17 @@ def swapped_out(life: Life, phase: Ready, trigger: SwappedOut, now: float) -> No
 
 def called_off(life: Life, phase: Swapping, trigger: SwapCalledOff, now: float) -> None:
     """It serves on, and rows that have left return."""
-    _stay(life, phase, f"stays: {phase.for_model} no longer needs its memory")
+    is_short = isinstance(phase.cause, Shortage)
+    over = "memory is no longer short" if is_short else f"{phase.cause} no longer needs its memory"
+    _stay(life, phase, f"stays: {over}")
 
 
 def rows_have_left(life: Life, phase: Swapping, trigger: Drained | Due, now: float) -> None:
     """Nothing runs any longer, or the limit is reached: what still runs continues as after a crash,
     which nobody is accused of."""
-    detail = f"swapped out for {phase.for_model}"
-    life.stop(StopCause.SWAP, now, stage=StopStage.ASK, detail=detail)
+    cause = phase.cause
+    why = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
+    life.stop(StopCause.SWAP, now, stage=StopStage.ASK, detail=f"swapped out {why}")
 
 
 # ---------------------------------------------------------------- commands and reloads

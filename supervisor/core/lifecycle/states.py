@@ -160,20 +160,33 @@ class Draining(_Phase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Memory is short, whoever waits for it.
+
+    Attributes:
+        reason: why, a phrase that follows what is done: `because other programs need memory`.
+        counted_bytes: what the model that goes for it was counted with.
+    """
+
+    reason: str
+    counted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Swapping(_Phase):
-    """Its rows leave, because it makes room for another model; then its process ends.
+    """Its rows leave, because its memory is needed; then its process ends.
 
     Attributes:
         ends_at: when rows that have not left are cut off; they continue as after a crash.
         ready_since: when it became READY.
-        for_model: the model that it makes room for.
+        cause: the model that it makes room for, or the shortage that it goes for.
         ran: the highest class that it ran when it was chosen; None if it ran nothing.
     """
 
     STATE: ClassVar[State] = State.DRAINING
     ends_at: float
     ready_since: float
-    for_model: ModelName
+    cause: ModelName | Shortage
     ran: Priority | None
 
     @property

@@ -11,6 +11,7 @@ from mlxsup.protocol.states import LoadPhase, Priority, Why
 from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
 from ..settings import ModelSettings
+from .states import Shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +134,16 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
-    """Its turn is over: it makes room for another model, and waits for its next turn.
+    """Its turn is over: it makes room, and waits for its next turn.
 
     Attributes:
-        for_model: the other model.
+        cause: the model that it makes room for, or the shortage that it goes for.
         ran: the highest class that it runs; None if it runs nothing.
         leave_s: how long its rows may take to leave.
         reason: what for, and why it was chosen.
     """
 
-    for_model: ModelName
+    cause: ModelName | Shortage
     ran: Priority | None
     leave_s: float
     reason: str
@@ -150,7 +151,8 @@ class SwappedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCalledOff:
-    """Nobody waits any longer for the model that it makes room for, or it got room elsewhere."""
+    """Nobody waits any longer for the model that it makes room for, or that got room elsewhere; or
+    memory is no longer short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

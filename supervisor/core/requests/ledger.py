@@ -79,6 +79,7 @@ class Request:
         sent_tokens: packed ids of the tokens that the client was sent.
         seq: pieces sent so far.
         deaths: workers that died under it in a row without a new token and without evidence.
+        shortages: workers that ran out of memory while it ran alone.
         warnings: sentences for its result.
         wants_notices: whether to notify its client of what it is waiting for.
         told: the latest notice of each kind.
@@ -124,6 +125,7 @@ class Request:
     sent_tokens: bytearray = field(default_factory=bytearray)
     seq: int = 0
     deaths: int = 0
+    shortages: int = 0
     warnings: list[str] = field(default_factory=list)
     wants_notices: bool = False
     told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
@@ -145,8 +147,8 @@ class Request:
 
     @property
     def held(self) -> Held:
-        """What a crash of its worker is judged by: digest and tokens."""
-        return Held(digest=self.digest, tokens=self.tokens_sent)
+        """What a crash of its worker is judged by."""
+        return Held(digest=self.digest, tokens=self.tokens_sent, shortages=self.shortages)
 
     @property
     def held_bytes(self) -> int:

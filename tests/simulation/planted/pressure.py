@@ -15,8 +15,8 @@ MUTANTS = (
         "return self.size_bytes"),
     bug("pressure: nobody waits for what workers give back", "loading",
         
-        "if any(model.is_giving_back(self._now) for model in self._models.values()):",
-        "if False:"),
+        "return any(model.is_giving_back(self._now) for model in self._models.values())",
+        "return False"),
     bug("pressure: workers are asked each second", "giving_back",
         "now < model.asked_back_at + ASK_AGAIN_S:", "False:"),
     bug("pressure: the budget does not come back", "memory.pressure",
@@ -30,4 +30,5 @@ MUTANTS = (
     bug("pressure: the status does not say it", "status",
         '"effective_budget_bytes": budget.size_bytes',
         '"effective_budget_bytes": budget.whole_bytes'),
+    bug("shortage: the last one that serves goes", "shortage", " or len(ready) < 2:", ":"),
 )  # fmt: skip
