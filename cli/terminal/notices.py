@@ -19,7 +19,7 @@ QUEUED_WORDS = {
     "restart": ", the model restarts",
     "backoff": ", the model restarts after a crash",
 }
-"""What a request waits for besides a row or a load, which is told by itself."""
+"""What a request waits for besides a row or a load, which has a notice of another kind."""
 
 PAUSED_WORDS = {
     "user": "until `mlxsup resume`",

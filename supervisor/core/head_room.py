@@ -2,7 +2,7 @@
 
 A worker that loads has one row reserved. What nobody needs otherwise is the head-room of the models
 that serve: their rows may take it until it is needed elsewhere. A higher budget is reserved before
-a worker is told of it; a lower one counts once the worker keeps to it. So head-room never makes
+a worker is sent it; a lower one counts once the worker keeps to it. So head-room never makes
 what is reserved more than the budget.
 """
 

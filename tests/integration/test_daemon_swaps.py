@@ -117,7 +117,7 @@ def test_a_dry_run_names_who_would_be_swapped_out_and_with_swap_off_a_load_is_re
 
 
 class Asker(threading.Thread):
-    """Asks one model for the same answer, again and again, until it is told to stop."""
+    """Asks one model for the same answer, again and again, until it is asked to stop."""
 
     def __init__(self, daemon: Daemon, model: str, is_over: threading.Event) -> None:
         super().__init__(daemon=True)

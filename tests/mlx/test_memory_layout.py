@@ -59,7 +59,7 @@ def load(tmp_path: Path, name: str) -> tuple[Path, Any]:
 
 
 def total(layers: Sequence[CacheLayers], tokens: int) -> int:
-    """Bytes that a row of so many tokens cannot do without."""
+    """The least that a row of that many tokens takes, in bytes."""
     return sum(
         part.layers * (part.row_bytes + part.token_bytes * min(tokens, part.window or tokens))
         for part in layers

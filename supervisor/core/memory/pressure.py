@@ -18,7 +18,7 @@ STEPS = 50
 """The budget changes in steps of this part of it, and is raised only if there is one to spare."""
 
 STALLED_FACTOR = 2
-"""While processes wait for memory, so many times as much is kept free."""
+"""While processes wait for memory, this many times as much is kept free."""
 
 
 class Strain(Enum):
