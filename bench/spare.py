@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def run(folder: Path, repeats: int) -> None:
         for _ in range(repeats):
             for count in counts:
                 client = clients[count]
-                eventually(lambda c=client, n=count: spares_wait(c, n), timeout_s=WAIT_S)  # type: ignore[misc]
+                eventually(partial(spares_wait, client, count), timeout_s=WAIT_S)
                 pids = {worker["pid"] for worker in client.status()["spares"]["workers"]}
                 times[count].append(recover(client, changes[count]))
                 used += row(client, "m")["pid"] in pids

@@ -93,7 +93,8 @@ class PauseReason(StrEnum):
     SWAP = "swap"
     """Its model makes room for another one; it continues when the model has its next turn."""
     MEMORY = "memory"
-    """The rows of its model need more memory than they may take: it waits until there is room."""
+    """The rows of its model need more memory than they may take, or other programs need some: it
+    waits until there is room."""
 
 
 class RowState(StrEnum):

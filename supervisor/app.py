@@ -29,7 +29,9 @@ from .core.actions import (
     Finish,
     ForgetModel,
     LogFault,
+    LookAtFiles,
     LookAtWorker,
+    NeedRaised,
     ReadConfiguration,
     SendToClient,
     SendToWorker,
@@ -195,7 +197,7 @@ class App:
             self._break(group)
         finally:
             self._clients.close(0.0 if self._is_broken else FAREWELL_S)
-            self._workers.close_logs()
+            self._workers.close()
         if self._is_broken:
             return INTERNAL_EXIT_CODE
         return LEFT_BEHIND_EXIT_CODE if left_behind else 0
@@ -248,6 +250,8 @@ class App:
                     unit.signal(worker_signal)
             case LookAtWorker(model=model, generation=generation):
                 self._look_at(model, generation)
+            case LookAtFiles(model=model, generation=generation):
+                self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller):
                 self._loop.call_soon(self._reload, caller)
             case Announce(change=change):
@@ -258,6 +262,9 @@ class App:
                 self._workers.forget(model)
             case BudgetChanged(budget=budget):
                 self._briefing.changed(budget)
+            case NeedRaised(launch=launch, raised_bytes=raised_bytes):
+                self._briefing.raised(launch, raised_bytes)
+                self._appraised()
             case LogFault(model=model, story=story):
                 self._log.write("error", "no rule for an event", model=model)
                 self._log.block("\n".join(story))
@@ -298,12 +305,15 @@ class App:
     # ------------------------------------------------------------ what happens by itself
 
     def _start(self) -> None:
-        self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
+        self._appraised()
         self.dispatch(Started(now=self._clock.now()))
 
     def _learnt(self, launch: LaunchSettings) -> None:
         """A worker has measured its model: the next load is planned with that."""
         self._briefing.measured(launch)
+        self._appraised()
+
+    def _appraised(self) -> None:
         self.dispatch(Appraised(now=self._clock.now(), needs=self._briefing.needs))
 
     async def _pulse(self) -> None:

@@ -95,13 +95,15 @@ class RowMemory:
         self._engine = engine
         self._layers = layers
         self._latest: SetBudget | None = None
-        self._known = (0, 0), 0  # how long so many rows may be in so many bytes
+        self._known = (0, 0), 0  # ((rows, bytes), how long those rows may get)
+        self._gives_back = False
         self.budget = 0
 
     def heard(self, message: SetBudget | GiveBack) -> None:
-        """The supervisor has set another budget, or needs what is only kept for speed."""
+        """The supervisor has set another budget, or needs what is only kept for speed: `leaving`
+        frees that, because rows that leave now may leave some behind."""
         if isinstance(message, GiveBack) or message.gives_back:
-            self._engine.give_back()
+            self._gives_back = True
         if isinstance(message, SetBudget):
             self._latest = message
 
@@ -113,6 +115,9 @@ class RowMemory:
             rows: of the batch, in the order in which they joined; the caller makes those leave
                 that are returned, so that the rows keep to the budget from now on.
         """
+        if self._gives_back:
+            self._gives_back = False
+            self._engine.give_back()
         if self._latest is None:
             return []
         self.budget = self._latest.number

@@ -84,7 +84,7 @@ def look_at(status: Mapping[str, Any], at_s: float) -> Look:
 
 @dataclass(slots=True)
 class BudgetWatch:
-    """Looks in a thread of its own, with its own connection, while its block runs.
+    """Looks in a separate thread, with a separate connection, while its block runs.
 
     Attributes:
         endpoint: of the daemon.

@@ -63,7 +63,7 @@ def squeezed(
     entry: Mapping[str, Any],
     supervisor: Mapping[str, Any],
 ) -> Daemon:
-    """A daemon with room for only so many of its equal models; none is loaded.
+    """A daemon whose budget holds only a few of its equal models; none is loaded.
 
     Args:
         folders: the models.

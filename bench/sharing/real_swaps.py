@@ -57,7 +57,7 @@ class Found:
 
 
 async def measure(folders: Mapping[str, Path], swaps: int) -> Found:
-    """Lets both models be wanted until there were so many swaps."""
+    """Keeps both models wanted until that many swaps have happened."""
     async with crowded(folders, ROOM, WORK) as (daemon, _, crowd, timeline):
         begin = time.perf_counter()
         with BudgetWatch(daemon.endpoint) as watch:

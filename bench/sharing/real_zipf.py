@@ -35,7 +35,7 @@ GAP_S = 0.2
 PROMPT, ANSWER = 16, 16
 MINUTES, SHORT_MINUTES = 10.0, 2.5
 PARTS = 5
-"""The run is cut into so many for the range."""
+"""The range comes from leaving out each of this many parts of the run."""
 
 
 def zipf(count: int, seed: int) -> list[str]:

@@ -49,6 +49,7 @@ def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
     """The plan as `--json` prints it."""
     from mlxsup.supervisor.core.memory.change import find_change
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
+    from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.appraiser import Appraiser
     from mlxsup.supervisor.memory.backend import find_backend
     from mlxsup.supervisor.memory.folder import FolderError
@@ -58,15 +59,20 @@ def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
     budget = _find_budget(configuration, backend)
     measurements = Measurements(configuration.runtime_dir)
     appraiser = Appraiser(backend, measurements)
-    candidates: list[Candidate] = []
+    appraised: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
     for model in configuration.models:
         try:
-            need = appraiser.appraise(model.launch)
+            appraised[model.name] = appraiser.appraise(model.launch)
         except FolderError as error:
             problems[model.name] = str(error)
-        else:
-            candidates.append(Candidate(model=model.name, need=need, is_resident=model.preload))
+    pinned = [model.name for model in configuration.models if model.pinned]
+    bounds = bounded(appraised, pinned, budget.size_bytes)
+    candidates = [
+        Candidate(model=model.name, need=bounds[model.name], is_resident=model.preload)
+        for model in configuration.models
+        if model.name in bounds
+    ]
     made = make_plan(candidates, budget.size_bytes)
     change = find_change(candidates, budget)
     placements = {place.model: place for place in made.placements}
@@ -118,10 +124,11 @@ def _row(need: Need, place: Placement, *, is_resident: bool) -> dict[str, Any]:
         "weights": _figure(need.weights),
         "process": _figure(need.own),
         "cache": {
-            "bytes": max(0, need.needed_bytes - need.fixed_bytes),
+            "bytes": max(0, need.unraised_bytes - need.fixed_bytes),
             "tokens": need.least_tokens,
             "source": str(need.layers_source),
         },
+        "raised_bytes": need.raise_for(0),
         "wanted_bytes": need.wanted_bytes,
         "is_loaded": place.is_placed,
         "goes": list(place.goes),

@@ -10,7 +10,7 @@ from .quantities import format_bytes, format_duration
 
 def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
     """`memory: 6.0 GiB of 8.0 GiB reserved`, a line that says so if the budget is lowered or
-    exceeded, and one for each model that waits for memory.
+    exceeded, and one for each model that waits for memory, or has run out of it.
 
     Args:
         value: the daemon's status; without a budget there is nothing to say.
@@ -33,4 +33,9 @@ def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
         if wait:
             waits = format_duration(wait["waits_s"])
             lines.append(f"{model['name']} has waited for memory for {waits}: it {wait['reason']}")
+        if model.get("raised_bytes"):
+            more, needed = (format_bytes(model[key]) for key in ("raised_bytes", "needed_bytes"))
+            lines.append(
+                f"{model['name']} needs {needed}, {more} of it because it ran out of memory before"
+            )
     return [line[:width] for line in lines]

@@ -25,6 +25,7 @@ PAUSED_WORDS = {
     "user": "until `mlxsup resume`",
     "turn": "another has its turn",
     "class": "an interactive request has its row",
+    "memory": "there is too little memory for it now",
 }
 
 

@@ -85,6 +85,9 @@ def _remarks(model: Mapping[str, Any], *, are_swapped: bool) -> list[str]:
     if model["problem"]:
         return [model["problem"]]
     remarks = [model["remark"]] if model["remark"] else []
+    if model["raised_bytes"]:
+        more = format_bytes(model["raised_bytes"])
+        remarks.append(f"needs {more} more than otherwise, because it ran out of memory before")
     if model["missing_bytes"]:
         remarks.append(f"{format_bytes(model['missing_bytes'])} more than there is")
     elif model["goes"]:

@@ -73,6 +73,15 @@ class LookAtWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtFiles:
+    """Find out whether a model's files still are those that its live worker has loaded; answered by
+    `FilesSeen`, unless the process has ended by then."""
+
+    model: ModelName
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendToWorker:
     """Send a message to a worker."""
 
@@ -146,6 +155,22 @@ class BudgetChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NeedRaised:
+    """A process ran out of memory: remember, until the model's files change, that so much more than
+    it is appraised at is reserved for its loads.
+
+    Attributes:
+        model: its model.
+        launch: what it was started with.
+        raised_bytes: how much more; it replaces what was remembered before.
+    """
+
+    model: ModelName
+    launch: LaunchSettings
+    raised_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFault:
     """An event met a state without a rule for it: log the story as an error."""
 
@@ -164,6 +189,7 @@ Action = (
     | EndSpare
     | SignalWorker
     | LookAtWorker
+    | LookAtFiles
     | SendToWorker
     | SendToClient
     | Announce
@@ -172,6 +198,7 @@ Action = (
     | Abandon
     | ForgetModel
     | BudgetChanged
+    | NeedRaised
     | LogFault
     | Finish
 )

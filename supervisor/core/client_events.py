@@ -50,6 +50,9 @@ class ClientEvents:
         pausing: pauses and resumes them.
         outbox: takes what they are sent.
         daemon: what the status says about the daemon itself.
+
+    Attributes:
+        reads: how many times the configuration is about to be read because a client asked.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ClientEvents:
         self._pausing = pausing
         self._outbox = outbox
         self._daemon = daemon
+        self.reads = 0
 
     def said(self, event: ClientSaid) -> None:
         """Handles a message; if it cannot be done, answers with an error and changes nothing."""
@@ -201,6 +205,7 @@ class ClientEvents:
     def _on_reload(self, caller: Caller) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
+        self.reads += 1
         self._outbox.add(ReadConfiguration(caller=caller))
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:

@@ -13,6 +13,8 @@ from typing import Any, assert_never
 from mlxsup.protocol.ids import RequestKey
 
 from .actions import Action, Finish, WakeAt
+from .appraising import Appraising
+from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines
 from .endings import Endings
@@ -24,6 +26,7 @@ from .events import (
     ClientTooSlow,
     Event,
     Exited,
+    FilesSeen,
     Reloaded,
     ReloadRefused,
     Sampled,
@@ -42,6 +45,7 @@ from .events import (
 from .fleet import Fleet
 from .giving_back import GivingBack
 from .leasing import Leasing
+from .lifecycle.triggers import FilesDoubted
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
@@ -106,7 +110,8 @@ class Core:
         self._clients = ClientEvents(
             self.fleet, serving, self._endings, pausing, self.outbox, self._daemon
         )
-        self._workers = WorkerEvents(self.fleet, serving, leasing)
+        self._appraising = Appraising(self.fleet, self.outbox)
+        self._workers = WorkerEvents(self.fleet, serving, leasing, self._appraising)
         self._giving_back = GivingBack(self.fleet, self.outbox)
         self._has_finished = False
         self._woken_at: float | None = None
@@ -149,6 +154,7 @@ class Core:
             case (
                 WorkerSaid()
                 | WorkerSeen()
+                | FilesSeen()
                 | Spawned()
                 | SpawnFailed()
                 | WorkerBroke()
@@ -171,8 +177,8 @@ class Core:
                 self._look_again()
             case Sampled():
                 self._on_sampled(event)
-            case Appraised():
-                self._on_appraised(event)
+            case Appraised(needs=needs):
+                self._appraising.appraised(needs)
             case Started():
                 self._daemon.started_at = event.now
                 self.fleet.preload(event.now)
@@ -181,6 +187,7 @@ class Core:
             case Reloaded():
                 self._on_reloaded(event)
             case ReloadRefused(caller=caller, problems=problems):
+                self._clients.reads -= 1
                 self.outbox.fail(caller, bad_configuration(problems))
             case _:
                 assert_never(event)
@@ -205,6 +212,8 @@ class Core:
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
             model.machine_bytes = event.machine_bytes
             model.sample_rate(event.now)
+            if may_have_been_restored(model, event.now):
+                self.fleet.trigger(model, FilesDoubted(), event.now)
             if self.fleet.head_room.sampled(model, event.now):
                 self.fleet.touch(model)
         self._giving_back.sampled(event.reading, event.now)
@@ -216,14 +225,9 @@ class Core:
         for model in self.fleet:
             self.fleet.touch(model)
 
-    def _on_appraised(self, event: Appraised) -> None:
-        self.fleet.needs = event.needs
-        self.fleet.head_room.stir()
-        for model in self.fleet:
-            model.life.appraise(event.needs.get(model.name))
-            self.fleet.touch(model)
-
     def _on_reloaded(self, event: Reloaded) -> None:
+        if event.caller is not None:
+            self._clients.reads -= 1
         if self.fleet.is_shutting_down:
             if event.caller is not None:
                 self.outbox.fail(event.caller, shutting_down())
@@ -231,6 +235,7 @@ class Core:
         changes = differences(self.fleet, event.models)
         settings = self._giving_back.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
+        self._appraising.settle()
         over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
             answer = {**changes, "later": list(event.later), "over_budget_bytes": over_bytes}
@@ -247,6 +252,6 @@ class Core:
     def _finish_if_done(self) -> None:
         if not self.fleet.is_shutting_down or self._has_finished:
             return
-        if not self.fleet.has_processes():
+        if not (self.fleet.has_processes() or self._clients.reads):
             self._has_finished = True
             self.outbox.add(Finish())

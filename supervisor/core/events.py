@@ -118,6 +118,20 @@ class WorkerSeen(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSeen(_Event):
+    """The files of a model were compared with those that its worker has loaded, as `LookAtFiles`
+    asked.
+
+    Attributes:
+        change: what has changed since then, `config.json has changed`; empty if nothing has.
+    """
+
+    model: ModelName
+    generation: Generation
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBroke(_Event):
     """A worker sent something that is not a message: it is killed, as a crash without evidence.
 
@@ -257,6 +271,7 @@ Event = (
     | SpawnFailed
     | WorkerSaid
     | WorkerSeen
+    | FilesSeen
     | WorkerBroke
     | WorkerUnlinked
     | Exited

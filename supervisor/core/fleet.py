@@ -15,6 +15,7 @@ from .actions import (
     Abandon,
     ForgetModel,
     LogFault,
+    LookAtFiles,
     LookAtWorker,
     SendToWorker,
     SignalWorker,
@@ -230,8 +231,7 @@ class Fleet:
         """
         self.touch(model)
         self.head_room.stir()
-        before = model.life.state
-        story = model.life.story
+        before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
         except ImpossibleTransitionError as error:
@@ -315,9 +315,9 @@ class Fleet:
                 self._serving.dispatch(model, now)
                 self._serving.tell_waiting(model, now)
                 self._deadlines.set(model.name, self._leasing.deadline(model))
-            if self._serving.ledger.take_filled():  # a turn that was due elsewhere must wait
+            if self._serving.ledger.take_filled():  # whose turn or return it was must wait
                 for any_model in self:
-                    if any_model.blame.is_anyone_on_probation:
+                    if any_model.blame.is_anyone_on_probation or any_model.held_back is not None:
                         self.touch(any_model)
         self._note_what_workers_are_sent(now)
 
@@ -370,8 +370,8 @@ class Fleet:
                 self._endings.fail_queue(model, error, now)
             case RunningEnds(error=error):
                 self._endings.fail_running(model, error, now)
-            case RowsLeave():
-                self._serving.empty(model)
+            case RowsLeave(reason=reason, keys=keys):
+                self._serving.ask_to_leave(model, reason, keys)
             case RunningLost(text=text, verdict=verdict):
                 self._endings.lose_running(model, text, verdict, now)
                 self._serving.process_gone(model, now)
@@ -384,7 +384,7 @@ class Fleet:
                 self._outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
                 self._deadlines.set(model.name, None)
-            case Spawn() | SendToWorker() | SignalWorker() | Abandon():
+            case Spawn() | LookAtFiles() | SendToWorker() | SignalWorker() | Abandon():
                 self._outbox.add(outcome)
             case _:
                 assert_never(outcome)

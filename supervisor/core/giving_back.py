@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from mlxsup.protocol.states import State
 from mlxsup.protocol.text import size_text
-from mlxsup.protocol.worker_messages import GiveBack
 
 from .actions import BudgetChanged
+from .asking_back import ask_back
 from .fleet import Fleet
 from .memory.budget import Budget
 from .memory.pressure import Reading, Squeeze, room_bytes, squeezed
@@ -86,16 +86,15 @@ class GivingBack:
         if missing_bytes == 0:
             return
         self._look_at_all()
-        for model in self._fleet:
-            if _may_give(model, missing_bytes, now):
-                model.asked_back_at = now
-                self._outbox.tell(model.life, GiveBack())
-                reserved_bytes = budget.kept_bytes + missing_bytes
-                note = (
-                    f"asked to give back {size_text(model.reusable_bytes)} kept for reuse:"
-                    f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
-                )
-                self._outbox.announce(change_map(model, model.life.state, note))
+        reserved_bytes = budget.kept_bytes + missing_bytes
+        asked = [model for model in self._fleet if _may_give(model, missing_bytes, now)]
+        ask_back(asked, self._outbox, now)
+        for model in asked:
+            note = (
+                f"asked to give back {size_text(model.reusable_bytes)} kept for reuse:"
+                f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
+            )
+            self._outbox.announce(change_map(model, model.life.state, note))
 
 
 def _may_give(model: Model, missing_bytes: int, now: float) -> bool:

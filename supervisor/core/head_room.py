@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import SERVES, State
-from mlxsup.protocol.worker_messages import GiveBack, Heartbeat
+from mlxsup.protocol.worker_messages import Heartbeat
 
+from .asking_back import ask_back
 from .lifecycle.states import Lack, Pending
 from .memory.budget import Budget
 from .memory.head_room import Claim, RowBudget, divide
@@ -21,6 +22,7 @@ from .memory.planner import Urgency
 from .model import Model
 from .outbox import Outbox
 from .rows_memory import (
+    bare_bytes,
     claim_of,
     fixed_bytes,
     has_row_budget,
@@ -30,6 +32,7 @@ from .rows_memory import (
     reserve,
     rows_bytes,
     spare_bytes,
+    yield_raise,
 )
 from .settings import CoreSettings
 from .spares import Spares
@@ -81,10 +84,8 @@ class HeadRoom:
         if not any(request.shortages for request in open_requests(short)):
             return
         self.stir()
-        for model in models.values():
-            if model is not short and model.life.state is State.READY:
-                model.asked_back_at = now
-                self._outbox.tell(model.life, GiveBack())
+        others = [one for one in models.values() if one is not short]
+        ask_back([one for one in others if one.life.state is State.READY], self._outbox, now)
 
     def settle(
         self, models: Mapping[ModelName, Model], settings: CoreSettings, now: float
@@ -102,21 +103,24 @@ class HeadRoom:
         if not self._is_due:
             return []
         self._is_due = False
-        members = [one for one in models.values() if _takes_part(one, settings)]
+        budget, everybody = settings.budget, list(models.values())
+        members = [one for one in everybody if _takes_part(one, settings)]
         claims = {one.name: claim_of(one) for one in members}
-        is_short = settings.budget is not None and _is_short(models.values(), settings.budget)
-        budget = settings.budget
-        rest_bytes = None
+        rest_bytes, is_short = None, False
         if budget is not None:
-            rest_bytes = budget.size_bytes - self._spares.claimed_bytes(models.values(), settings)
-        targets = _targets(members, claims, models.values(), rest_bytes, is_short=is_short)
+            rest_bytes = budget.size_bytes - self._spares.claimed_bytes(everybody, settings)
+            is_short = _is_short(everybody, budget)
         for model in members:
             if model.row_budget is None:
                 model.row_budget = RowBudget()
-            model.row_budget.could_bytes = _could(model, claims, models.values(), settings.budget)
+            model.row_budget.could_bytes = _could(model, claims, everybody, budget)
+            if budget is not None:
+                yield_raise(model, claims[model.name], model.row_budget.could_bytes)
+        targets = _targets(members, claims, everybody, rest_bytes, is_short=is_short)
+        for model in members:
             self._lower(model, targets[model.name], is_short=is_short, now=now)
         for model in members:
-            self._raise(model, targets[model.name], claims[model.name], models.values(), rest_bytes)
+            self._raise(model, targets[model.name], claims[model.name], everybody, rest_bytes)
         return [one for one in members if one.queue]
 
     def _lower(self, model: Model, target_bytes: int, *, is_short: bool, now: float) -> None:
@@ -163,9 +167,8 @@ def _takes_part(model: Model, settings: CoreSettings) -> bool:
     return settings.budget is not None or is_given(model) or model.row_budget is not None
 
 
-def _is_short(models: Iterable[Model], budget: Budget) -> bool:
+def _is_short(everybody: list[Model], budget: Budget) -> bool:
     """Whether every model must give back what it does not need now."""
-    everybody = list(models)
     if _reserved(everybody) > budget.kept_bytes:
         return True
     lacks = [lack for model in everybody if (lack := _lack(model)) is not None]
@@ -175,7 +178,7 @@ def _is_short(models: Iterable[Model], budget: Budget) -> bool:
 def _targets(
     members: list[Model],
     claims: Mapping[ModelName, Claim],
-    models: Iterable[Model],
+    everybody: list[Model],
     rest_bytes: int | None,
     *,
     is_short: bool,
@@ -183,7 +186,6 @@ def _targets(
     """What the rows of each model should be allowed to take: what they hold if memory is short or a
     request of another model has run out of memory alone, no more than now while a model waits for
     memory, or else also an equal share of what is free."""
-    everybody = list(models)
     held = {one.name: rows_bytes(one, claims[one.name]) for one in members}
     if is_short:
         return held
@@ -226,7 +228,7 @@ def _could(
         else one.life.reserved_bytes
         for one in others
     )
-    return budget.whole_bytes - taken_bytes - fixed_bytes(model)
+    return budget.whole_bytes - taken_bytes - bare_bytes(model)
 
 
 def _reserved(models: Iterable[Model]) -> int:

@@ -13,10 +13,13 @@ from dataclasses import replace
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
 
+from .changed_files import must_be_compared
 from .errors import does_not_fit
-from .lifecycle.states import Lack, Pending, Shortage, Swapping
+from .giving_way import are_rows_leaving, who_gives_way
+from .lifecycle.states import Pending, Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
+    FilesDoubted,
     HasMemory,
     LacksMemory,
     NoMemory,
@@ -26,7 +29,6 @@ from .lifecycle.triggers import (
     Turn,
 )
 from .load_turns import LoadTurns
-from .memory.budget import Budget
 from .memory.planner import (
     FIXED,
     Admit,
@@ -44,10 +46,11 @@ from .memory.planner import (
 )
 from .memory.sentences import needs
 from .model import Model
+from .pending import as_trigger, pending, turn_order, wait_for
 from .requests.line import MayRun
 from .residents import residents_of
 from .settings import CoreSettings
-from .shortage import goes_for_shortage, lasts
+from .shortage import goes_for_shortage, lasts, shortage_text
 from .spares import Spares
 from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
 
@@ -82,11 +85,12 @@ def next_steps(
     desk = _Desk(everybody, spares, settings, may_run, now)
     for model in swapping:
         desk.call_off(model)
-    for model in sorted(waiting, key=_order):
+    for model in sorted(waiting, key=turn_order):
         desk.weigh(model)
     desk.swap(waiting)
     desk.give_back()
-    desk.swap_for_shortage()
+    if not desk.rows_give_way():
+        desk.swap_for_shortage()
     return desk.steps
 
 
@@ -140,7 +144,7 @@ class _Desk:
 
     def weigh(self, model: Model) -> None:
         """Decides about a model that waits for a load."""
-        phase = _pending(model)
+        phase = pending(model)
         is_open = self._turns.is_open(is_after_crash=phase.is_after_crash)
         match self._verdict(model):
             case Admit() if is_open and not self._fits_with_spares(model):
@@ -148,7 +152,7 @@ class _Desk:
             case Admit() if is_open:
                 self._let_in(model)
             case GiveBack() as verdict if is_open:
-                self._lacks(model, _wait_for(verdict))
+                self._lacks(model, wait_for(verdict))
             case Evict(models=names, reason=reason, takes_spare=takes_spare) if (
                 is_open and self._may_evict
             ):
@@ -189,7 +193,8 @@ class _Desk:
         for _, model in sorted(places, key=lambda pair: pair[0]):
             match self._verdict(model):
                 case Swap() as swap:
-                    self._swap(model, swap)
+                    if self._may_return(*(self._models[name] for name in swap.models)):
+                        self._swap(model, swap)
                     return
                 case Wait(swaps=names) if names:
                     return
@@ -207,16 +212,27 @@ class _Desk:
         if self._is_giving_back():
             return
         names = give_back(self._residents.values(), budget_bytes=kept_bytes)
-        self._evict(names, f", because {self._shortage_text(self._budget)}")
+        self._evict(names, f", because {shortage_text(self._residents, self._budget)}")
+
+    def rows_give_way(self) -> bool:
+        """Has rows of the lowest class leave if that was not enough; returns whether any leave."""
+        if self._budget is None or self._is_giving_back():
+            return False
+        if are_rows_leaving(self._models.values()):
+            return True
+        leaving = who_gives_way(self._models, self._residents, self._budget)
+        self.steps += [(self._models[name], trigger) for name, trigger in leaving.items()]
+        return bool(leaving)
 
     def swap_for_shortage(self) -> None:
-        """Swaps a busy model out if that was not enough: what is there does not fit together."""
+        """Swaps a busy model out if no row leaves: what is there does not fit together."""
         if self._budget is None or not self._settings.swap or self._is_giving_back():
             return
         found = goes_for_shortage(self._models, self._residents, self._budget, self._now)
-        if found is not None:
+        if found is not None and self._may_return(found[0]):
             victim, cause = found
-            self._swap_out(victim, cause, f"{cause.reason}: {self._shortage_text(self._budget)}")
+            text = shortage_text(self._residents, self._budget)
+            self._swap_out(victim, cause, f"{cause.reason}: {text}")
 
     # ------------------------------------------------------------ inside
 
@@ -242,7 +258,7 @@ class _Desk:
 
     def _let_in(self, model: Model) -> None:
         self.steps.append((model, Turn(spare=self._spares.hand_over(model))))
-        self._turns.take(is_after_crash=_pending(model).is_after_crash)
+        self._turns.take(is_after_crash=pending(model).is_after_crash)
         self._hold(model)
 
     def _fits_with_spares(self, model: Model) -> bool:
@@ -266,7 +282,7 @@ class _Desk:
         return size_bytes - sum(resident.reserved_bytes for resident in others)
 
     def _swap(self, model: Model, swap: Swap) -> None:
-        lack = _pending(model).lack
+        lack = pending(model).lack
         waits_s = self._now - (lack.since if lack else self._now)
         needed = size_text(model.life.needed_bytes)
         self._evict(swap.evicted, f" for {model.name}, which needs {needed}")
@@ -275,7 +291,7 @@ class _Desk:
             self._swap_out(self._models[name], model.name, why)
         under_way = self._verdict(model)
         if isinstance(under_way, GiveBack):
-            under_way = _wait_for(under_way)
+            under_way = wait_for(under_way)
         assert isinstance(under_way, Wait), under_way
         self._lacks(model, under_way, is_promised=True)
 
@@ -291,16 +307,19 @@ class _Desk:
         resident = self._residents[victim.name]
         self._residents[victim.name] = replace(resident, standing=Standing.LEAVING)
 
+    def _may_return(self, *victims: Model) -> bool:
+        """Whether the files of these models are known to be what they have loaded; if nobody has
+        looked lately, that is done first."""
+        doubted = [one for one in victims if must_be_compared(one, self._now)]
+        unseen = [one for one in doubted if not one.life.files.is_being_seen]
+        self.steps += [(one, FilesDoubted()) for one in unseen]
+        return not doubted
+
     def _is_giving_back(self) -> bool:
         return any(model.is_giving_back(self._now) for model in self._models.values())
 
-    def _shortage_text(self, budget: Budget) -> str:
-        reserved_bytes = sum(resident.reserved_bytes for resident in self._residents.values())
-        sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
-        return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
-
     def _lacks(self, model: Model, wait: Wait, *, is_promised: bool = False) -> None:
-        phase = _pending(model)
+        phase = pending(model)
         lack = phase.lack
         if lack is not None and lack.is_promised and model.urgency is not Urgency.NOBODY:
             is_promised = wait.is_under_way
@@ -311,7 +330,7 @@ class _Desk:
             is_promised=is_promised,
             takes_spare=wait.takes_spare,
         )
-        if lack is None or trigger != _as_trigger(lack):
+        if lack is None or trigger != as_trigger(lack):
             self.steps.append((model, trigger))
         if wait.is_under_way:  # what is being freed is for this model
             self._may_evict = False
@@ -357,33 +376,3 @@ def _is_within(models: list[Model], spares: Spares, settings: CoreSettings) -> b
         return True
     reserved_bytes = sum(model.life.reserved_bytes for model in models) + spares.reserved_bytes
     return reserved_bytes <= settings.budget.kept_bytes
-
-
-def _order(model: Model) -> tuple[bool, bool, bool, float, bool]:
-    """Models that crashed first, then the one that others are swapped out for, then those that
-    somebody waits for, the longest wait first; of two that came at the same moment, the one that
-    has been found to lack memory."""
-    phase = _pending(model)
-    is_promised = phase.lack is not None and phase.lack.is_promised
-    is_for_nobody = model.urgency is Urgency.NOBODY
-    return not phase.is_after_crash, not is_promised, is_for_nobody, phase.since, phase.lack is None
-
-
-def _wait_for(verdict: GiveBack) -> Wait:
-    return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
-
-
-def _as_trigger(lack: Lack) -> LacksMemory:
-    return LacksMemory(
-        reason=lack.reason,
-        looks_again_at=lack.looks_again_at,
-        is_asked_for=lack.asked_since is not None,
-        is_promised=lack.is_promised,
-        takes_spare=lack.takes_spare,
-    )
-
-
-def _pending(model: Model) -> Pending:
-    phase = model.life.phase
-    assert isinstance(phase, Pending)
-    return phase

@@ -336,7 +336,7 @@ class Model:
         self.row_budget = None
         self.rows_ended = 0
         self.held_back = None
-        for request in self.queue.again:
+        for request in (*self.queue.again, *self.paused.values()):
             request.left_short_at = None
         if self.life.pid is None:
             self.life.footprint_bytes = 0

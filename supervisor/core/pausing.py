@@ -19,6 +19,7 @@ from .expectations import expected_s
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage
+from .rows_memory import is_leaving_short
 from .status import change_map
 
 WHY = {
@@ -112,13 +113,13 @@ class Pausing:
         is_wanted = model.life.wanted is Wanted.UP
         if not is_wanted and request.acceptance is None:
             return for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
+        if row.pause_reason is PauseReason.MEMORY or is_leaving_short(request):
+            _left_short(model, request)
         if row.paused is RowState.KEPT:
             model.kept.add(request.key)
             model.keeps_states = True
         elif request.pause_reason is PauseReason.CLASS and request.gains_since is not None:
             model.keeps_states = False
-        if row.pause_reason is PauseReason.MEMORY:
-            _left_short(model, request)
         if request.stage is Stage.PAUSING and is_wanted:
             self.put_aside(model, request, now)
             return None
@@ -209,7 +210,7 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 
 def _left_short(model: Model, request: Request) -> None:
-    """Nobody has asked for that: it waits until there is memory for its row again."""
+    """It waits until there is memory for its row again, whoever found that there is none."""
     request.left_short_at = model.rows_ended
     if request.stage is Stage.RUNNING:
         request.pause_reason = PauseReason.MEMORY

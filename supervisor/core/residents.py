@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from mlxsup.protocol.states import Wanted
 
+from .changed_files import why_it_stays
 from .lifecycle.states import Abandoned, Draining, Ready, StopCause, Stopping, Swapping
 from .memory.budget import Budget
 from .memory.planner import Resident, Standing
@@ -43,6 +44,7 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
         resident_since=ready_since,
         turn_ends_at=turn_ends_at(model, settings),
         runs=highest_class(model),
+        stays_because=why_it_stays(model),
     )
 
 

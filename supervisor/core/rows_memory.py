@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import PauseReason
 
 from .errors import row_does_not_fit
 from .memory.head_room import Claim
 from .model import Model
-from .requests.ledger import Request
+from .requests.ledger import Request, Stage
 
 SPARE_SHARE = 10
-"""A row that had to leave returns while others run only if one part of so many stays free."""
+"""While others run, a row that had to leave returns only if a tenth of the budget stays free."""
 
 
 def has_row_budget(model: Model) -> bool:
@@ -29,6 +31,33 @@ def is_given(model: Model) -> bool:
 
 
 def fixed_bytes(model: Model) -> int:
+    """What the live process takes without any row, and what is reserved for it besides because
+    others before it ran out of memory."""
+    return bare_bytes(model) + model.life.raise_bytes
+
+
+def planned_bytes(model: Model) -> int:
+    """What the live process was to hold at most, by what it was told; while it loads, or if its
+    rows have no budget, what it was started with."""
+    if model.row_budget is None or not has_row_budget(model):
+        return model.life.granted_bytes
+    return fixed_bytes(model) + model.row_budget.most_bytes
+
+
+def yield_raise(model: Model, claim: Claim, could_bytes: int) -> None:
+    """What is reserved for its live process because others before it ran out of memory gives way
+    to a row that could not run otherwise; it does not grow again before the next load.
+
+    Args:
+        model: it serves.
+        claim: what its rows need.
+        could_bytes: what they could take at most, without what gives way.
+    """
+    room_bytes = max(0, could_bytes - claim.least_bytes)
+    model.life.raise_bytes = min(model.life.raise_bytes, room_bytes)
+
+
+def bare_bytes(model: Model) -> int:
     """What the live process takes without any row."""
     assert model.ready is not None
     assert model.life.need is not None
@@ -54,12 +83,21 @@ def claim_of(model: Model) -> Claim:
     return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
 
 
-def rows_bytes(model: Model, claim: Claim) -> int:
+def rows_bytes(model: Model, claim: Claim, without: Collection[RequestKey] = ()) -> int:
     """What its rows hold, and need to grow by one step; no less than its least, and no more than it
-    can use."""
-    longest = max((length(one) for one in model.running.values()), default=0)
-    held_bytes = _bytes_of(model, rows=len(model.running), longest=longest + GROWTH_TOKENS)
+    can use. Rows that leave for want of memory need none, as if they were among those `without`
+    which this is asked."""
+    rows = model.running.values()
+    lengths = [length(one) for one in rows if not (is_leaving_short(one) or one.key in without)]
+    longest = max(lengths, default=0) + GROWTH_TOKENS
+    held_bytes = _bytes_of(model, rows=len(lengths), longest=longest)
     return min(max(claim.least_bytes, held_bytes), claim.wanted_bytes)
+
+
+def needed_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
+    """What a model needs for its rows and itself; with `without`, once these rows have left."""
+    needs_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model), without)
+    return max(needs_bytes, _pinned_bytes(model))
 
 
 def longest_stream(model: Model) -> int:
@@ -110,6 +148,11 @@ def is_held_back(model: Model, request: Request) -> bool:
     lengths = [own, *(length(one) for one in model.running.values())]
     room_bytes = budget.size_bytes - budget.size_bytes // SPARE_SHARE
     return joining_bytes(model.ready.cache_layers, lengths) > room_bytes
+
+
+def is_leaving_short(request: Request) -> bool:
+    """Whether its row was asked to leave for want of memory, and has not left yet."""
+    return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.MEMORY
 
 
 def why_never(model: Model, request: Request) -> RemoteError | None:

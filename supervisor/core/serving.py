@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
@@ -181,11 +182,13 @@ class Serving:
         model.yields_at = yields.at
         model.has_settled_in(now)
 
-    def empty(self, model: Model) -> None:
-        """Every row is asked to leave: the model makes room. Those that leave already, do."""
-        for request in model.running.values():
-            if request.stage is Stage.RUNNING:
-                self._pausing.ask_to_leave(model, request, PauseReason.SWAP, keep=False)
+    def ask_to_leave(
+        self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None
+    ) -> None:
+        """These rows, or all if None, are asked to leave. Those that leave already, do."""
+        for key, request in model.running.items():
+            if request.stage is Stage.RUNNING and (keys is None or key in keys):
+                self._pausing.ask_to_leave(model, request, reason, keep=False)
 
     def tell_waiting(self, model: Model, now: float) -> None:
         """Notifies those who asked for it of what they are waiting for, if that is news (`Queue`).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import size_text
 
 from .lifecycle.states import Ready, Shortage
 from .memory.budget import Budget
@@ -34,8 +35,8 @@ def goes_for_shortage(
         budget: what may be kept.
         now: monotonic seconds.
     """
-    staying = [one for one in residents.values() if one.standing is not Standing.LEAVING]
-    counted = {one.name: _counted_bytes(one, models[one.name], budget) for one in staying}
+    counted = counted_bytes(models, residents, budget)
+    staying = [residents[name] for name in counted]
     if sum(counted.values()) <= budget.kept_bytes:
         return None
     ready = [one for one in staying if isinstance(models[one.name].life.phase, Ready)]
@@ -64,9 +65,23 @@ def lasts(
     """Whether a model that is on its way out for a shortage could still not stay."""
     if budget is None:
         return False
+    staying_bytes = sum(counted_bytes(models, residents, budget).values())
+    return staying_bytes + cause.counted_bytes > budget.kept_bytes
+
+
+def counted_bytes(
+    models: Mapping[ModelName, Model], residents: Mapping[ModelName, Resident], budget: Budget
+) -> dict[ModelName, int]:
+    """What each of those that stay cannot give back without going, by name."""
     staying = (one for one in residents.values() if one.standing is not Standing.LEAVING)
-    counted_bytes = sum(_counted_bytes(one, models[one.name], budget) for one in staying)
-    return counted_bytes + cause.counted_bytes > budget.kept_bytes
+    return {one.name: _counted_bytes(one, models[one.name], budget) for one in staying}
+
+
+def shortage_text(residents: Mapping[ModelName, Resident], budget: Budget) -> str:
+    """How much is reserved, how much may be kept, and why it is no more, a phrase."""
+    reserved_bytes = sum(resident.reserved_bytes for resident in residents.values())
+    sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
+    return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
 
 
 # ---------------------------------------------------------------- inside

@@ -109,7 +109,7 @@ class Spares:
         Args:
             left_bytes: what the models leave of the budget, the one that is to be loaded included.
             now: monotonic seconds.
-            for_whom: who is to be loaded: the spare that it takes over needs no room of its own.
+            for_whom: who is to be loaded: the spare that it takes over needs no extra room.
 
         Returns:
             Whether they fit already; if not, they do once the exits have been seen.

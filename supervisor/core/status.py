@@ -112,9 +112,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "engine_s": model.engine_s,
         "repeated_s": model.repeated_s,
         "pinned": life.settings.pinned,
-        "needed_bytes": life.needed_bytes,
-        "reserved_bytes": life.reserved_bytes,
-        "row_budget_bytes": model.row_budget.size_bytes if model.row_budget else None,
+        **_planned_map(model),
         "memory_wait": memory_wait(model, now),
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
@@ -132,6 +130,18 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
+    }
+
+
+def _planned_map(model: Model) -> dict[str, int | None]:
+    """What is planned for the model, and how much of what it needs is there because processes of
+    it ran out of memory."""
+    life = model.life
+    return {
+        "needed_bytes": life.needed_bytes,
+        "raised_bytes": life.need.raise_for(life.stream_tokens) if life.need else 0,
+        "reserved_bytes": life.reserved_bytes,
+        "row_budget_bytes": model.row_budget.size_bytes if model.row_budget else None,
     }
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mlxsup.protocol.states import Priority, Why
 
+from .changed_files import why_it_stays
 from .lifecycle.states import Lack, Pending, Ready, Swapping
 from .memory.planner import Wish
 from .model import Model
@@ -83,12 +84,15 @@ def is_still_wanted(phase: Swapping, target: Model | None, may_run: MayRun) -> b
 
 def turn_ends_at(model: Model, settings: CoreSettings) -> float | None:
     """From when on it may be swapped out; infinite if that is not known yet, None if it may not as
-    things are: it is not READY, is pinned, or runs what must not be interrupted."""
+    things are: it is not READY, is pinned, runs what must not be interrupted, or has open answers
+    and changed files."""
     life = model.life
     if not isinstance(life.phase, Ready) or life.settings.pinned or model.residency is None:
         return None
     running = model.running.values()
     if running and (life.launch.deterministic or not all(one.may_resume for one in running)):
+        return None
+    if why_it_stays(model):
         return None
     return model.residency.ends_at(load_s=model.load_s, min_residency_s=settings.min_residency_s)
 

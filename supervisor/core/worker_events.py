@@ -20,8 +20,10 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
+from .appraising import Appraising
 from .events import (
     Exited,
+    FilesSeen,
     Spawned,
     SpawnFailed,
     WorkerBroke,
@@ -38,6 +40,7 @@ from .lifecycle.triggers import (
     BecameReady,
     Broke,
     Died,
+    FilesCompared,
     Greeted,
     GreetedByOtherVersion,
     HasPid,
@@ -55,7 +58,14 @@ ROUTINE = re.compile(
 """Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
 
 WorkerEvent = (
-    Spawned | SpawnFailed | WorkerSaid | WorkerSeen | WorkerBroke | WorkerUnlinked | Exited
+    Spawned
+    | SpawnFailed
+    | WorkerSaid
+    | WorkerSeen
+    | FilesSeen
+    | WorkerBroke
+    | WorkerUnlinked
+    | Exited
 )
 
 
@@ -66,12 +76,16 @@ class WorkerEvents:
         fleet: the models that the processes belong to.
         serving: moves their requests.
         leasing: has them read long prompts in turns.
+        appraising: plans their next load.
     """
 
-    def __init__(self, fleet: Fleet, serving: Serving, leasing: Leasing) -> None:
+    def __init__(
+        self, fleet: Fleet, serving: Serving, leasing: Leasing, appraising: Appraising
+    ) -> None:
         self._fleet = fleet
         self._serving = serving
         self._leasing = leasing
+        self._appraising = appraising
 
     def take(self, event: WorkerEvent) -> None:
         """Handles one event; ignores those of earlier generations (F9)."""
@@ -92,6 +106,8 @@ class WorkerEvents:
                 self._on_spawn_failed(event, model)
             case WorkerSeen():
                 self._on_seen(event, model)
+            case FilesSeen(change=change, now=now):
+                self._fleet.trigger(model, FilesCompared(change=change), now)
             case WorkerBroke():
                 self._on_broke(event, model)
             case WorkerUnlinked():
@@ -141,6 +157,7 @@ class WorkerEvents:
                 is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
             ),
         )
+        self._appraising.exited(model, event.exit_code, event.now)
         self._fleet.bury(model, died, event.now)
 
     # ------------------------------------------------------------ what it says

@@ -12,7 +12,7 @@ from mlxsup.protocol.worker_messages import Ready
 from ..core.memory.need import Figure, Need, Source
 from .folder import FolderError, fingerprint, read_folder
 from .layout import find_layout
-from .measurements import Measured, Measurements
+from .measurements import Measured, Measurements, Raised
 from .weights import loaded_bytes
 
 MIB = 2**20
@@ -72,6 +72,9 @@ class Appraiser:
             least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
             max_rows=launch.max_concurrency,
             given_bytes=launch.memory_limit_bytes,
+            raised_bytes=self._measurements.raised_bytes(
+                launch.path, self._backend, files.fingerprint
+            ),
         )
 
     def _own(self, measured: Measured | None) -> Figure:
@@ -125,3 +128,21 @@ def measured_by(launch: LaunchSettings, ready: Ready) -> Measured | None:
         own_bytes=ready.own_bytes,
         layers=tuple(ready.cache_layers),
     )
+
+
+def raised_to(launch: LaunchSettings, backend: str, raised_bytes: int) -> Raised | None:
+    """What is remembered once processes of a model have run out of memory; None if its folder
+    cannot be read, or has none.
+
+    Args:
+        launch: what the process was started with.
+        backend: that MLX uses here.
+        raised_bytes: how much more is reserved from now on.
+    """
+    if launch.engine == "fake":
+        return None
+    try:
+        files = fingerprint(Path(launch.path))
+    except (FolderError, OSError):
+        return None
+    return Raised(path=launch.path, backend=backend, fingerprint=files, raised_bytes=raised_bytes)

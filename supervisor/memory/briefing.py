@@ -16,7 +16,7 @@ from ..core.memory.need import Need
 from ..core.memory.pins import pins_problem
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
-from .appraiser import FIRST_GUESS_BYTES, Appraiser
+from .appraiser import FIRST_GUESS_BYTES, Appraiser, raised_to
 from .backend import find_backend
 from .folder import FolderError
 from .machine import NoDeviceMemoryError, find_budget
@@ -37,6 +37,7 @@ class MemoryBriefing:
 
     def __init__(self, measurements: Measurements, log: DaemonLog) -> None:
         self._backend = find_backend()
+        self._measurements = measurements
         self._appraiser = Appraiser(self._backend, measurements)
         self._log = log
         # What it was when the daemon started: later, its own workers hold some of it.
@@ -88,7 +89,7 @@ class MemoryBriefing:
             if need is not None:
                 needs[model.name] = need
         budget = self._budget(config.memory_budget)
-        pinned = {m.name: needs[m.name].needed_bytes for m in config.models if _counts(m, needs)}
+        pinned = {m.name: needs[m.name].unraised_bytes for m in config.models if _counts(m, needs)}
         problem = pins_problem(pinned, budget.size_bytes) if budget else ""
         if problem:
             where = f"{config.config_path}: " if config.config_path else ""
@@ -106,6 +107,25 @@ class MemoryBriefing:
         need = self._appraise(launch) if found else None
         if need is not None:
             self.needs = {**self.needs, **dict.fromkeys(found, need)}
+
+    def raised(self, launch: LaunchSettings, raised_bytes: int) -> None:
+        """A worker with these settings has run out of memory: so much more is reserved from now on.
+
+        A full disk does not stop the serving.
+        """
+        kept = raised_to(launch, self._backend, raised_bytes)
+        if kept is not None:
+            try:
+                self._measurements.learn_raised(kept)
+            except OSError as error:
+                self._log.write("warning", "measurements not written", error=error.strerror)
+        found = {name for name, own in self._launches.items() if own == launch}
+        raised = {
+            name: replace(need, raised_bytes=raised_bytes)
+            for name, need in self.needs.items()
+            if name in found
+        }
+        self.needs = {**self.needs, **raised}
 
     # ------------------------------------------------------------ inside
 

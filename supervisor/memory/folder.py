@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.context_length import NESTED_NAMES
+from mlxsup.protocol.model_files import is_weight_file
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The largest header of a safetensors file, by its specification."""
@@ -106,7 +107,7 @@ def fingerprint(path: Path) -> str:
 def _find_shards(path: Path) -> list[Path]:
     """The weight files, as mlx-lm finds them; all that the index names must be there."""
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
-    shards = [n for n in names if n.startswith("model") and n.endswith(".safetensors")]
+    shards = [name for name in names if is_weight_file(name)]
     _check_index(path, names)
     if not shards:
         raise FolderError(f"{path / 'model.safetensors'} does not exist, nor any shard")

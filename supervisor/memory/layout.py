@@ -22,7 +22,7 @@ _IN_LAYER = re.compile(r"(?P<stack>.*?)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 Shapes = dict[str, tuple[int, ...]]
 Kept = Counter[tuple[int, int, int | None]]
-"""How many caches keep so many bytes per token, so many per row, and have such a window."""
+"""How many caches have the same bytes per token, bytes per row and window."""
 
 UNKNOWN_TYPE = "counted as if every layer kept all tokens: model type {} is not known here"
 NO_NAMES = "counted from config.json: the names of its arrays do not say what a layer keeps"

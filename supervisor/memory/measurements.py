@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxsup.protocol.cache_layers import CacheLayers
 
 FILE_NAME = "measured.json"
-FORMAT = 1
+FORMAT = 2
 """Changes when the file means something else; a file of another format is begun afresh."""
 
 MAX_ENTRIES = 1000
@@ -40,6 +40,27 @@ class Measured:
     layers: tuple[CacheLayers, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """How much more than it is appraised at is reserved for a model, because its processes ran out
+    of memory. It is kept apart from what a worker measured, so that a READY does not lower it.
+
+    Attributes:
+        path: the model folder.
+        backend: as in `Measured`.
+        fingerprint: as in `Measured`.
+        raised_bytes: how much more.
+    """
+
+    path: str
+    backend: str
+    fingerprint: str
+    raised_bytes: int
+
+
+Entry = TypeVar("Entry", Measured, Raised)
+
+
 class Measurements:
     """The file, which has one writer and is replaced atomically.
 
@@ -57,8 +78,9 @@ class Measurements:
         self.problem = ""
         # At most MAX_ENTRIES, by folder and backend; the newest last.
         self._entries: dict[tuple[str, str], Measured] = {}
+        self._raised: dict[tuple[str, str], Raised] = {}  # in the same way
         try:
-            entries = _read(self._path)
+            entries, raised = _read(self._path)
         except FileNotFoundError:
             return
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -66,11 +88,18 @@ class Measurements:
             self.problem = f"{self._path} is not used ({cause}): models are measured again"
             return
         self._entries = {(entry.path, entry.backend): entry for entry in entries}
+        self._raised = {(one.path, one.backend): one for one in raised}
 
     def find(self, path: str, backend: str, fingerprint: str) -> Measured | None:
         """What is known of a model, if its files are still those that were measured."""
         found = self._entries.get((path, backend))
         return found if found is not None and found.fingerprint == fingerprint else None
+
+    def raised_bytes(self, path: str, backend: str, fingerprint: str) -> int:
+        """How much more is reserved for a model, if its files are still those with which its
+        processes ran out of memory; otherwise 0."""
+        found = self._raised.get((path, backend))
+        return found.raised_bytes if found is not None and found.fingerprint == fingerprint else 0
 
     def largest_own_bytes(self, backend: str) -> int | None:
         """The most that a process held besides its arrays; None: nothing was measured."""
@@ -83,23 +112,42 @@ class Measurements:
         Raises:
             OSError: the file cannot be written; it is remembered for as long as this object lives.
         """
-        key = measured.path, measured.backend
-        if self._entries.get(key) == measured:
-            return
-        self._entries.pop(key, None)
-        self._entries[key] = measured
-        while len(self._entries) > MAX_ENTRIES:
-            del self._entries[next(iter(self._entries))]
-        self._write()
+        if _remember(self._entries, measured):
+            self._write()
+
+    def learn_raised(self, raised: Raised) -> None:
+        """Remembers how much more is reserved for a model, instead of what was said before.
+
+        Raises:
+            OSError: as `learn`.
+        """
+        if _remember(self._raised, raised):
+            self._write()
 
     def _write(self) -> None:
-        value = {"format": FORMAT, "models": [asdict(one) for one in self._entries.values()]}
+        value = {
+            "format": FORMAT,
+            "models": [asdict(one) for one in self._entries.values()],
+            "raised": [asdict(one) for one in self._raised.values()],
+        }
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps(value, indent=1), encoding="utf-8")
         os.replace(draft, self._path)
 
 
-def _read(path: Path) -> list[Measured]:
+def _remember(entries: dict[tuple[str, str], Entry], entry: Entry) -> bool:
+    """Enters one as the newest; returns whether that changes anything."""
+    key = entry.path, entry.backend
+    if entries.get(key) == entry:
+        return False
+    entries.pop(key, None)
+    entries[key] = entry
+    while len(entries) > MAX_ENTRIES:
+        del entries[next(iter(entries))]
+    return True
+
+
+def _read(path: Path) -> tuple[list[Measured], list[Raised]]:
     """The entries of a file.
 
     Raises:
@@ -109,7 +157,8 @@ def _read(path: Path) -> list[Measured]:
     value = json.loads(path.read_bytes())
     if value["format"] != FORMAT:
         raise ValueError("another format")
-    return [_entry(entry) for entry in value["models"]]
+    entries = [_entry(entry) for entry in value["models"]]
+    return entries, [_raised(one) for one in value["raised"]]
 
 
 def _entry(value: Mapping[str, Any]) -> Measured:
@@ -121,6 +170,15 @@ def _entry(value: Mapping[str, Any]) -> Measured:
         weight_bytes=_size(value["weight_bytes"]),
         own_bytes=None if own is None else _size(own),
         layers=tuple(_layers(one) for one in value["layers"]),
+    )
+
+
+def _raised(value: Mapping[str, Any]) -> Raised:
+    return Raised(
+        path=_text(value["path"]),
+        backend=_text(value["backend"]),
+        fingerprint=_text(value["fingerprint"]),
+        raised_bytes=_size(value["raised_bytes"]),
     )
 
 

@@ -19,6 +19,7 @@ from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 from ..core.actions import Spawn, WorkerSignal
 from ..core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from ..logs import DaemonLog, ModelLog
+from ..memory.loaded_files import Stamp
 from ..runtime_folder import RuntimeFolder
 from ..sockets.transport import Context
 from ..sockets.worker_link import WorkerLink
@@ -70,6 +71,9 @@ TakeSpare = Callable[[bytes, Callable[[bytes], None]], WorkerProcess | None]
 class WorkerUnit:
     """A worker's process, its sockets and its log.
 
+    Attributes:
+        loaded_files: the files of its model as they were before it read them; None: not known.
+
     Args:
         surroundings: what all workers share.
         spawn: what the core asked for.
@@ -99,6 +103,12 @@ class WorkerUnit:
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
+        self.loaded_files: Stamp | None = None
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """What it was started with."""
+        return self._spawn.launch
 
     @property
     def model(self) -> ModelName:

@@ -12,9 +12,11 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 
 from ..core.actions import Spawn
+from ..core.events import FilesSeen
 from ..log_files import LogWriter
 from ..logs import ModelLog
 from ..memory.appraiser import measured_by
+from ..memory.loaded_files import FileLooks
 from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped
@@ -60,6 +62,7 @@ class Workers:
         self._lives: dict[WorkerUnit, asyncio.Task[None]] = {}
         # One entry for each model of the configuration.
         self._model_logs: dict[ModelName, ModelLog] = {}
+        self._files = FileLooks()
         self._spawns = 0
 
     @property
@@ -109,6 +112,7 @@ class Workers:
 
     async def _live(self, unit: WorkerUnit) -> None:
         try:
+            unit.loaded_files = await self._files.before_load(unit.launch)
             await unit.live()
         finally:
             del self._units[unit.model, unit.generation]
@@ -126,6 +130,22 @@ class Workers:
                 "warning", "worker inspection failed", model=model, error=error.strerror
             )
             return None
+
+    def look_at_files(
+        self, model: ModelName, generation: Generation, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Posts `FilesSeen`, unless the worker's life is over."""
+        unit = self.get(model, generation)
+        if unit is not None:
+            tasks.create_task(self._compare(unit))
+
+    async def _compare(self, unit: WorkerUnit) -> None:
+        change = await self._files.change(unit.launch, unit.loaded_files)
+        around = self._surroundings
+        seen = FilesSeen(
+            now=around.now(), model=unit.model, generation=unit.generation, change=change
+        )
+        asyncio.get_running_loop().call_soon(around.post, seen)
 
     def abandon(self, model: ModelName, generation: Generation) -> None:
         """Its process cannot be ended; its exit is still waited for."""
@@ -159,8 +179,9 @@ class Workers:
             life.cancel()
         return len(left) + self.spares.leave()
 
-    def close_logs(self) -> None:
-        """Closes the models' logs."""
+    def close(self) -> None:
+        """Closes the models' logs, and looks at no more files."""
+        self._files.close()
         for model_log in self._model_logs.values():
             model_log.close()
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlxsup.supervisor.memory.measurements import FILE_NAME
+from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.supervisor.memory.appraiser import raised_to
+from mlxsup.supervisor.memory.backend import find_backend
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
 
 from support.cli import COLUMNS, ESCAPE, on_terminal, run_cli
 from support.daemon import Daemon, fake, toml_of, wait_for_state
@@ -77,6 +80,29 @@ def test_people_get_a_table_with_estimates_marked(tmp_path: Path) -> None:
     assert (name, figures[:6:2]) == ("big", ["~1.3", "~1.0", "~0.25"])
     assert figures[-3:] == ["2048", "8/8", "yes"]
     assert lines[-1] == "everything fits: big (1.3 GiB)"
+
+
+def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", llama_config(), llama_arrays())
+    models = {"big": {"path": str(tmp_path / "m"), "preload": True}}
+    config = write_config(tmp_path, models, memory_budget="2GiB")
+    [before] = planned(config)["models"]
+    assert before["raised_bytes"] == 0
+    (tmp_path / "run").mkdir(exist_ok=True)
+    kept = raised_to(LaunchSettings(path=str(tmp_path / "m")), find_backend(), GIB)
+    assert kept is not None
+    Measurements(tmp_path / "run").learn_raised(kept)
+    [after] = planned(config)["models"]
+    assert after["raised_bytes"] == GIB
+    assert after["needed"]["bytes"] == before["needed"]["bytes"] + GIB
+    assert (after["cache"], after["process"]) == (before["cache"], before["process"])
+    shown = run_cli("plan", "--config", str(config)).stdout.splitlines()
+    assert "  needs 1.0 GiB more than otherwise, because it ran out of memory before" in shown
+    # It never keeps a model out that would fit without it.
+    config = write_config(tmp_path, models, memory_budget="1GiB")
+    plan = planned(config)
+    assert plan["fits"]
+    assert plan["models"][0]["needed"]["bytes"] == GIB
 
 
 def test_on_a_terminal_nothing_is_wider_than_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mlxsup.client import Client, RequestError
 
 from support import warm
+from support.cli import run_cli
 from support.daemon import Daemon, fake, row, wait_for_state
 from support.eventually import eventually
 
@@ -146,3 +147,24 @@ def test_a_reload_lowers_the_budget_and_pins_that_do_not_fit_are_refused(daemon:
         assert states(client)["b"] == "READY"
     checked = warm.run_text(Daemon.command("config", "check", str(daemon.config)), timeout_s=60)
     assert checked.returncode == 78
+
+
+def test_a_model_that_ran_out_of_memory_gets_more_at_its_next_load() -> None:
+    with (
+        Daemon({"m": fake()}, {"memory_budget": "700MiB"}) as daemon,
+        daemon.client() as client,
+        daemon.client() as watcher,
+    ):
+        needed = wait_for_state(client, "m", "READY")["needed_bytes"]
+        events = watcher.events()
+        watcher.ping()
+        with pytest.raises(RequestError, match="ran out of memory for this request alone, twice"):
+            client.complete("m", prompt="[[fault crash=exit:75 at=2]]", max_tokens=5)
+        notes = (change["note"] for change in events)
+        first = next(note for note in notes if note.startswith("it ran out of memory: from now on"))
+        assert "more than it was appraised at" in first
+        after = wait_for_state(client, "m", "READY")
+        assert after["needed_bytes"] == needed + after["raised_bytes"] > needed
+        assert after["reserved_bytes"] >= after["needed_bytes"]
+        shown = run_cli("status", "--config", str(daemon.config)).stdout
+        assert "of it because it ran out of memory before" in shown

@@ -38,6 +38,7 @@ COUNTED = (
     "ended: queue_timeout",
     "ended: deadline_exceeded", "ended: overloaded", "ended: slow_consumer",
     "engines at once", "read again",
+    "swapped for another", "a swap is due",
     "evicted", "refused for memory", "dry run", "memory short", "asked to give back",
     "loaded side by side",
     "spare used", "spare died", "spare made room", "spare started within budget",

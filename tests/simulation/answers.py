@@ -26,7 +26,7 @@ REASONING_TOKENS = 2
 def accept(prompt: Prompt, generation: int) -> Acceptance:
     """What a worker makes of a prompt; each life draws another seed."""
     return Acceptance(
-        prompt_tokens=pack_tokens([prompt.number] + [7] * (prompt.number % 5)),
+        prompt_tokens=pack_tokens([prompt.number] + [7] * (prompt.number % 5 + prompt.tokens)),
         opening="<think>" if prompt.number % 4 == 0 else "",
         parameters={"temperature": prompt.number % 3 / 2, "max_tokens": prompt.length},
         seed=prompt.number * 1000 + generation,

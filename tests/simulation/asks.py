@@ -53,6 +53,9 @@ class Ask:
         is_paused: its row has left, and has said nothing since.
         is_by_hand: whether a person, and not a turn, was the last to ask for that.
         is_for_class: whether it was last asked to leave for a request of a higher class.
+        is_for_memory: whether its row last left because there was no memory for it.
+        is_stranded: whether its row has left although its answer must run through.
+        short_at: how many rows of its process had ended by then; None once it has one again.
         given_at: when it was last dispatched.
         gains_since: when its row said something for the first time since then.
         prefill_s: as the worker said with the first token.
@@ -103,6 +106,9 @@ class Ask:
     is_paused: bool = False
     is_by_hand: bool = False
     is_for_class: bool = False
+    is_for_memory: bool = False
+    is_stranded: bool = False
+    short_at: int | None = None
     given_at: float = 0.0
     gains_since: float | None = None
     prefill_s: float = 0.0
@@ -127,6 +133,11 @@ class Ask:
     def is_open(self) -> bool:
         """Whether the supervisor owes it an end."""
         return self.place in (Place.LINE, Place.PAUSED, Place.GIVEN)
+
+    @property
+    def code(self) -> str:
+        """What it failed with; empty if it did not."""
+        return str(self.end.error["code"]) if isinstance(self.end, Failed) else ""
 
     @property
     def is_waiting(self) -> bool:

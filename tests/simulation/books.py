@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.worker_messages import SetBudget
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited
 from mlxsup.supervisor.core.settings import ModelSettings
@@ -58,10 +59,15 @@ class Life:
         kept: keys of rows whose state it keeps for their return.
         keeps: whether it kept the state of the last row that was freed for a higher class.
         spoke_at: when it gave its first token.
+        settled_at: when all its rows had gained a token, for the first time.
         was_given: whether it was given any request.
         progress_at, progress: of its load.
         works_since: when its engine was last heard of, if it has something to compute.
         turn: what it has to do with leases.
+        budgets: what it was told that its rows may take: the latest that it is known to keep to,
+            and those told since.
+        is_giving_back: it was told to give back, and has not said since that it keeps to that.
+        rows_ended: how many of its rows have ended.
     """
 
     model: ModelName
@@ -88,6 +94,7 @@ class Life:
     reported: int = 0
     announced: str = ""
     spoke_at: float | None = None
+    settled_at: float | None = None
     was_given: bool = False
     progress_at: float = 0.0
     progress: tuple[str, float] = ("", 0.0)
@@ -97,6 +104,14 @@ class Life:
     granted: int = 0
     asked_back_at: float = -math.inf
     turn: Turn = field(default_factory=Turn)
+    budgets: list[SetBudget] = field(default_factory=list)
+    is_giving_back: bool = False
+    rows_ended: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """What its rows may take at the worst."""
+        return max((one.rows_bytes for one in self.budgets), default=0)
 
     @property
     def serves(self) -> bool:
@@ -180,6 +195,7 @@ class Book:
         held: what its process holds of the memory budget.
         callers: commands that wait for its load.
         waits_since: since when it has been waiting for its load while somebody wants it.
+        due_since: since when nothing has forbidden that others are swapped out for it.
         swaps_until: when its rows must have left for another model; None if they need not leave.
         swaps: how often it had to make room.
     """
@@ -211,6 +227,7 @@ class Book:
     held: int = 0
     callers: set[tuple[bytes, str]] = field(default_factory=set)
     waits_since: float | None = None
+    due_since: float | None = None
     swaps_until: float | None = None
     swaps: int = 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 
-from . import costs, pauses, shares, wishes
+from . import costs, estimates, pauses, room, shares, wishes
 from .asks import Ask, Place
 from .books import PERMANENT, Book, Cause, Life, Wanted
 from .suspicion import Finding, Says
@@ -33,6 +33,8 @@ def seen(record: Record, event: Exited | SpawnFailed) -> None:
     life = book.life if book else None
     if book is None or life is None or life.generation != event.generation:
         return
+    if isinstance(event, Exited):
+        estimates.died(record, book, life, event)
     if life.is_abandoned:
         book.life, book.failed = None, ""
         book.is_after_crash = False
@@ -86,6 +88,8 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
         book.in_a_row = 0
     was_draining = book.drain_until is not None
     _requests_end(record, book, life, finding)
+    room.forget(book)
+    book.held = min(book.held, estimates.need_of(record, book))
     book.life, book.drain_until = None, None
     book.retry, book.retry_at, book.is_after_crash = None, None, False
     if book.wanted is not Wanted.UP:

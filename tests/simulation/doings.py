@@ -14,12 +14,15 @@ from mlxsup.protocol.worker_messages import (
     Lease,
     Leases,
     PauseRow,
+    SetBudget,
 )
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
+    Announce,
     EndSpare,
     Finish,
+    NeedRaised,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -27,7 +30,21 @@ from mlxsup.supervisor.core.actions import (
     StartSpare,
 )
 
-from . import higher, leases, memory, pressure, processes, shares, swaps, to_clients, wishes
+from . import (
+    budgets,
+    estimates,
+    giving_way,
+    higher,
+    leases,
+    memory,
+    pressure,
+    processes,
+    room,
+    shares,
+    swaps,
+    to_clients,
+    wishes,
+)
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
 from .violation import Violation, check
@@ -57,9 +74,13 @@ def judge(record: Record, action: Action) -> None:
             record.spares.check_end(record, action)
         case SignalWorker(model=model, generation=generation, signal=signal):
             processes.signal(record, model, generation, signal)
+        case Announce(change=change):
+            swaps.announced(record, change)
         case Abandon(model=model):
             life = record.books[model].life
             check("given up early", life is not None and life.is_abandoned, model)
+        case NeedRaised(model=model, raised_bytes=raised_bytes):
+            estimates.is_raised(record, model, raised_bytes)
         case Finish():
             lives = [book.life for book in record.books.values() if book.life]
             check("ends with processes", all(life.is_abandoned for life in lives), lives)
@@ -81,13 +102,14 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
             ask = life.given.get(key)
             check("pauses nobody", ask is not None and ask.is_open, key)
             assert ask is not None
+            ask.is_for_memory = False
             if keep and ask in record.to_leave:
                 record.to_leave.remove(ask)
             elif keep:
                 higher.asked_to_leave(record, book, life, ask)
             else:
                 if not book.suspicion.turns_are_taken and book.swaps_until is None:
-                    swaps.begins(record, book, life)
+                    giving_way.asked(record, book, ask)
                 ask.is_yielding, ask.is_by_hand, ask.is_for_class = True, False, False
                 record.count("yielded")
         case Leases() | Lease():
@@ -97,6 +119,8 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
             returning = [a for a in book.waiting if a.key == key and a not in record.must]
             check("drops what may return", not returning, key)
             life.kept.remove(key)
+        case SetBudget():
+            budgets.told(record, book, life, message)
         case GiveBack():
             pressure.asked(record, life)
         case Exit():
@@ -128,6 +152,7 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
         if is_turn:
             record.count("turns")
             _passes_over(record, book, ask)
+    room.returns(record, book, life, ask)
     shares.dispatched(record, book, ask, is_turn=book.suspicion.turns_are_taken)
     book.queue.remove(ask)
     ask.ends_pause(record.now)

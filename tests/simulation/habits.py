@@ -11,7 +11,8 @@ OPERATE = {"load": 1.2, "unload": 1.8, "restart": 1.6, "reload": 1.2, "edit": 0.
            "signal": 0.15, "stop": 0.15}  # fmt: skip
 LIFT = {"load": 0.8, "quiet": 2.0}
 CROWDED = {"load": 1.5, "dry_load": 1.5, "quiet": 3.0}
-FORGIVE = {"again": 6, "copy": 5, "restart": 0.5, "load": 0.4, "reload": 0.4}
+FORGIVE = {"again": 6, "copy": 5, "restart": 0.5, "load": 0.4, "reload": 0.4,
+           "forgive": 2}  # fmt: skip
 """Requests come again; some of the others lift what is held against them, and some must not."""
 
 

@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.core.events import Sampled, Spawned, WorkerBroke, WorkerUnlinked
 
-from . import costs, leases, memory, pieces, pressure
+from . import costs, leases, memory, pieces, pressure, room
 from .books import Book, Cause, Life
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def sampled(record: Record, event: Sampled) -> None:
         if book.life is not None and book.life.pid is not None:
             book.life.footprint = event.footprint_bytes.get(book.life.pid, 0)
         if book.life is not None:
-            memory.measured(book, book.life, record.now)
+            memory.measured(record, book, book.life)
     pressure.sampled(record, event)
 
 
@@ -60,6 +60,7 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
                 pieces.arrived(record, book, life, row)
                 if row.tokens and life.spoke_at is None:
                     life.spoke_at = record.now
+            room.note_left(record, life)
             costs.rests(life)
             book.busy_at = record.now
         case Accepted(key=key, acceptance=acceptance):
@@ -70,6 +71,7 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
                 life.works_since = record.now
         case Rejected(key=key, error=error):
             ask = life.given.pop(key, None)
+            life.rows_ended += 1
             if ask is not None and ask.is_open:
                 record.must[ask] = {error["code"]}
             elif ask is not None:
@@ -96,6 +98,7 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
             life.announced = words
         case Heartbeat():
             life.reported = message.active_bytes + message.cache_bytes
+            room.beat(record, book, life, message.budget)
 
 
 def _progresses(record: Record, life: Life, progress: tuple[str, float]) -> None:

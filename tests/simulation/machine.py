@@ -53,7 +53,7 @@ class Machine:
         footprint = dict(self.overgrown)
         if self._is_shared:
             for worker in world.living():
-                own = world.record.memory_need(worker.model)
+                own = worker.footprint_bytes(world.record.memory_need(worker.model))
                 footprint.setdefault(worker.pid, own)
                 if not worker.is_alive:  # its memory is being freed
                     footprint[worker.pid] = 0
@@ -79,7 +79,10 @@ class Machine:
     def _reading(self) -> Reading:
         world, kept = self._world, self._whole // 10
         held = sum(
-            max(self.overgrown.get(worker.pid, 0), world.record.memory_need(worker.model))
+            max(
+                self.overgrown.get(worker.pid, 0),
+                worker.footprint_bytes(world.record.memory_need(worker.model)),
+            )
             for worker in world.living()
         )
         others = self._others + self._dice.uniform(0.0, NOISE)

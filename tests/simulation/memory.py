@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import pressure
+from . import pressure, room
 from .books import Book, Life, Wanted
+from .estimates import need_of, raised
 from .violation import check
 
 if TYPE_CHECKING:
@@ -16,33 +17,33 @@ SLACK_S = 0.1
 RESIDENCY_LOADS = 3.0
 
 
-def need_of(record: Record, book: Book) -> int:
-    """What a model needs: the limit of its entry, or what it was appraised at."""
-    return book.entry.launch.memory_limit_bytes or record.plan.needs[book.name]
-
-
-def measured(book: Book, life: Life, now: float) -> None:
+def measured(record: Record, book: Book, life: Life) -> None:
     """What its process was measured at counts, if it is more than what was reserved; less than
     before, if it was asked to give some back, and never less than it was started with."""
+    if room.has_budget(life):
+        book.held = room.reserved_for(record, book, life)
+        return
     reported = 0 if life.is_abandoned else life.reported
-    may_shrink = life.serves and now < life.asked_back_at + pressure.ASKED_AGAIN_S
+    may_shrink = life.serves and record.now < life.asked_back_at + pressure.ASKED_AGAIN_S
     least = life.granted if may_shrink else book.held
     book.held = max(least, life.footprint, reported)
 
 
 def held_by_others(record: Record, book: Book) -> int:
     """What all other processes hold, and what is kept for pinned models without one."""
-    return sum(_held(record, other) for other in record.books.values() if other is not book)
+    return sum(held_by(record, other) for other in record.books.values() if other is not book)
 
 
 def held_by_all(record: Record) -> int:
     """What all processes hold, and what is kept for pinned models."""
-    return sum(_held(record, book) for book in record.books.values())
+    return sum(held_by(record, book) for book in record.books.values())
 
 
 def may_be_kept(record: Record) -> int:
-    """What may be kept besides, for models without a process that crashed."""
-    return sum(book.held for book in record.books.values() if _may_return(book))
+    """What may be kept besides, for models without a process that crashed: what they need, with
+    whatever it was raised by."""
+    back = [book for book in record.books.values() if _may_return(book) and book.held]
+    return sum(max(book.held, need_of(record, book)) for book in back)
 
 
 def _may_return(book: Book) -> bool:
@@ -50,9 +51,15 @@ def _may_return(book: Book) -> bool:
     return book.life is None and book.wanted is Wanted.UP and not book.entry.pinned
 
 
-def _held(record: Record, book: Book) -> int:
+def held_by(record: Record, book: Book) -> int:
+    """What its process holds, or what is kept for it if it is pinned."""
     least = need_of(record, book) if book.entry.pinned else 0
     return max(book.held if book.life is not None else 0, least)
+
+
+def least_by(record: Record, book: Book) -> int:
+    """What must stay reserved for a model once it has given back what it does not need."""
+    return room.least_of(record, book, held_by(record, book))
 
 
 def waits(book: Book) -> bool:
@@ -75,8 +82,8 @@ def check_spawn(record: Record, book: Book) -> None:
     if budget is not None:
         total = held_by_others(record, book) + need_of(record, book)
         check("over the budget", total <= budget, f"{book.name}: {total} of {budget}")
-        room = record.shortage.room
-        check("over the room", total <= room, f"{book.name}: {total} of {room}")
+        most = record.shortage.room
+        check("over the room", total <= most, f"{book.name}: {total} of {most}")
 
 
 def refuse(record: Record) -> None:
@@ -88,7 +95,7 @@ def refuse(record: Record) -> None:
         if not waits(book) or not is_wanted_by_somebody(book):
             continue
         fixed = sum(
-            _held(record, other)
+            least_by(record, other)
             for other in record.books.values()
             if other is not book and _is_fixed(other)
         )
@@ -118,12 +125,16 @@ def may_wait(record: Record, book: Book) -> bool:
         return True
     if record.spares.is_one_ending() or any(_is_leaving(other) for other in others):
         return True  # what is being freed may be for another
-    taken = held_by_others(record, book) + need_of(record, book)
+    if any(other.life and room.is_lowering(other.life) for other in others):
+        return True
+    taken = sum(least_by(record, other) for other in others) + need_of(record, book)
+    taken += sum(room.raise_of(record, other) for other in others)
     for other in others:
         if other.life is None and other.wanted is Wanted.UP and not other.failed:
             taken += need_of(record, other)
     if is_wanted_by_somebody(book):
-        taken -= sum(other.held for other in others if _is_ripe(record, other, -SLACK_S))
+        ripe = [other for other in others if is_ripe(record, other, -SLACK_S)]
+        taken -= sum(least_by(record, other) for other in ripe)
     return taken > budget
 
 
@@ -145,10 +156,11 @@ def check_eviction(record: Record, book: Book, life: Life) -> None:
     check("pinned and evicted", not book.entry.pinned, book.name)
     others = [other for other in record.books.values() if other is not book and waits(other)]
     held = sum(one.held for one in record.books.values() if one.life or one.wanted is Wanted.UP)
-    is_over = held > budget or held_by_others(record, book) + book.held > budget
+    most = max(held, held_by_others(record, book) + book.held)
+    is_over = most + sum(room.raise_of(record, one) for one in record.books.values()) > budget
     is_over = is_over or record.shortage.since is not None
     is_commanded = any(other.callers for other in others)
-    is_asked = any(other.queue for other in others) and _is_ripe(record, book, EPSILON_S)
+    is_asked = any(other.queue for other in others) and is_ripe(record, book, EPSILON_S)
     detail = f"{book.name}, ready at {life.ready_at}, busy at {book.busy_at}"
     check("evicted for nobody", is_over or is_commanded or is_asked, detail)
     if not (is_commanded or is_asked):
@@ -156,7 +168,7 @@ def check_eviction(record: Record, book: Book, life: Life) -> None:
     record.count("evicted")
 
 
-def _is_ripe(record: Record, book: Book, slack_s: float) -> bool:
+def is_ripe(record: Record, book: Book, slack_s: float) -> bool:
     """Whether it is idle, and a request for another model may evict it."""
     life = book.life
     if not book.serves or life is None or life.ready_at is None:
@@ -173,9 +185,14 @@ def _is_ripe(record: Record, book: Book, slack_s: float) -> bool:
 
 
 def check_row(record: Record, book: Book, row: dict[str, object]) -> None:
-    """The status says what a process holds."""
+    """The status says what a process holds, and what running out of memory has raised."""
+    if not book.entry.launch.memory_limit_bytes:
+        check("status: raised", row["raised_bytes"] == raised(record, book), row)
     if record.plan.budget_bytes is not None and book.life is not None:
-        check("status: reserved", row["reserved_bytes"] == _held(record, book), row)
+        held, said = held_by(record, book), row["reserved_bytes"]
+        assert isinstance(said, int)
+        most = held + room.raise_of(record, book)
+        check("status: reserved", held <= said <= most, row)
 
 
 def check_forecast(record: Record, book: Book, value: dict[str, object]) -> None:
@@ -186,7 +203,8 @@ def check_forecast(record: Record, book: Book, value: dict[str, object]) -> None
     check("dry run: loaded", (value["outcome"] == "loaded") == is_up, f"{book.name}: {value}")
     budget = record.plan.budget_bytes
     if value["outcome"] == "fits" and budget is not None:
-        total = held_by_others(record, book) + need_of(record, book)
+        others = [other for other in record.books.values() if other is not book]
+        total = sum(least_by(record, other) for other in others) + need_of(record, book)
         check("dry run: fits", total <= budget, f"{book.name}: {value}")
     names = value["evicts"]
     assert isinstance(names, list)

@@ -97,7 +97,11 @@ class Operators:
 
     def restart(self) -> None:
         """Somebody restarts a model, sometimes at once."""
-        model, is_now = self._people.model(), self._dice.random() < 0.5
+        self.restart_model(self._people.model())
+
+    def restart_model(self, model: ModelName) -> None:
+        """Somebody restarts this model, sometimes at once."""
+        is_now = self._dice.random() < 0.5
         self._people.command(lambda id: Restart(id=id, model=model, now=is_now))
 
     def subscribe(self) -> None:

@@ -41,7 +41,7 @@ def _may_pause(book: Book, ask: Ask) -> bool:
 
 
 def _pause(record: Record, book: Book, ask: Ask) -> None:
-    ask.is_by_hand, ask.is_for_class = True, False
+    ask.is_by_hand, ask.is_for_class, ask.is_for_memory = True, False, False
     if ask.place is Place.LINE:
         book.queue.remove(ask)
         shares.has_waited(record, ask)

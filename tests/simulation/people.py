@@ -43,6 +43,9 @@ HASTY_SHARE_OF_REFUSED = 0.4
 
 AN_HOUR_S = 3700.0
 
+FORGIVEN_S = 2.0
+"""Somebody who has restarted a model asks it again within so long."""
+
 BURST = 8
 """Requests at once, after an hour at rest: more than the rows that a lack of memory leaves."""
 
@@ -191,6 +194,18 @@ class People:
             ask = self._dice.choice(ended)
             self.asked = [one for one in self.asked if one.prompt is not ask.prompt]
             self._generate(self.client(), ask.model, ask.prompt, may_resume=ask.may_resume)
+
+    def _forgive(self) -> None:
+        """Somebody restarts a model that refuses a request for its crashes, and asks it again."""
+        refused = [ask for ask in self.asked if ask.code == "quarantined"]
+        if refused:
+            ask = self._dice.choice(refused)
+            self.operators.restart_model(ask.model)
+            client = self.client()
+            self._world.time.after(
+                self._dice.uniform(0.0, FORGIVEN_S),
+                lambda: self._generate(client, ask.model, ask.prompt),
+            )
 
     def _copy(self) -> None:
         """The same request once more while it is open: both are under the same suspicion."""

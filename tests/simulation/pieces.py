@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.states import FinishReason, RowState
+from mlxsup.protocol.states import FinishReason, PauseReason, RowState
 from mlxsup.protocol.worker_messages import RowDelta
 
-from . import higher, pauses, shares, wishes
+from . import giving_way, higher, pauses, room, shares, wishes
 from .asks import Ask
 from .books import Book, Life
 
@@ -25,6 +25,7 @@ def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
     if not ask.is_open:
         if row.finish is not None or row.paused is not None:
             del life.given[row.key]
+            life.rows_ended += 1
             if row.finish is not FinishReason.CANCELLED:
                 record.count("cancel met pause" if row.paused else "cancel met finish")
         return
@@ -46,9 +47,14 @@ def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
         return
     del life.given[row.key]
     if row.paused is not None:
+        if row.pause_reason is PauseReason.MEMORY or giving_way.is_leaving(ask):
+            room.left(record, ask)
+        if row.pause_reason is PauseReason.MEMORY and not _may_return(life, ask):
+            ask.is_stranded = True
         higher.left(book, life, ask, row.paused)
         pauses.row_left(record, book, ask, wishes.cut_off(record, book))
         return
+    life.rows_ended += 1
     record.must[ask] = {f"done:{row.finish}"}
     shares.finished(book, ask)
     book.suspicion.completed(ask.prompt.number)
@@ -63,3 +69,8 @@ def _continues(record: Record, ask: Ask) -> None:
         ask.paused += 1
         record.count("continued after a pause")
     ask.is_interrupted = ask.is_paused = False
+
+
+def _may_return(life: Life, ask: Ask) -> bool:
+    """Whether it may have a row again, though its answer has begun."""
+    return ask.may_resume and not life.launch.deterministic

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
-from mlxsup.supervisor.core.memory.budget import Budget
-from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import (
     ClientSettings,
     CoreSettings,
@@ -19,12 +19,17 @@ from mlxsup.supervisor.core.settings import (
     RestartSettings,
 )
 
+from . import sizes
+
 EVENTS = 200
 """At least that many events happen in one run before its faults end."""
 
 
 LIMITED_SHARE = 0.4
 """Of runs with a memory budget."""
+
+ROWS_SHARE = 0.5
+"""Of those, runs whose rows take memory, too."""
 
 PINNED_SHARE = 0.25
 """Of those, runs with a pinned model."""
@@ -104,6 +109,7 @@ class Prompt:
         is_refused: the worker rejects it.
         is_too_large: its worker runs out of memory again and again.
         is_long: its prompt takes long steps to read, as the worker predicts.
+        tokens: how many more than usual it has.
     """
 
     number: int
@@ -113,6 +119,7 @@ class Prompt:
     is_refused: bool = False
     is_too_large: bool = False
     is_long: bool = False
+    tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +140,7 @@ class Plan:
         kept_share: of paused rows, those whose state workers keep.
         needs: what each model needs of the memory, in bytes, unless its entry says so.
         budget_bytes: what all may take together; None for no limit.
+        layers: what rows take; empty if they take nothing.
     """
 
     seed: int
@@ -149,6 +157,7 @@ class Plan:
     kept_share: float
     needs: dict[ModelName, int] = field(default_factory=dict)
     budget_bytes: int | None = None
+    layers: tuple[CacheLayers, ...] = ()
     _prompts: int = 0
 
     @classmethod
@@ -197,17 +206,44 @@ class Plan:
         self.needs = {entry.name: dice.choice((2000, 3000, 4000)) for entry in self.models}
         if dice.random() >= LIMITED_SHARE:
             return
-        sizes = [entry.launch.memory_limit_bytes or self.needs[entry.name] for entry in self.models]
-        size = self.budget_bytes = dice.randint(max(sizes), max(max(sizes), sum(sizes) - 1))
-        budget = Budget(
-            size_bytes=size, machine_bytes=10 * size, is_given=True, reason="of the plan"
-        )
+        least, most = self._sizes()
+        self.budget_bytes = dice.randint(least, most)
         residency_s = dice.choice((0.5, 2.0))
         self.settings = replace(
-            self.settings, budget=budget, min_residency_s=residency_s, swap_after_s=residency_s
+            self.settings,
+            budget=sizes.budget(self.budget_bytes),
+            min_residency_s=residency_s,
+            swap_after_s=residency_s,
         )
+        self.let_rows_take_memory()
         if dice.random() < PINNED_SHARE:
             self.models[0] = replace(self.models[0], pinned=True)
+
+    @property
+    def row_bytes(self) -> int:
+        """What a model needs for one row."""
+        return sizes.row_bytes(self.layers)
+
+    def let_rows_take_memory(self) -> None:
+        """In some of these, rows take memory; models whose entry limits it say nothing of that."""
+        own = random.Random(f"rows of {self.seed}")
+        if own.random() >= ROWS_SHARE:
+            return
+        self.layers = sizes.LAYERS
+        row = self.row_bytes
+        self.needs = {name: size + row for name, size in self.needs.items()}
+        least, most = self._sizes()
+        self.budget_bytes = own.randint(least, most) + own.choice((0, row, 2 * row, 4 * row))
+        self.settings = replace(self.settings, budget=sizes.budget(self.budget_bytes))
+
+    def _sizes(self) -> tuple[int, int]:
+        """The largest model, and a byte less than all of them."""
+        needs = [entry.launch.memory_limit_bytes or self.needs[entry.name] for entry in self.models]
+        return max(needs), max(max(needs), sum(needs) - 1)
+
+    def layers_of(self, entry: LaunchSettings) -> tuple[CacheLayers, ...]:
+        """What the worker of an entry says of its rows."""
+        return () if entry.memory_limit_bytes else self.layers
 
     def make_deterministic(self) -> None:
         """In some runs the first model is deterministic: none of its requests may be paused."""
@@ -227,17 +263,17 @@ class Plan:
                 launch = replace(entry.launch, engine="mlx")
                 self.models[place] = replace(entry, launch=launch)
 
+    def weights(self, name: ModelName) -> int:
+        """How much of what a model needs is its arrays."""
+        return (self.needs[name] - self.row_bytes) // 2
+
     def appraised(self) -> dict[ModelName, Need]:
         """The needs as the shell would report them."""
+        given = {entry.name: entry.launch.memory_limit_bytes for entry in self.models}
+        rows = {entry.name: entry.launch.max_concurrency for entry in self.models}
         return {
-            name: Need(
-                weights=Figure(size_bytes=size, source=Source.MEASURED),
-                own=Figure(size_bytes=0, source=Source.MEASURED),
-                layers=(),
-                layers_source=Source.MEASURED,
-                context_tokens=1,
-                least_tokens=1,
-                max_rows=1,
+            name: sizes.need(
+                size, self.layers, rows[name], weights=self.weights(name), given=given[name]
             )
             for name, size in self.needs.items()
         }
@@ -257,6 +293,7 @@ class Plan:
             is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
             is_too_large=self.kind is Kind.POISON and self._prompts % TOO_LARGE_EACH == 0,
             is_long=not is_poison and dice.random() < self.long_share,
+            tokens=sizes.prompt_tokens(self._prompts) if self.layers else 0,
         )
 
 

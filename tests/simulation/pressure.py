@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.events import Sampled
 
+from . import room
 from .books import Book, Life, Wanted
+from .estimates import need_of
 from .violation import check
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ def sampled(record: Record, event: Sampled) -> None:
     reading, shortage, whole = event.reading, record.shortage, record.plan.budget_bytes
     if reading is None or whole is None:
         return
-    held = sum(book.held for book in record.books.values() if book.life is not None)
+    held = sum(room.held_now(book, book.life) for book in record.books.values() if book.life)
     shortage.is_known = True
     shortage.room = held + reading.free_bytes
     if reading.free_bytes >= 0:
@@ -78,7 +81,8 @@ def is_over(record: Record) -> bool:
     if budget is None:
         return False
     held = [max(one.held if _keeps(one) else 0, _least(record, one)) for one in _books(record)]
-    return record.shortage.since is not None or sum(held) > budget
+    raised = [room.raise_of(record, one) for one in _books(record)]
+    return record.shortage.since is not None or sum(held) + sum(raised) > budget
 
 
 def asked(record: Record, life: Life) -> None:
@@ -100,6 +104,17 @@ def check_patience(record: Record) -> None:
         check("evicted too early", not is_soon_less or not record.shortage.is_known, book.name)
 
 
+def check_idle(record: Record, name: ModelName) -> None:
+    """Something that is busy has to go because memory is short: nobody else is idle."""
+    idle = [one.name for one in _books(record) if one.name != name and _may_go(one)]
+    check("busy before idle", not idle, f"{name}, {idle}")
+
+
+def is_anybody_leaving(record: Record) -> bool:
+    """Whether the process of any model is on its way out."""
+    return any(_leaves(book) or book.swaps_until is not None for book in _books(record))
+
+
 def check_others(record: Record) -> None:
     """If a request is tried again that ran out of memory alone, all others were asked at once."""
     ask = record.tried_again
@@ -118,8 +133,7 @@ def swapped(record: Record, book: Book) -> None:
     check_patience(record)
     stay = [one for one in _books(record) if one is not book]
     check("nobody serves", any(one.serves for one in stay), book.name)
-    idle = [one.name for one in stay if _may_go(one)]
-    check("busy before idle", not idle, f"{book.name}, {idle}")
+    check_idle(record, book.name)
     record.count("swapped for a shortage")
 
 
@@ -154,8 +168,7 @@ def _books(record: Record) -> list[Book]:
 
 
 def _least(record: Record, book: Book) -> int:
-    need = book.entry.launch.memory_limit_bytes or record.plan.needs[book.name]
-    return need if book.entry.pinned else 0
+    return need_of(record, book) if book.entry.pinned else 0
 
 
 def _keeps(book: Book) -> bool:

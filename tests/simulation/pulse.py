@@ -49,6 +49,7 @@ class Pulse:
             predicted_s=predicted_s,
             requests=worker.batch.held,
             preparing=worker.batch.preparing,
+            budget=worker.batch.memory.budget,
             sent=worker.sent,
             received=worker.received,
             active_bytes=memory - memory // 3,

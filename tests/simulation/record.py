@@ -48,6 +48,9 @@ from . import (
     costs,
     deaths,
     doings,
+    due_swaps,
+    estimates,
+    giving_way,
     heard,
     higher,
     leases,
@@ -61,6 +64,7 @@ from . import (
 )
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
+from .folders import Folders
 from .plan import Plan
 from .spares import Spares
 from .violation import check
@@ -98,10 +102,15 @@ class Record:
         self.gone: set[bytes] = set()
         self.may: dict[tuple[bytes, str], bool] = {}
         self.to_leave: set[Ask] = set()
+        self.left_short: list[Ask] = []
+        self.dropped: dict[ModelName, list[Ask]] = {}
         self.tried_again: Ask | None = None
         self.counts: dict[str, int] = {}
+        self.raised: dict[ModelName, int] = {}
+        self.owed: dict[ModelName, estimates.Owed] = {}
         self.devices = costs.Devices()
         self.spares = Spares()
+        self.folders = Folders(plan.seed)
         self.questions = 0
         self._admitted = 0
 
@@ -199,10 +208,13 @@ class Record:
         pressure.check_others(self)
         pauses.look(self)
         higher.look(self)
+        giving_way.look(self)
         swaps.look(self)
+        due_swaps.look(self)
         timely.look(self)
         leases.look(self)
         pressure.look(self)
+        estimates.look(self)
         self.spares.look(self)
         self._note_who_works()
 
@@ -225,7 +237,7 @@ class Record:
             progress_at=self.now,
         )
         book.retry, book.retry_at, book.drain_until = None, None, None
-        book.held = book.life.granted = memory.need_of(self, book)
+        book.held = book.life.granted = estimates.need_of(self, book)
 
     def check_ends(self) -> None:
         """Everything is over."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.states import FinishReason, RowState
+from mlxsup.protocol.states import FinishReason, PauseReason, Priority, RowState
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
@@ -23,6 +23,7 @@ from mlxsup.protocol.worker_messages import (
 from . import answers
 from .plan import Prompt
 from .reading import Has, Reading
+from .row_memory import PlayedMemory
 from .violation import check
 
 LONG_STEPS = 4
@@ -43,6 +44,7 @@ class Row:
         unread_steps: steps that reading the prompt still takes.
         read: tokens of the prompt, and of what was delivered, that are known.
         has_spoken: whether this life has given a token.
+        priority, may_leave: as it was dispatched.
     """
 
     key: RequestKey
@@ -53,6 +55,8 @@ class Row:
     unread_steps: int = 0
     read: int = 0
     has_spoken: bool = False
+    priority: Priority = Priority.NORMAL
+    may_leave: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Batch:
         kept: paused requests whose state is kept.
         steps: made so far.
         reading: whether it may read.
+        memory: what its rows take, and may take.
     """
 
     dice: random.Random
@@ -84,6 +89,7 @@ class Batch:
     kept: set[RequestKey] = field(default_factory=set)
     steps: int = 0
     reading: Reading = field(default_factory=Reading)
+    memory: PlayedMemory = field(default_factory=lambda: PlayedMemory(()))
 
     @property
     def held(self) -> int:
@@ -135,6 +141,7 @@ class Batch:
             prompt = self.by_number[answers.number_of(resume.acceptance)]
             count = len(unpack_tokens(resume.delivered))
             row = Row(key=dispatch.key, prompt=prompt, resumes=resume.acceptance, count=count)
+        row.priority, row.may_leave = dispatch.priority, dispatch.may_leave
         if dispatch.key in self.kept:
             self.kept.remove(dispatch.key)
         elif prompt.is_long:
@@ -175,6 +182,23 @@ class Batch:
         """A bug: a row is gone, and nobody was notified."""
         del self.rows[self.dice.choice(list(self.rows))]
 
+    def keep_to_budget(self) -> None:
+        """Makes rows leave that there is no memory for."""
+        for key in self.memory.leaving(self._running()):
+            self._lacks_memory(key)
+
+    def taken_bytes(self) -> int:
+        """What its rows take."""
+        return self.memory.taken_bytes(self._running())
+
+    def _running(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.acceptance is not None]
+
+    def _lacks_memory(self, key: RequestKey) -> None:
+        del self.rows[key]
+        state, reason = RowState.DROPPED, PauseReason.MEMORY
+        self.ended.append(RowDelta(key=key, paused=state, pause_reason=reason))
+
     def prepare(self) -> None:
         """Answers the preparation of prompts: accepted or rejected, in any order, some later."""
         for key, row in list(self.rows.items()):
@@ -185,8 +209,11 @@ class Batch:
                 error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
                 self.say(Rejected(key=key, error=error.to_wire()))
                 continue
+            others = self._running()
             row.acceptance = row.resumes or answers.accept(row.prompt, self.generation)
             self.say(Accepted(key=key, acceptance=row.acceptance, tokenize_s=0.01))
+            if not self.memory.has_room(row, others):
+                self._lacks_memory(key)
 
     def poison(self) -> bool:
         """Whether a row is about to kill the engine."""

@@ -130,6 +130,11 @@ def rank_now(record: Record, ask: Ask, late_s: float = EPSILON_S) -> int:
     return max(0, ask.rank - int(waited_s / aging_s)) if aging_s else ask.rank
 
 
+def has_just_aged(record: Record, ask: Ask) -> bool:
+    """Whether it has moved up a class so lately that nobody may have noticed."""
+    return rank_now(record, ask) != rank_now(record, ask, -TICK_S)
+
+
 def in_order(record: Record, book: Book) -> list[Ask]:
     """Those who wait for a model, as they would start if each cost as much as earlier ones."""
     places = _places(record, book, book.queue)
@@ -144,7 +149,7 @@ def _places(record: Record, book: Book, queue: list[Ask]) -> dict[Ask, Places]:
         rank = rank_now(record, ask)
         if ask.is_again:
             was_paused = ask.is_paused and not ask.is_interrupted
-            was_paused = was_paused and (ask.is_by_hand or ask.is_for_class)
+            was_paused = was_paused and (ask.is_by_hand or ask.is_for_class or ask.is_for_memory)
             places[ask] = (rank, 0, float(was_paused), ask.number)
             continue
         before = taken[rank, ask.account]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import EndSpare, Spawn, StartSpare
 from mlxsup.supervisor.core.events import SpareEnded, SpareReady
 
-from . import loads, memory, pressure
+from . import loads, memory, pressure, room
 from .books import Book, Wanted
+from .estimates import need_of
 from .links import Timeline
 from .violation import check
 
@@ -159,7 +160,7 @@ class Spares:
         budget = record.plan.budget_bytes
         if budget is not None:
             book = record.books[spawn.model]
-            models = memory.held_by_others(record, book) + memory.need_of(record, book)
+            models = memory.held_by_others(record, book) + need_of(record, book)
             total = models + self.held(record)
             check("over the budget", total <= budget, f"{spawn.model}: {total} of {budget}")
 
@@ -199,7 +200,8 @@ class Spares:
     def _most_held(self, record: Record) -> int:
         """As much as may be reserved, for models and spares."""
         models = memory.held_by_all(record) + memory.may_be_kept(record)
-        return models + self.held(record)
+        raised = sum(room.raise_of(record, book) for book in record.books.values())
+        return models + raised + self.held(record)
 
     def _check_budget(self, record: Record, name: str) -> None:
         budget = record.plan.budget_bytes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlxsup.protocol.states import Priority
+from mlxsup.protocol.states import Priority, State, Why
 
-from . import memory, pressure
+from . import giving_way, memory, pressure
 from .books import Book, Cause, Life, Wanted
 from .violation import check
 
@@ -34,6 +34,7 @@ def begins(record: Record, book: Book, life: Life) -> None:
     load_s = life.ready_at - life.spawned_at
     least_s = max(settings.min_residency_s, memory.RESIDENCY_LOADS * load_s)
     check("a turn too short", now >= began_at + least_s - EPSILON_S, f"{name}: since {began_at}")
+    record.folders.check_swap(record, book, life)
     highest = min((ask.rank for ask in given), default=LOWEST)
     others = [
         other
@@ -44,6 +45,7 @@ def begins(record: Record, book: Book, life: Life) -> None:
         record.count("swapped for another")
     elif pressure.is_over(record):
         pressure.swapped(record, book)
+        giving_way.before_a_swap(record)
     else:
         check("swapped for nobody", bool(others), name)
         check("swapped for a lower class", False, name)
@@ -73,6 +75,18 @@ def exits(record: Record, book: Book, life: Life) -> None:
     record.stops(life, Cause.SWAP)
 
 
+def announced(record: Record, change: dict[str, Any]) -> None:
+    """Watchers are notified of a change: a swap may be called off before any row returns, and begin
+    again while rows are still leaving."""
+    book, edge = record.books.get(change["model"]), (change["from"], change["to"])
+    if book is None or book.life is None:
+        return
+    if edge == (State.DRAINING, State.READY) and book.swaps_until is not None:
+        is_called_off(record, book)
+    elif edge == (State.READY, State.DRAINING) and change["why"] == Why.SWAP:
+        begins(record, book, book.life)
+
+
 def is_called_off(record: Record, book: Book) -> None:
     """It serves on."""
     book.swaps_until = None
@@ -98,7 +112,11 @@ def look(record: Record) -> None:
             is_called_off(record, book)
         else:
             check("swap late", record.now <= book.swaps_until + SLACK_S, book.name)
-            is_stuck = life is not None and not life.given and bool(book.queue)
+            assert life is not None
+            rows = [ask for ask in life.given.values() if ask.is_open]
+            leave = all(ask.is_yielding or ask.is_pausing for ask in rows)
+            check("rows run on", leave, book.name)
+            is_stuck = not life.given and bool(book.queue)
             check("swap does not end", not is_stuck, book.name)
 
 

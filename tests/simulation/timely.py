@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
 
-from . import deaths, loads, memory, shares, swaps, wishes
+from . import deaths, loads, memory, room, shares, swaps, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -137,11 +137,22 @@ def _works(record: Record, book: Book, life: Life) -> None:
     prompts = [*(ask.prompt.number for ask in startable), *(number for number, _ in life.held())]
     if startable and any(map(book.suspicion.takes_turn, prompts)):
         check("turn missed", bool(life.given), startable[0])
-    elif startable and not swaps.may_have_begun(record, book):
+    elif startable and _may_start(record, book, life, startable):
         check("room left", len(life.given) >= book.rows, startable[0])
     idle_s = book.entry.idle_unload_s
     if idle_s and not book.waiting and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)
+
+
+def _may_start(record: Record, book: Book, life: Life, startable: list[Ask]) -> bool:
+    """Whether the first must start; a row that was freed for the highest class may be left to one
+    that has no memory for it yet."""
+    if swaps.may_have_begun(record, book):
+        return False
+    if any(shares.has_just_aged(record, ask) for ask in startable):
+        return False
+    urgent = (ask for ask in startable if ask.rank == shares.HIGHEST)
+    return all(room.may_return(record, life, ask) for ask in (startable[0], *urgent))
 
 
 def _is_found(record: Record, book: Book, life: Life) -> None:

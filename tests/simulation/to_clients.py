@@ -87,7 +87,9 @@ def _delta(record: Record, ask: Ask, delta: ClientDelta) -> None:
 
 def _end(record: Record, ask: Ask, message: Done | Failed, code: str) -> None:
     check("ended twice", ask.is_open, f"{ask}: {code}")
-    expected = record.must.get(ask, set())
+    expected = set(record.must.get(ask, ()))
+    if ask.is_stranded and ask.tokens:
+        expected.add("insufficient_memory")
     if code not in expected:
         name = "ended: " + code.removeprefix("done:")
         raise Violation(name, f"{ask}: {code} and not {sorted(expected)}; {message}")

@@ -21,6 +21,7 @@ from mlxsup.protocol.worker_messages import (
     LoadProgress,
     PauseRow,
     Ready,
+    SetBudget,
     WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
@@ -31,6 +32,7 @@ from .faults import ACCUSING, HANGS, Fault
 from .links import Link
 from .pulse import Pulse
 from .reports import Reports
+from .row_memory import PlayedMemory
 from .rows import Batch
 from .violation import check
 
@@ -77,11 +79,20 @@ class PlayedWorker:
             by_body=world.prompts.by_body,
             say=self.say,
             keeps=plan.kept_share,
+            memory=PlayedMemory(plan.layers_of(spawn.launch)),
         )
+        self._layers = plan.layers_of(spawn.launch)
+        self._fixed_bytes = plan.needs[spawn.model] - plan.row_bytes
         self._timeout_s = spawn.launch.step_timeout_s
         self.works_since: float | None = None
         self.waits_since = 0.0
         self._time.after(self._dice.uniform(0.0, 0.1), self._start)
+
+    def footprint_bytes(self, granted_bytes: int) -> int:
+        """What it holds; `granted_bytes` as long as it is not known what its rows take."""
+        if not (self._layers and self.is_ready):
+            return granted_bytes
+        return self._fixed_bytes + self.batch.taken_bytes()
 
     @property
     def is_hung(self) -> bool:
@@ -151,6 +162,9 @@ class PlayedWorker:
                     context_length=100,
                     fingerprint="f",
                     backend=backend_of(self.model),
+                    active_bytes=self._fixed_bytes if self._layers else 0,
+                    own_bytes=0 if self._layers else None,
+                    cache_layers=list(self._layers),
                     batching=self._dice.choice(list(Batching)),
                     batching_reason=f"seen in life {self.generation}",
                 )
@@ -185,6 +199,11 @@ class PlayedWorker:
             case DropKept(key=key):
                 check("drops what is not kept", key in self.batch.kept, key)
                 self.batch.kept.remove(key)
+            case SetBudget():
+                self.batch.memory.heard(message)
+                if self.works_since is None:
+                    self.batch.keep_to_budget()
+                    self._wake()
             case GiveBack():
                 self.has_given_back = True
             case Exit():
@@ -254,6 +273,7 @@ class PlayedWorker:
             return
         if self.batch.rows and not self._world.is_healing and mishaps.strikes(self, self._world):
             return
+        self.batch.keep_to_budget()
         self.batch.prepare()
         if self.batch.can_step:
             self.batch.step(took_s)

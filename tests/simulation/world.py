@@ -17,7 +17,9 @@ from mlxsup.supervisor.core.actions import (
     Finish,
     ForgetModel,
     LogFault,
+    LookAtFiles,
     LookAtWorker,
+    NeedRaised,
     ReadConfiguration,
     SendToClient,
     SendToWorker,
@@ -73,6 +75,11 @@ class Prompts:
         self.by_body[prompt.body] = prompt
 
 
+USUALLY_BYTES = 150
+"""What a worker's beats say that it holds: a third of it is worth asking back whenever memory is
+short."""
+
+
 class World:
     """One run of one seed.
 
@@ -125,6 +132,7 @@ class World:
         self.handle(Started(now=0.0))
         self.people.begin()
         self.machine.begin()
+        self.record.folders.begin(self)
         while self.happened < EVENTS and not self.has_finished:
             self.time.advance()
         self.is_healing = True
@@ -193,6 +201,7 @@ class World:
                 self._pids += 1
                 worker = PlayedWorker(self, action, self._pids)
                 self._workers[model, generation] = worker
+                self.record.folders.loads(action)
                 self.record.begins(action, worker)
             case StartSpare() | EndSpare():
                 self._spares.obey(action)
@@ -202,13 +211,15 @@ class World:
                     self.time.after(0.001, lambda: worker.signalled(signal))
             case LookAtWorker(model=model, generation=generation):
                 self._look_at(model, generation)
+            case LookAtFiles():
+                self.record.folders.look(self, action)
             case WakeAt(when=when):
                 self._wake_at(when)
             case ReadConfiguration(caller=caller):
                 self.people.operators.read_configuration(caller)
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
-            case Announce() | BudgetChanged() | ForgetModel():
+            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))
@@ -289,7 +300,7 @@ class World:
 
     def reported_bytes(self, worker: PlayedWorker) -> int:
         """What a worker's beats say that it holds."""
-        return self._reported.get(worker.pid, 10)
+        return self._reported.get(worker.pid, USUALLY_BYTES)
 
     def link(self, name: str) -> Link:
         """A new link with the delays of the plan."""

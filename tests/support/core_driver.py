@@ -58,6 +58,7 @@ from mlxsup.supervisor.core.events import (
 )
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings, RestartSettings
 
+from .core_files import Folders
 from .core_looks import ALICE, End, Looks
 
 LAUNCH = LaunchSettings(path="/m", engine="fake", max_concurrency=2)
@@ -102,6 +103,7 @@ class Driver(Looks):
         self.actions: list[Action] = []
         self.woken_at: list[float] = []
         self.terminals: dict[tuple[bytes, str], list[End]] = {}
+        self.folders = Folders()
         self.obey: Callable[[list[Action]], None] | None = None
         self.is_checked = True
         self.pausing: dict[RequestKey, bool] = {}
@@ -112,7 +114,7 @@ class Driver(Looks):
 
     def do(self, event: Event) -> list[Action]:
         """Hands over one event and keeps what came of it in `actions`."""
-        self.actions = self.core.handle(event)
+        self.actions = self.folders.handle(self.core, event)
         if self.is_checked:
             self.core.check_invariants()
         for action in self.actions:

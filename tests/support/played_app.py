@@ -185,7 +185,7 @@ class Case:
 
         clock = SimpleNamespace(now=self._clock_now, delay_until=lambda when: when - self.now)
         workers = SimpleNamespace(
-            pids=[7], end=self._nothing, leave=lambda: 0, close_logs=lambda: None,
+            pids=[7], end=self._nothing, leave=lambda: 0, close=lambda: None,
             measurements=None, spares=SimpleNamespace(end=self._nothing),
         )  # fmt: skip
         briefing = SimpleNamespace(

@@ -197,6 +197,7 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
         ),
         (NoticeKind.PAUSED, {"reason": "user"}, "paused, until `mlxsup resume`"),
         (NoticeKind.PAUSED, {"reason": "turn"}, "paused, another has its turn"),
+        (NoticeKind.PAUSED, {"reason": "memory"}, "paused, there is too little memory for it now"),
         (
             NoticeKind.PAUSED,
             {"reason": "class", "expected_s": 75.2},

@@ -178,6 +178,24 @@ def test_a_load_has_room_for_its_longest_answer() -> None:
     assert driver.row("a")["row_budget_bytes"] == ALL_ROWS
 
 
+def test_a_model_that_was_swapped_out_returns_with_room_for_its_longest_answer() -> None:
+    driver = RowsDriver("ab", 2 * MODEL - 1)
+    driver.bring_up("a")
+    key = driver.begin("a", "r1", prompt=3000)
+    driver.token(key, model="a")
+    driver.ask("r2", "b")
+    while not driver.pausing:
+        driver.pass_time(1.0)
+    driver.row_left(key, "a")
+    driver.exit("a", code=0)
+    assert driver.spawns() == ["b"]
+    driver.cancel("r2")
+    driver.unload("b")
+    driver.exit("b", code=0)
+    assert driver.spawns() == ["a"]
+    assert driver.row("a")["reserved_bytes"] >= FIXED + bytes_for(1, 3000 + 256)
+
+
 def test_an_answer_of_the_whole_context_needs_no_more_than_that() -> None:
     driver = RowsDriver("a", 10**9)
     driver.bring_up("a")

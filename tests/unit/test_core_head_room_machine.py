@@ -6,7 +6,7 @@ heard of and not left behind. Messages and beats arrive late, and in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.worker_messages import Dispatch, Exit, SetBudget
 from mlxsup.supervisor.core.actions import Action, SendToWorker, SignalWorker, Spawn
 
-from support.core_rows import CONTEXT, FIXED, LEAST, RowsDriver, bytes_for
+from support.core_rows import CONTEXT, FIXED, LEAST, RowsDriver, bytes_for, need_of
 
 NAMES = "abc"
 names = st.sampled_from(NAMES)
@@ -49,10 +49,14 @@ class HeadRoomMachine(RuleBasedStateMachine):
         self.processes: dict[str, Process] = {}
         self.asked = 0
 
-    @initialize(budget=st.sampled_from([13_000, 16_000, 30_000, 50_000, 500]))
-    def start(self, budget: int) -> None:
+    @initialize(
+        budget=st.sampled_from([13_000, 16_000, 30_000, 50_000, 500]),
+        raised=st.sampled_from([0, 4000, 20_000]),
+    )
+    def start(self, budget: int, raised: int) -> None:
         self.budget = FIXED + bytes_for(1, LEAST) + budget
-        self.driver = RowsDriver(NAMES, self.budget, queue_timeout_s=1e9)
+        needs = {name: replace(need_of(), raised_bytes=raised) for name in NAMES}
+        self.driver = RowsDriver(NAMES, self.budget, needs, queue_timeout_s=1e9)
         listen = self.driver.listen
 
         def obey(actions: list[Action]) -> None:
@@ -129,10 +133,10 @@ class HeadRoomMachine(RuleBasedStateMachine):
             process.keeps_to = process.heard.pop(0)
             self.driver.confirm(model, number=process.keeps_to.number)
 
-    @rule(model=names)
-    def a_crash(self, model: str) -> None:
+    @rule(model=names, code=st.sampled_from([1, 75]))
+    def a_crash(self, model: str, code: int) -> None:
         if self.processes.pop(model, None):
-            self.driver.exit(model)
+            self.driver.exit(model, code=code)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 30.0]))
     def time_passes(self, seconds: float) -> None:

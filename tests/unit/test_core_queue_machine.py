@@ -156,10 +156,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(aging_s=st.sampled_from([0.0, 30.0, 60.0]))
     def change_aging(self, aging_s: float) -> None:
+        self.has_left |= aging_s != self.aging_s
         self.aging_s = aging_s
         self.reload()
         self.queue.age(self.now)
-        self.has_left = True
 
     def reload(self) -> None:
         clients = {name: ClientSettings(weight=weight) for name, weight in self.weights.items()}

@@ -6,6 +6,7 @@ from mlxsup.protocol.client_messages import Notice
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import Dispatch
+from mlxsup.supervisor.core.settings import ClientSettings
 
 from support.core_rows import FIXED, LEAST, ONE_ROW, RowsDriver, bytes_for, need_of
 
@@ -161,3 +162,34 @@ def test_it_returns_at_once_if_nothing_runs_and_it_fits_alone() -> None:
     key = driver.begin("a", "r1", LEAST)
     driver.short("a", key)
     assert driver.dispatched() == [key]
+
+
+def test_one_that_a_person_has_paused_may_return_to_the_next_process() -> None:
+    """How many rows had ended when its own left says nothing of another process."""
+    driver = serving(TWO_ROWS)
+    for id in ("a1", "a2"):
+        driver.end("a", driver.begin("a", id, 100))
+    driver.begin("a", "r1", 900)
+    second = driver.begin("a", "r2", 900)
+    driver.short("a", second)
+    driver.pause("r2")
+    driver.exit("a")
+    driver.come_up("a")
+    driver.resume("r2")
+    assert driver.dispatched() == [second]
+
+
+def test_nobody_waits_behind_one_whose_client_has_come_to_run_elsewhere() -> None:
+    clients = {"ann": ClientSettings(max_running=1), "bob": ClientSettings()}
+    driver = RowsDriver("ab", 2 * (FIXED + TWO_ROWS), clients=clients)
+    for model in "ab":
+        driver.load(model)
+    for model in "ab":
+        driver.come_up(model)
+    driver.begin("a", "r1", 900, client="bob")
+    second = driver.begin("a", "r2", 900, client="ann")
+    driver.short("a", second)
+    assert driver.serve("r3", model="a", client="bob") == []
+    driver.serve("r4", model="b", client="ann")
+    assert driver.row("b")["running"] == ["r4"]
+    assert driver.row("a")["running"] == ["r1", "r3"]

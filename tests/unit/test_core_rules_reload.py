@@ -8,7 +8,7 @@ from mlxsup.protocol.client_messages import Failed, Reload, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.actions import ReadConfiguration
+from mlxsup.supervisor.core.actions import Finish, ReadConfiguration
 from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
@@ -106,6 +106,17 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["line 3"]})
     assert driver.state() is State.READY
+
+
+def test_the_daemon_does_not_end_before_a_reload_is_answered() -> None:
+    driver = Driver([entry("a")])
+    driver.say(Reload(id=RequestId("x")))
+    [read] = driver.of(ReadConfiguration)
+    driver.signal()
+    assert not driver.of(Finish)
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(), caller=read.caller))
+    assert driver.errors() == {"x": ErrorCode.SHUTTING_DOWN}
+    assert driver.of(Finish)
 
 
 def test_a_reload_meets_a_shutdown() -> None:

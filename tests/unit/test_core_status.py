@@ -59,6 +59,7 @@ NEVER_STARTED: dict[str, Any] = {
     "share": None,
     "pinned": False,
     "needed_bytes": 0,
+    "raised_bytes": 0,
     "reserved_bytes": 0,
     "row_budget_bytes": None,
     "memory_wait": None,

@@ -9,7 +9,7 @@ import pytest
 
 from mlxsup.protocol.client_messages import Notice
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason, Priority, RowState
+from mlxsup.protocol.states import FinishReason, PauseReason, Priority, RowState
 from mlxsup.protocol.worker_messages import Dispatch, PauseRow, RowDelta, Step
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
@@ -256,6 +256,28 @@ def test_who_would_lose_its_state_runs_as_long_as_reading_it_again_takes() -> No
     driver.pass_time(2.0)
     ask(driver, "now3")
     assert freed(driver) == [1], "this time it was kept"
+
+
+def test_a_row_that_left_for_memory_says_nothing_of_what_the_worker_keeps() -> None:
+    """It gave way to a higher class before; its state was kept then."""
+    driver = driver_of(1)
+    driver.ask("r1", priority=BATCH)
+    driver.accept(1)
+    first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
+    driver.worker(Step(step=1, rows=[first]))
+    driver.pass_time(2.0)
+    ask(driver, "now1")
+    driver.row_left(1)
+    driver.token(2, finish=FinishReason.STOP)
+    assert driver.dispatched() == [1]
+    driver.token(1)
+    row = RowDelta(key=RequestKey(1), paused=RowState.DROPPED, pause_reason=PauseReason.MEMORY)
+    driver.worker(Step(step=1, rows=[row]))
+    assert driver.dispatched() == [1]
+    driver.token(1)
+    driver.pass_time(2.1)
+    ask(driver, "now2")
+    assert freed(driver) == [1]
 
 
 # ---------------------------------------------------------------- for whom

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.model_files import is_tokenizer_file
 from mlxsup.worker.engine import BadModelError, ModelMissingError
 from mlxsup.worker.engines.mlx import folder as folder_module
 from mlxsup.worker.engines.mlx.folder import (
@@ -20,7 +21,6 @@ from mlxsup.worker.engines.mlx.folder import (
     ModelFolder,
     check_folder,
     fingerprint,
-    is_tokenizer_file,
     read_safetensors_header,
 )
 

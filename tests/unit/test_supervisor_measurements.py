@@ -22,9 +22,10 @@ from mlxsup.supervisor.memory.appraiser import (
     LEAST_TOKENS,
     Appraiser,
     measured_by,
+    raised_to,
 )
 from mlxsup.supervisor.memory.folder import FolderError, fingerprint
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
 
 from support.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -40,6 +41,8 @@ ONE = Measured(
     own_bytes=200,
     layers=LAYERS,
 )
+
+RAISED = Raised(path="/models/one", backend="cpu", fingerprint="f1", raised_bytes=70)
 
 # ---------------------------------------------------------------- the file
 
@@ -57,6 +60,28 @@ def test_what_was_learned_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     assert again.find("/models/one", "cuda", "f1") == other
     assert again.find("/models/one", "cpu", "f2") is None
     assert again.find("/models/two", "cpu", "f1") is None
+
+
+def test_what_was_raised_is_known_to_the_next_daemon_and_a_measurement_leaves_it(
+    tmp_path: Path,
+) -> None:
+    first = Measurements(tmp_path)
+    assert first.raised_bytes("/models/one", "cpu", "f1") == 0
+    first.learn_raised(RAISED)
+    first.learn(replace(ONE, own_bytes=1))
+    again = Measurements(tmp_path)
+    assert again.problem == ""
+    assert again.raised_bytes("/models/one", "cpu", "f1") == 70
+    assert again.raised_bytes("/models/one", "cuda", "f1") == 0
+    again.learn_raised(replace(RAISED, raised_bytes=90))
+    again.learn(ONE)
+    assert Measurements(tmp_path).raised_bytes("/models/one", "cpu", "f1") == 90
+
+
+def test_a_changed_folder_is_raised_no_longer(tmp_path: Path) -> None:
+    measurements = Measurements(tmp_path)
+    measurements.learn_raised(RAISED)
+    assert Measurements(tmp_path).raised_bytes("/models/one", "cpu", "f2") == 0
 
 
 def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
@@ -104,11 +129,17 @@ def stored() -> dict[str, Any]:
     ]
     one = {"path": "/models/one", "backend": "cpu", "fingerprint": "f1", "weight_bytes": 1000,
            "own_bytes": 200, "layers": layers}  # fmt: skip
-    return {"format": 1, "models": [one]}
+    return {"format": 2, "models": [one], "raised": [_raised()]}
+
+
+def _raised() -> dict[str, Any]:
+    return {"path": "/models/one", "backend": "cpu", "fingerprint": "f1", "raised_bytes": 70}
 
 
 def test_the_file_is_as_documented(tmp_path: Path) -> None:
-    Measurements(tmp_path).learn(ONE)
+    measurements = Measurements(tmp_path)
+    measurements.learn(ONE)
+    measurements.learn_raised(RAISED)
     assert json.loads((tmp_path / FILE_NAME).read_text()) == stored()
 
 
@@ -127,10 +158,17 @@ def _with(key: str, item: object) -> dict[str, Any]:
 DAMAGED: list[object] = [
     [],
     {},
+    {"format": 1, "models": [], "raised": []},
+    {"format": 2},
     {"format": 2, "models": []},
-    {"format": 1},
-    {"format": 1, "models": 3},
-    {"format": 1, "models": [3]},
+    {"format": 2, "models": 3, "raised": []},
+    {"format": 2, "models": [3], "raised": []},
+    {"format": 2, "models": [], "raised": 3},
+    {"format": 2, "models": [], "raised": [3]},
+    *(
+        {"format": 2, "models": [], "raised": [{**_raised(), "raised_bytes": size}]}
+        for size in (-1, 1.5, "70", None)
+    ),
     *(_without(key) for key in stored()["models"][0]),
     _with("weight_bytes", -1),
     _with("weight_bytes", 1.5),
@@ -240,6 +278,28 @@ def test_memory_is_reserved_for_the_context_that_is_asked_for(
     settings = launch(tmp_path / "m", context_length=asked)
     need = Appraiser("cpu", Measurements(tmp_path)).appraise(settings)
     assert (need.context_tokens, need.least_tokens) == (context, least)
+
+
+def test_what_was_raised_is_part_of_the_need_until_the_files_change(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, llama_config(), llama_arrays())
+    measurements = Measurements(tmp_path)
+    appraiser = Appraiser("cpu", measurements)
+    before = appraiser.appraise(launch(folder)).needed_bytes
+    kept = raised_to(launch(folder), "cpu", 70)
+    assert kept is not None
+    measurements.learn_raised(kept)
+    assert appraiser.appraise(launch(folder)).needed_bytes == before + 70
+    assert Appraiser("cuda", measurements).appraise(launch(folder)).raised_bytes == 0
+    write_folder(folder, llama_config(), llama_arrays(layers=3))
+    assert appraiser.appraise(launch(folder)).raised_bytes == 0
+
+
+def test_nothing_is_remembered_of_a_folder_that_is_gone_or_that_no_model_has(
+    tmp_path: Path,
+) -> None:
+    assert raised_to(launch(tmp_path / "none"), "cpu", 70) is None
+    assert raised_to(LaunchSettings(engine="fake"), "cpu", 70) is None
 
 
 def test_the_entry_gives_memory_and_rows(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import PauseReason, Priority, RowState
-from mlxsup.protocol.worker_messages import Accepted, Dispatch, RowDelta, SetBudget, Step
+from mlxsup.protocol.worker_messages import Accepted, Dispatch, PauseRow, RowDelta, SetBudget, Step
 from mlxsup.worker.engine import RowToken, StepResult
 from mlxsup.worker.loop import StepLoop
 
@@ -143,8 +143,15 @@ def test_the_beat_says_which_budget_the_rows_keep_to(bench: Bench) -> None:
     assert (bench.board.beat().budget, len(bench.engine.rows)) == (1, 1)
 
 
-def test_it_gives_back_at_once_when_it_is_told_to(bench: Bench) -> None:
+def test_it_gives_back_after_the_rows_have_left_that_must_leave(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may leave something behind for reuse."""
     bench.start(A)
+    bench.start(B)
     set_budget(bench, ROOMY, gives_back=True)
-    bench.loop.drain()
-    assert bench.engine.returned == 1
+    bench.around.inbox.append(PauseRow(key=B, keep=False))
+    rows_then: list[list[RequestKey]] = []
+    monkeypatch.setattr(bench.engine, "give_back", lambda: rows_then.append([*bench.engine.rows]))
+    bench.loop.turn()
+    assert rows_then == [[A]]

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import PauseReason
 
-from ..actions import Abandon, SendToWorker, SignalWorker, Spawn
+from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.blame import Verdict
 
 
@@ -37,7 +39,15 @@ class RunningLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsLeave:
-    """Every row is to leave the batch: the model makes room, and its requests wait for that."""
+    """Rows are to leave the batch without an end; what they have computed is dropped.
+
+    Attributes:
+        reason: what for.
+        keys: whose rows; None: all of them.
+    """
+
+    reason: PauseReason
+    keys: tuple[RequestKey, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +87,5 @@ Effect = (
     | Erased
 )
 
-Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
+Outcome = Effect | Spawn | LookAtFiles | SendToWorker | SignalWorker | Abandon
 """Everything that a transition can cause."""

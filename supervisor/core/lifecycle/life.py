@@ -22,6 +22,7 @@ from ..health.death_cause import Cause
 from ..memory.need import Need
 from ..settings import ModelSettings
 from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
+from .files import UNSEEN, Files
 from .restart_policy import RestartPolicy
 from .states import (
     AFTER_EXIT,
@@ -83,10 +84,12 @@ class Life:
         need: what the model was appraised at; None before, and if its files cannot be read.
         granted_bytes: what its live process was started with of the memory budget.
         stream_tokens: how long its longest answer is that has begun; its next load has room for it.
+        raise_bytes: how much of that is there because processes before it ran out of memory.
         reserved_bytes: its part of the memory budget: from before the spawn until the exit is seen,
             and across a restart; if it is pinned, for as long as it is configured.
         known_batching: what a worker of this model found out about how rows may be batched, in the
             form of a launch spec; None before any has. The fingerprint says whether it is valid.
+        files: what is known of the files that its live process has loaded.
         story: the latest events and what they led to, oldest first.
     """
 
@@ -107,9 +110,11 @@ class Life:
     footprint_bytes: int = 0
     need: Need | None = None
     granted_bytes: int = 0
+    raise_bytes: int = 0
     stream_tokens: int = 0
     reserved_bytes: int = 0
     known_batching: dict[str, str] | None = None
+    files: Files = UNSEEN
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _outcomes: list[Outcome] = field(default_factory=list)
 
@@ -230,6 +235,7 @@ class Life:
         self.pid = None
         self.launched = None
         self.has_been_ready = False
+        self.files = UNSEEN
         self.keep_books()
         self.do(Changed(note=note))
 

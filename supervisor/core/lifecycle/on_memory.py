@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlxsup.protocol.states import Wanted, Why
+from mlxsup.protocol.states import PauseReason, Wanted, Why
 
-from .effects import Changed, QueueEnds, UpWaitersEnd
+from .effects import Changed, QueueEnds, RowsLeave, UpWaitersEnd
 from .life import Life
 from .states import Lack, Pending, Ready, Stopped
-from .triggers import Evicted, HasMemory, LacksMemory, NoMemory
+from .triggers import Evicted, HasMemory, LacksMemory, NoMemory, RowsGiveWay
 
 # ---------------------------------------------------------------- before a load
 
@@ -56,3 +56,8 @@ def evicted(life: Life, phase: Ready, trigger: Evicted, now: float) -> None:
     """It is idle, and its memory is needed; the next request loads it again."""
     life.want(Wanted.DOWN, Why.EVICT)
     life.drain(phase, 0.0, now, trigger.reason)
+
+
+def rows_give_way(life: Life, phase: Ready, trigger: RowsGiveWay, now: float) -> None:
+    """It serves on with fewer rows."""
+    life.do(RowsLeave(reason=PauseReason.MEMORY, keys=trigger.keys), Changed(note=trigger.reason))

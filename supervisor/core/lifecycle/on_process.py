@@ -39,6 +39,7 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
         life.crash_restarts += 1
     life.has_been_ready = False
     life.granted_bytes = life.needed_bytes
+    life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
     life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
     life.enter(
         Loading(

@@ -5,7 +5,7 @@ Its rows leave the batch first. Until its process is asked to exit, the swap can
 
 from __future__ import annotations
 
-from mlxsup.protocol.states import Wanted, Why
+from mlxsup.protocol.states import PauseReason, Wanted, Why
 
 from ..errors import cut_off
 from .effects import Changed, QueueEnds, RowsLeave, UpWaitersEnd
@@ -37,7 +37,7 @@ def swapped_out(life: Life, phase: Ready, trigger: SwappedOut, now: float) -> No
         ),
         trigger.reason,
     )
-    life.do(RowsLeave())
+    life.do(RowsLeave(reason=PauseReason.SWAP))
 
 
 def called_off(life: Life, phase: Swapping, trigger: SwapCalledOff, now: float) -> None:

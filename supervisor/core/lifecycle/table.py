@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import on_command, on_exit, on_memory, on_process, on_swap
+from . import on_command, on_exit, on_files, on_memory, on_process, on_swap
 from .effects import Outcome
 from .life import Life
 from .states import (
@@ -31,6 +31,8 @@ from .triggers import (
     Drained,
     Due,
     Evicted,
+    FilesCompared,
+    FilesDoubted,
     GivenUp,
     Greeted,
     GreetedByOtherVersion,
@@ -43,6 +45,7 @@ from .triggers import (
     Progressed,
     Reconfigured,
     Removed,
+    RowsGiveWay,
     Stalled,
     Suspended,
     SwapCalledOff,
@@ -129,6 +132,7 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(Pending, HasMemory, on_memory.lacks_no_longer),
     **_rule(Pending, NoMemory, on_memory.refused),
     **_rule(Ready, Evicted, on_memory.evicted),
+    **_rule(Ready, RowsGiveWay, on_memory.rows_give_way),
     **_rule(Ready, SwappedOut, on_swap.swapped_out),
     **_rule(Swapping, SwapCalledOff, on_swap.called_off),
     **_rule(Swapping, Drained, on_swap.rows_have_left),
@@ -138,6 +142,11 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(Swapping, WantRestart, on_swap.restart),
     **_rule(Swapping, Removed, on_swap.removed),
     **_rule(Swapping, Reconfigured, on_swap.reconfigured),
+    **_rule(Ready, FilesDoubted, on_files.doubted),
+    **_rule(Ready, FilesCompared, on_files.compared),
+    **_rule(Draining, FilesCompared, on_files.noted),
+    **_rule(Swapping, FilesCompared, on_files.noted),
+    **_rule(Stopping, FilesCompared, on_process.nothing),
     **_rule(Loading, HasPid, on_process.pid_while_loading),
     **_rule(Stopping, HasPid, on_process.pid_while_stopping),
     **_rule(Loading, Greeted, on_process.greeted),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import LoadPhase, Priority, Why
 
 from ..health.blame import NO_VERDICT, Verdict
@@ -133,6 +133,19 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowsGiveWay:
+    """Some of its rows have to leave because memory is short.
+
+    Attributes:
+        keys: whose.
+        reason: how many, and what for.
+    """
+
+    keys: tuple[RequestKey, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwappedOut:
     """Its turn is over: it makes room, and waits for its next turn.
 
@@ -153,6 +166,22 @@ class SwappedOut:
 class SwapCalledOff:
     """Nobody waits any longer for the model that it makes room for, or that got room elsewhere; or
     memory is no longer short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesDoubted:
+    """Its files must be compared with those that it has loaded before it may be swapped out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesCompared:
+    """Its files were compared with those that it has loaded.
+
+    Attributes:
+        change: what has changed since then; empty if nothing has.
+    """
+
+    change: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +322,11 @@ Trigger = (
     | HasMemory
     | NoMemory
     | Evicted
+    | RowsGiveWay
     | SwappedOut
     | SwapCalledOff
+    | FilesDoubted
+    | FilesCompared
     | HasPid
     | Greeted
     | GreetedByOtherVersion

@@ -47,6 +47,8 @@ class Need:
         least_tokens: memory is reserved for a row of at least this many tokens.
         max_rows: rows that run at the same time, at most.
         given_bytes: what the entry's `memory` allows it; None: what it needs is up to the planner.
+        raised_bytes: how much more is reserved for it, because its processes ran out of memory.
+        most_bytes: being raised takes it no further than that; None: nothing limits it.
     """
 
     weights: Figure
@@ -58,6 +60,8 @@ class Need:
     max_rows: int
     remark: str = ""
     given_bytes: int | None = None
+    raised_bytes: int = 0
+    most_bytes: int | None = None
 
     @property
     def fixed_bytes(self) -> int:
@@ -69,22 +73,38 @@ class Need:
         """What must be free before it is loaded: one row of `least_tokens`, or what is given."""
         return self.needed_for(0)
 
+    @property
+    def unraised_bytes(self) -> int:
+        """What it would need if no process of it had ever run out of memory."""
+        return self.needed_bytes - self.raise_for(0)
+
     def needed_for(self, stream_tokens: int) -> int:
         """What must be free before it is loaded if an answer that has begun is that long."""
         if self.given_bytes is not None:
             return self.given_bytes
-        longest = max(self.least_tokens, min(stream_tokens, self.context_tokens))
-        return self.bytes_for(rows=1, longest=longest)
+        return self._unraised_for(stream_tokens) + self.raise_for(stream_tokens)
+
+    def raise_for(self, stream_tokens: int) -> int:
+        """How much of `needed_for` is there because its processes ran out of memory."""
+        if self.given_bytes is not None:
+            return 0
+        if self.most_bytes is None:
+            return self.raised_bytes
+        room_bytes = self.most_bytes - self._unraised_for(stream_tokens)
+        return max(0, min(self.raised_bytes, room_bytes))
 
     @property
     def whole_row_bytes(self) -> int:
         """What it takes with one row of the whole context, or what is given if that is less."""
-        return self._limited(self.bytes_for(rows=1, longest=self.context_tokens))
+        longest = self.context_tokens
+        return self._limited(self.bytes_for(rows=1, longest=longest) + self.raise_for(longest))
 
     @property
     def wanted_bytes(self) -> int:
         """What it takes at most: all of its rows, each of the whole context."""
-        return self._limited(self.bytes_for(rows=self.max_rows, longest=self.context_tokens))
+        longest = self.context_tokens
+        size_bytes = self.bytes_for(rows=self.max_rows, longest=longest)
+        return self._limited(size_bytes + self.raise_for(longest))
 
     @property
     def is_measured(self) -> bool:
@@ -105,11 +125,15 @@ class Need:
 
     def rows_in(self, size_bytes: int, *, longest: int) -> int:
         """How many rows of that length it has memory for, at most `max_rows`; 0: none."""
-        room = size_bytes - self.fixed_bytes
+        room = size_bytes - self.fixed_bytes - self.raise_for(longest)
         if longest == 0 or room < 0:
             return 0
         one = cache_bytes(self.layers, rows=1, longest=longest)
         return self.max_rows if one == 0 else min(self.max_rows, room // one)
+
+    def _unraised_for(self, stream_tokens: int) -> int:
+        longest = max(self.least_tokens, min(stream_tokens, self.context_tokens))
+        return self.bytes_for(rows=1, longest=longest)
 
     def _limited(self, size_bytes: int) -> int:
         return size_bytes if self.given_bytes is None else self.given_bytes

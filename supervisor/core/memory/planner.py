@@ -16,7 +16,7 @@ from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
 from .room import Fits, FitsWithout, Room, find_room
-from .sentences import is_or_are, needs
+from .sentences import is_or_are, must_stay, needs
 
 
 class Urgency(Enum):
@@ -67,6 +67,7 @@ class Resident:
             known yet, None if it may not, as things are.
         runs: the highest class that it runs; None if it runs nothing.
         spare_bytes: what it gives back when asked, without going.
+        stays_because: what keeps it from being swapped out besides, a phrase; empty: nothing.
     """
 
     name: ModelName
@@ -78,6 +79,7 @@ class Resident:
     resident_since: float = 0.0
     turn_ends_at: float | None = None
     runs: Priority | None = None
+    stays_because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +294,8 @@ def _later(
     if wish.swaps_from is not None and (swap := turns.swap(wish.swaps_from, budget_bytes)):
         return swap
     busy = [name for name in staying if others[name].standing is Standing.BUSY]
-    return Wait(reason=f"{short}: {is_or_are(busy)} busy")
+    stay = {name: others[name].stays_because for name in busy}
+    return Wait(reason=f"{short}: {is_or_are(busy)} busy{must_stay(stay)}")
 
 
 class _Turns:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
 
 
@@ -17,6 +18,17 @@ def is_or_are(names: Iterable[str]) -> str:
     """The names with their verb: `a is`, `a and b are`."""
     found = list(names)
     return f"{listed(found)} {'is' if len(found) == 1 else 'are'}"
+
+
+def must_stay(reasons: Mapping[ModelName, str]) -> str:
+    """The end of a sentence about busy models: which of them stay until their answers have ended,
+    and why; an empty reason is none."""
+    why = [
+        f"; {name} stays until its answers have ended, because {reason}"
+        for name, reason in reasons.items()
+        if reason
+    ]
+    return "".join(why)
 
 
 def needs(needed_bytes: int, free_bytes: int) -> str:

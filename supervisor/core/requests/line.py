@@ -134,7 +134,7 @@ class Line:
         return found
 
     def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
-        """How many of those who wait could start at once, if there were so many rows.
+        """How many of those who wait could start at once, if there were that many rows.
 
         Args:
             may_run_more: how many more requests of an account may run.

@@ -3,7 +3,7 @@
 By class; within a class, requests that had been dispatched before come first, interrupted ones
 before paused ones, and new ones in the order of their accounts' counters (`Line`). A request that
 has waited long moves up one class. What was asked for as `interactive`, which is more than to have
-come there by waiting, also stands in a line of its own: rows may be freed for it.
+come there by waiting, also stands in a separate line: rows may be freed for it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ from .mutant import bug
 MUTANTS = (
     bug("swaps: at once", "swapping", "lack.asked_since + settings.swap_after_s",
         "lack.asked_since"),
+    bug("swaps: never", "loading",
+        "                    self._swap(model, swap)\n                    return\n",
+        "                    return\n"),
+    bug("swaps: late", "swapping", "lack.asked_since + settings.swap_after_s",
+        "lack.asked_since + 10 * settings.swap_after_s"),
     bug("swaps: a lower class makes others go", "swapping",
         "priority=wants or Priority.BATCH", "priority=Priority.INTERACTIVE"),
     bug("swaps: what must run through is interrupted", "swapping",
@@ -15,7 +20,8 @@ MUTANTS = (
     bug("swaps: a turn lasts no time", "memory.residency",
         "return self.began_at + max(min_residency_s, RESIDENCY_LOADS * cost_s)",
         "return self.began_at"),
-    bug("swaps: rows run on", "lifecycle.on_swap", "    life.do(RowsLeave())\n", ""),
+    bug("swaps: rows run on", "lifecycle.on_swap", 
+        "    life.do(RowsLeave(reason=PauseReason.SWAP))\n", ""),
     bug("swaps: killed without a word", "lifecycle.on_swap",
         "StopCause.SWAP, now, stage=StopStage.ASK", "StopCause.SWAP, now, stage=StopStage.KILL"),
 )  # fmt: skip

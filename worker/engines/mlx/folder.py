@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
+
 from ...engine import BadModelError, ModelMissingError
 from .known_faults import Remedy, find_fault
 
@@ -122,13 +124,6 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     )
 
 
-def is_tokenizer_file(name: str) -> bool:
-    """Whether a file decides how text becomes tokens: it counts by content in the fingerprint."""
-    return name.endswith((".json", ".jinja", ".tiktoken", ".model", ".txt", ".jsonl")) and (
-        not name.endswith(".index.json")
-    )
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
@@ -141,7 +136,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _find_shards(path: Path, names: list[str]) -> list[Path]:
     """The weight files: those of the index if there is one, or else what mlx-lm would load."""
-    shards = [n for n in names if n.startswith("model") and n.endswith(".safetensors")]
+    shards = [name for name in names if is_weight_file(name)]
     if "model.safetensors.index.json" in names:
         index = _read_json(path / "model.safetensors.index.json").get("weight_map")
         if not isinstance(index, dict):

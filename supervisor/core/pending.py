@@ -1,0 +1,41 @@
+"""Models that wait for a load: in which order, and how what they wait for is told."""
+
+from __future__ import annotations
+
+from .lifecycle.states import Lack, Pending
+from .lifecycle.triggers import LacksMemory
+from .memory.planner import GiveBack, Urgency, Wait
+from .model import Model
+
+
+def pending(model: Model) -> Pending:
+    """The phase of a model that waits for a load."""
+    phase = model.life.phase
+    assert isinstance(phase, Pending)
+    return phase
+
+
+def turn_order(model: Model) -> tuple[bool, bool, bool, float, bool]:
+    """Models that crashed first, then the one that others are swapped out for, then those that
+    somebody waits for, the longest wait first; of two that came at the same moment, the one that
+    has been found to lack memory."""
+    phase = pending(model)
+    is_promised = phase.lack is not None and phase.lack.is_promised
+    is_for_nobody = model.urgency is Urgency.NOBODY
+    return not phase.is_after_crash, not is_promised, is_for_nobody, phase.since, phase.lack is None
+
+
+def wait_for(verdict: GiveBack) -> Wait:
+    """What a model waits for if others give back enough without going."""
+    return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
+
+
+def as_trigger(lack: Lack) -> LacksMemory:
+    """What a model was last told that it lacks."""
+    return LacksMemory(
+        reason=lack.reason,
+        looks_again_at=lack.looks_again_at,
+        is_asked_for=lack.asked_since is not None,
+        is_promised=lack.is_promised,
+        takes_spare=lack.takes_spare,
+    )
