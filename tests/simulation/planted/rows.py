@@ -10,8 +10,6 @@ MUTANTS = (
     bug("rows: they may take what spare workers hold", "head_room",
         "budget.size_bytes - self._spares.claimed_bytes(everybody, settings)",
         "budget.size_bytes"),
-    bug("rows: they never get more than one needs", "head_room",
-        "elif target_bytes <= budget.size_bytes:", "else:"),
     bug("rows: nothing is given back", "head_room",
         "self._outbox.tell(model.life, budget.tell(target_bytes, gives_back=True))", "pass"),
     bug("rows: who left returns at once", "rows_memory",
