@@ -120,7 +120,7 @@ class BudgetWatch:
         """Both figures.
 
         Args:
-            during: what went on, for people.
+            during: what happened meanwhile, for people.
         """
         over = sum(look.is_over for look in self.looks)
         excess_s = longest_excess_s(self.looks)

@@ -116,7 +116,7 @@ async def one_round(client: AsyncClient, rows: int, samples: int, seed: int) -> 
     for number in range(samples):
         await until(lambda: have_run(lives, 1.1 * MIN_RUN_S), "batch rows past min_run_s")
         first_s.append(await interactive(client, 1000 * seed + number))
-    # What was resumed must have shown that it goes on with the right token.
+    # What was resumed must have shown that it continues with the right token.
     sent = [len(live.token_ids) for live in lives]
     await until(
         lambda: all(

@@ -25,7 +25,7 @@ class Appraising:
 
     Args:
         fleet: the models; it keeps what they were appraised at.
-        outbox: takes what the shell must remember, and what watchers are told.
+        outbox: takes what the shell must remember, and what watchers hear of.
     """
 
     def __init__(self, fleet: Fleet, outbox: Outbox) -> None:

@@ -1,4 +1,4 @@
-"""Models that wait for a load: in which order, and how what they wait for is told."""
+"""Models that wait for a load: their order, and what they wait for."""
 
 from __future__ import annotations
 

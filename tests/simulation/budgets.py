@@ -1,4 +1,4 @@
-"""What workers are told that their rows may take: never more than there is, nor less than held."""
+"""What rows may take, as workers hear of it: never more than there is, nor less than is held."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def told(record: Record, book: Book, life: Life, message: SetBudget) -> None:
-    """A worker is told what its rows may take."""
+    """A worker hears what its rows may take."""
     before = life.budgets[-1] if life.budgets else None
     number = 1 if before is None else before.number + 1
     check("budgets are counted", message.number == number, f"{book.name}: {message}")

@@ -39,7 +39,7 @@ DETERMINISTIC_SHARE = 0.1
 
 
 TOO_LARGE_EACH = 9
-"""Of so many prompts of a run with poison, one needs more memory than there is."""
+"""One of this many prompts of a run with poison needs more memory than there is."""
 
 
 class Kind(StrEnum):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 SPARE_SHARE = 10
-"""One part of so many must stay free if a row returns while others run."""
+"""A tenth must stay free if a row returns while others run."""
 
 
 def fixed_of(record: Record, book: Book) -> int:

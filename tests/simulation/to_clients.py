@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def judge(record: Record, connection: bytes, message: Message) -> None:
-    """Raises Violation where something that clients are told was not called for."""
+    """Raises Violation if a client is sent something that was not called for."""
     match message:
         case Deltas(deltas=deltas):
             for delta in deltas:

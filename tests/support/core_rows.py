@@ -39,7 +39,7 @@ ROWS = 4
 
 
 def bytes_for(rows: int, longest: int) -> int:
-    """What so many rows of that length take."""
+    """What that many rows of that length take."""
     return cache_bytes(LAYERS, rows=rows, longest=longest)
 
 
@@ -115,13 +115,13 @@ class RowsDriver(MemoryDriver):
         return self.do(Sampled(now=self.now, footprint_bytes=by_pid, machine_bytes=10**12))
 
     def begin(self, model: str, id: str, prompt: int = 100, **more: Any) -> RequestKey:
-        """A request that is dispatched and accepted, with so many tokens of prompt."""
+        """A request that is dispatched and accepted, with that many tokens of prompt."""
         (key,) = self.serve(id, model=model, **more)
         self.accept_long(model, key, prompt)
         return key
 
     def accept_long(self, model: str, key: RequestKey, prompt: int) -> list[Action]:
-        """The worker accepts a request with so many tokens of prompt."""
+        """The worker accepts a request with that many tokens of prompt."""
         acceptance = Acceptance(
             prompt_tokens=pack_tokens([1] * prompt),
             opening="",

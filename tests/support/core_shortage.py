@@ -57,7 +57,7 @@ class ShortageDriver(RowsDriver):
         return key
 
     def grow(self, model: str, key: RequestKey, tokens: int) -> None:
-        """A row gains so many tokens."""
+        """A row gains that many tokens."""
         self.gain(model, key, tokens)
         self.lengths[model][key] += tokens
 

@@ -13,7 +13,7 @@ TURNS_TO_A_TOKEN = 200
 
 
 def turn_until(worker: LoopDriver, answer: Answer, tokens: int) -> None:
-    """Until the answer has so many tokens, or is over."""
+    """Until the answer has that many tokens, or is over."""
     for _ in range(tokens * TURNS_TO_A_TOKEN):
         if len(answer.tokens) >= tokens or answer.is_over:
             return
@@ -22,7 +22,7 @@ def turn_until(worker: LoopDriver, answer: Answer, tokens: int) -> None:
 
 
 def answer_with_pauses(worker: LoopDriver, every: int, *, keep: bool, **parameters: Any) -> Answer:
-    """An answer that is paused after so many tokens, again and again."""
+    """An answer that is paused after that many tokens, again and again."""
     key = worker.dispatch(**parameters)
     answer = worker.answers[key]
     while not answer.is_over:

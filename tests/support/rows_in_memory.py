@@ -11,7 +11,7 @@ NO_LIMIT = 1 << 60
 
 
 def bytes_for(worker: LoopDriver, *, rows: int, longest: int) -> int:
-    """What so many rows of that length take."""
+    """What that many rows of that length take."""
     return cache_bytes(worker.facts.cache_layers, rows=rows, longest=longest)
 
 

@@ -10,8 +10,8 @@ from mlxsup.protocol.ids import ModelName
 from .need import Need
 
 LEAST_SHARE = 10
-"""An estimate is raised by at least one part of so many of what it says besides the weights: they
-are known, and what a process held when it died was last measured up to a second before."""
+"""An estimate is raised by at least a tenth of what it says besides the weights: they are known,
+and what a process held when it died was last measured up to a second before."""
 
 
 def raised(need: Need, *, planned_bytes: int, held_bytes: int) -> Need:
