@@ -20,6 +20,8 @@ from mlxsup.protocol.worker_messages import SUPERVISOR_TO_WORKER, MessageToWorke
 HIGH_WATER_MARK = 32
 """Messages each way; a step is one message, so this is also how far a worker runs ahead."""
 
+_POLLIN = int(zmq.POLLIN)
+
 
 class LinkBrokenError(Exception):
     """The supervisor sent something that it never should; the message says what."""
@@ -89,10 +91,10 @@ class Link:
         Raises:
             LinkBrokenError: the frames are not a message.
         """
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        # After each step there is mostly nothing: a look costs a fifth of an error that says so.
+        if not self._socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
             return None
+        frames = self._socket.recv_multipart(zmq.NOBLOCK)
         self.received += 1
         try:
             return self._decoder.decode(frames)

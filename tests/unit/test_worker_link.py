@@ -61,6 +61,14 @@ def far() -> Iterator[Far]:
     shutil.rmtree(made.folder)
 
 
+def test_a_look_finds_out_that_nothing_has_come(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is cheaper than an error that says so, after each step."""
+    link = Link(far.endpoint)
+    monkeypatch.setattr(zmq.Socket, "recv_multipart", None)
+    assert link.receive() is None
+    link.close(0.0)
+
+
 @pytest.fixture
 def link(far: Far) -> Iterator[Link]:
     made = Link(far.endpoint)
