@@ -1,10 +1,14 @@
-"""Gives memory back once an engine has been idle for a while."""
+"""What a worker does while its engine has nothing to do: it looks at its memory again, and after a
+while it gives some back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from .engine import Engine
+
+LOOK_AGAIN_AFTER_S = 0.5
+"""What the last step has begun is over by then: what is held now is less than at its end."""
 
 GIVE_BACK_AFTER_S = 300.0
 """After this long without a request, known prompts and memory for reuse are freed."""
@@ -29,8 +33,8 @@ class IdleTime:
         self._since = None
 
     def left_s(self, *, is_busy: bool) -> float | None:
-        """How long until the engine gives back, which it does now if it is time; None if it has, or
-        if it is busy."""
+        """How long until memory is to be looked at again, or the engine gives back, which it does
+        now if it is time; None if it has, or if it is busy."""
         if is_busy:
             self.ends()
             return None
@@ -38,9 +42,11 @@ class IdleTime:
             self._since, self._has_given_back = self._clock(), False
         if self._has_given_back:
             return None
-        left_s = self._since + GIVE_BACK_AFTER_S - self._clock()
-        if left_s > 0:
-            return left_s
+        idle_s = self._clock() - self._since
+        if idle_s < LOOK_AGAIN_AFTER_S:
+            return LOOK_AGAIN_AFTER_S - idle_s
+        if idle_s < GIVE_BACK_AFTER_S:
+            return GIVE_BACK_AFTER_S - idle_s
         self._engine.give_back()
         self._has_given_back = True
         return None

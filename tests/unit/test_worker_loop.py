@@ -10,6 +10,7 @@ from mlxsup.protocol.worker_messages import (
     Exit,
     Rejected,
 )
+from mlxsup.worker.engine import EngineBytes
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
 from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
@@ -94,6 +95,24 @@ def test_idle_waits_and_publishes_it_C5(bench: Bench) -> None:
     assert bench.link.waits == 1
     assert phases == [WorkerPhase.IDLE]
     assert bench.loop.is_exit_asked
+
+
+def test_memory_is_looked_at_again_once_the_last_step_is_long_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, seen = [EngineBytes(active=30), EngineBytes(active=13)], []
+    monkeypatch.setattr(bench.engine, "bytes_held", lambda: held[0])
+
+    def see() -> None:
+        seen.append((bench.link.waited_s, bench.board.current.held.active))
+        bench.now += bench.link.waited_s or 0.0
+        del held[:-1]
+        if len(seen) == 2:
+            bench.link.inbox.append(Exit())
+
+    bench.link.on_wait = see
+    bench.loop.run(lambda: False)
+    assert seen == [(0.5, 30), (299.5, 13)]
 
 
 def test_stop_strings_of_one_step_change_the_batch_once(

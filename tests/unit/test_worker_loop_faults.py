@@ -70,6 +70,8 @@ def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) 
     bench.dispatch(1)
     bench.loop.drain()
     bench.cancel(1)
+    bench.now = 99.0
+    bench.run()
     # The second wait comes after the engine has given back what it kept.
     for now in (100.0, 100.0 + GIVE_BACK_AFTER_S):
         bench.now, bench.text.busy_since = now, now - 10.0
