@@ -295,7 +295,7 @@ def unit_after(*chunks: tuple[int, float]) -> float:
     pacer = make_pacer()
     for longest, took_s in chunks:
         pacer.saw_chunk(prefill_rows=1, longest=longest, decode_rows=0, took_s=took_s)
-    return pacer.predict_chunk_s(prefill_rows=1, longest=1)
+    return pacer.predict_chunk_s(prefill_rows=1, longest=1) - pass_s(pacer)
 
 
 def test_a_faster_token_counts_by_three_tenths_and_a_slower_one_at_once() -> None:

@@ -29,6 +29,7 @@ OWN_MODULES = (
     "limits",
     "load",
     "logits",
+    "pass_cost",
     "passes",
     "prefix_cache",
     "prefix_size",

@@ -3,10 +3,12 @@
 A step decodes one token for every running row and processes at most one chunk of the waiting
 prompts. The chunk is padded to its longest row, so its cost is rows × longest row. Nobody knows
 the machine beforehand (ten tokens per second or ten thousand), so the first chunks are small, and
-every step teaches.
+every step teaches (`PassCost`).
 """
 
 from __future__ import annotations
+
+from .pass_cost import EASE, PassCost
 
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = 2048
@@ -33,12 +35,6 @@ FIXED_CHUNK = 256
 """The chunk size if answers must not depend on measurements: on a GPU the size of a chunk affects
 rounding."""
 
-_EASE = 0.3
-"""Weight of a new measurement that is faster than the estimate; a slower one counts at once."""
-
-_DRIFT = 0.02
-"""Weight of a slower measurement of what one pass costs besides its tokens: a lower bound."""
-
 
 class PrefillPacer:
     """Sizes prefill chunks and predicts steps.
@@ -53,11 +49,10 @@ class PrefillPacer:
         self, *, decode_stall_target_s: float, step_timeout_s: float, is_fixed: bool = False
     ) -> None:
         self._is_fixed = is_fixed
-        ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
-        self._busy_target_s = min(decode_stall_target_s, ceiling_s)
-        self._idle_target_s = min(IDLE_TARGET_S, ceiling_s)
-        self._unit_s: float | None = None
-        self._pass_s: float | None = None
+        self._ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
+        self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
+        self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
+        self._cost = PassCost()
         self._largest_cost = 0
         self._decode_s = 0.0
         self._decode_rows = 1
@@ -67,10 +62,14 @@ class PrefillPacer:
         if self._is_fixed:
             return FIXED_CHUNK
         rows = max(prefill_rows, 1)
-        if self._unit_s is None:
+        unit_s = self._cost.unit_s
+        if unit_s is None:
             return max(SMALLEST_CHUNK, FIRST_CHUNK // rows)
-        cost = (self.target_s(decode_rows=decode_rows) - (self._pass_s or 0.0)) / self._unit_s
-        cost = min(cost, GROWTH * self._largest_cost)
+        planned = (self.target_s(decode_rows=decode_rows) - self._cost.pass_s) / unit_s
+        # With less, most of each pass would not be spent on tokens, and it would not be shorter by
+        # much, unless it comes too close to the stall limit.
+        worthwhile = min(self._cost.worthwhile, (self._ceiling_s - self._cost.pass_s) / unit_s)
+        cost = min(max(planned, worthwhile), GROWTH * self._largest_cost)
         return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
 
     def target_s(self, *, decode_rows: int) -> float:
@@ -82,12 +81,11 @@ class PrefillPacer:
         than was measured with fewer, so the chunks begin small again."""
         if known >= DEEP:
             self._largest_cost = min(self._largest_cost, FIRST_CHUNK)
+            self._cost.forget_large(FIRST_CHUNK)
 
     def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
         """How long a chunk should take at most; 0 when unknown."""
-        if self._unit_s is None:
-            return 0.0
-        return (self._pass_s or 0.0) + self._unit_s * prefill_rows * longest
+        return self._cost.predict_s(prefill_rows * longest)
 
     def predict_decode_s(self, rows: int) -> float:
         """How long the decode part of a step should take at most; 0 when unknown."""
@@ -98,12 +96,9 @@ class PrefillPacer:
         if rows >= self._decode_rows and took_s > self._decode_s:
             self._decode_s = took_s
         else:
-            self._decode_s += _EASE * (took_s - self._decode_s)
+            self._decode_s += EASE * (took_s - self._decode_s)
         self._decode_rows = rows
-        if self._pass_s is None or took_s < self._pass_s:
-            self._pass_s = took_s
-        else:
-            self._pass_s += _DRIFT * (took_s - self._pass_s)
+        self._cost.saw_none(took_s)
 
     def saw_chunk(
         self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float
@@ -115,13 +110,5 @@ class PrefillPacer:
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
-        unit_s = max(spent_s - (self._pass_s or 0.0), spent_s / 4, 1e-9) / cost
-        if self._unit_s is None:
-            self._unit_s = unit_s
-        elif unit_s < self._unit_s:
-            self._unit_s += _EASE * (unit_s - self._unit_s)
-        elif cost * 4 >= self._largest_cost or spent_s > self._busy_target_s:
-            # A small chunk is mostly overhead: it only means that the machine is slow if it was
-            # slow by itself.
-            self._unit_s = unit_s
+        self._cost.saw(cost, spent_s, is_slow=spent_s > self._busy_target_s)
         self._largest_cost = max(cost, self._largest_cost)
