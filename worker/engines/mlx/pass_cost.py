@@ -34,11 +34,12 @@ class PassCost:
 
     Attributes:
         unit_s: seconds for each token of a row; None: nothing was measured.
+        largest_cost: of the passes that were measured, as far as they are not forgotten.
     """
 
     def __init__(self) -> None:
         self.unit_s: float | None = None
-        self._unit_cost = 0  # the largest
+        self.largest_cost = 0
         self._learned_cost = 0  # the one that counted at once because it was much larger
         self._small: deque[tuple[int, float]] = deque(maxlen=SMALL_PASSES)
         self._least_s = 0.0
@@ -47,7 +48,7 @@ class PassCost:
     def pass_s(self) -> float:
         """Seconds of a pass besides its tokens: what small passes leave beside theirs, once a much
         larger one tells what tokens cost, and no less than a step that reads nothing."""
-        if self.unit_s is None or not self._small or not self._is_apart(self._unit_cost):
+        if self.unit_s is None or not self._is_apart(self.largest_cost):
             return self._least_s
         rest_s = min(took_s - self.unit_s * cost for cost, took_s in self._small)
         return max(self._least_s, rest_s)
@@ -83,16 +84,16 @@ class PassCost:
             self.unit_s, self._learned_cost = unit_s, cost
         elif unit_s < self.unit_s:
             self.unit_s += EASE * (unit_s - self.unit_s)
-        elif cost * APART >= self._unit_cost or is_slow:
+        elif cost * APART >= self.largest_cost or is_slow:
             # A small pass is mostly overhead: it only means that the machine is slow if it was
             # slow by itself.
             self.unit_s = unit_s
-        self._unit_cost = max(self._unit_cost, cost)
+        self.largest_cost = max(self.largest_cost, cost)
         self._note_small(cost, took_s)
 
     def forget_large(self, cost: int) -> None:
         """What follows is not what was measured with passes above this cost."""
-        self._unit_cost = min(self._unit_cost, cost)
+        self.largest_cost = min(self.largest_cost, cost)
         self._learned_cost = min(self._learned_cost, cost)
 
     # ---------------------------------------------------------------- inside

@@ -53,7 +53,6 @@ class PrefillPacer:
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
         self._cost = PassCost()
-        self._largest_cost = 0
         self._decode_s = 0.0
         self._decode_rows = 1
 
@@ -69,7 +68,7 @@ class PrefillPacer:
         # With less, most of each pass would not be spent on tokens, and it would not be shorter by
         # much, unless it comes too close to the stall limit.
         worthwhile = min(self._cost.worthwhile, (self._ceiling_s - self._cost.pass_s) / unit_s)
-        cost = min(max(planned, worthwhile), GROWTH * self._largest_cost)
+        cost = min(max(planned, worthwhile), GROWTH * self._cost.largest_cost)
         return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
 
     def target_s(self, *, decode_rows: int) -> float:
@@ -80,7 +79,6 @@ class PrefillPacer:
         """A row begins after that many known tokens; after many of them each new one costs more
         than was measured with fewer, so the chunks begin small again."""
         if known >= DEEP:
-            self._largest_cost = min(self._largest_cost, FIRST_CHUNK)
             self._cost.forget_large(FIRST_CHUNK)
 
     def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
@@ -111,4 +109,3 @@ class PrefillPacer:
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
         self._cost.saw(cost, spent_s, is_slow=spent_s > self._busy_target_s)
-        self._largest_cost = max(cost, self._largest_cost)
