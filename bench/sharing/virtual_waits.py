@@ -58,7 +58,7 @@ def scene_of(seed: int) -> Scene:
     lower = []
     for _ in range(dice.randint(1, 5)):
         account = dice.choice(accounts)
-        soon_s = 1.0 if account in accounts[:flooding] else 4.0 + aging_s  # of its own line
+        soon_s = 1.0 if account in accounts[:flooding] else 4.0 + aging_s
         lower.append((dice.uniform(0.0, soon_s), account, dice.choice(LOWER)))
     gap_s = sum(COSTS_S) / 2 / load * flooding
 

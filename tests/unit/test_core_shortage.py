@@ -23,7 +23,7 @@ TURN_S = 20.0
 
 
 def crowd(names: str = "ab", gib: int = 4, **changes: Any) -> SwapDriver:
-    """Models of so many GiB are READY and fill the budget; nothing runs."""
+    """Models of these sizes in GiB are READY and fill the budget; nothing runs."""
     models = [sized(name, gib * GIB) for name in names]
     return ready(models, budget_gib=gib * len(names), **changes)
 

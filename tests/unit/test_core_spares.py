@@ -205,7 +205,7 @@ def test_they_make_room_for_a_load_before_any_model_does(engine_is_theirs: bool)
     assert driver.reserved() == 6
     driver.load("b")
     if engine_is_theirs:
-        assert driver.spawned_with() == [("b", 1)], "what it takes over needs no room of its own"
+        assert driver.spawned_with() == [("b", 1)], "what it takes over needs no extra room"
         assert driver.reserved() == 9
         return
     assert (driver.told_to_end(), driver.spawned_with()) == ([1], [])

@@ -1,4 +1,4 @@
-"""What one event costs the core, in calls of functions: of its own rows, and of nothing else.
+"""What one event costs the core, in calls of functions: for its rows, and for nothing else.
 
 Counted, not timed: `bench.handle_cost` and `bench.dispatch` have the microseconds.
 """
@@ -39,7 +39,7 @@ def calls_of(function: Callable[[], object]) -> int:
 
 
 def serving(rows: int, *, waiting: int = 0, accounts: int = 100, others: int = 0) -> MemoryDriver:
-    """A model with so many rows, so many requests that wait, and so many other READY models."""
+    """A model with that many rows and waiting requests, and that many other READY models."""
     launch = replace(LAUNCH, max_concurrency=rows, memory_limit_bytes=1)
     models = [entry(launch=launch), *(sized(name, 1) for name in OTHERS[:others])]
     limits = limited(len(models), max_queue=10**6, max_queue_per_client=10**6)
