@@ -71,6 +71,11 @@ def test_a_step_that_reads_nothing_is_the_least_that_a_pass_takes() -> None:
     assert found.pass_s == pytest.approx(0.005)
 
 
+def test_a_pass_of_middling_size_is_not_taken_for_slow_tokens() -> None:
+    found = learned([8, 64, 16], lambda cost: 1.0 + 0.0625 * cost)
+    assert (found.pass_s, found.unit_s) == pytest.approx((1.0, 0.0625))
+
+
 def test_a_pass_takes_no_less_than_a_step_that_reads_nothing() -> None:
     found = learned([8, 64])
     found.saw_none(0.025)

@@ -79,15 +79,16 @@ class PassCost:
         """
         # A share of the pass is its tokens' in any case: a noisy clock must not make them free.
         share = LEAST_SHARE_APART if self._is_apart(cost) else LEAST_SHARE
-        unit_s = max(self._unit_of(cost, took_s), share * took_s / cost, LEAST_S / cost)
+        seen_s = self._unit_of(cost, took_s)
+        unit_s = max(seen_s, share * took_s / cost, LEAST_S / cost)
         if self.unit_s is None or cost >= APART * self._learned_cost:
             self.unit_s, self._learned_cost = unit_s, cost
         elif unit_s < self.unit_s:
             self.unit_s += EASE * (unit_s - self.unit_s)
-        elif cost * APART >= self.largest_cost or is_slow:
+        elif seen_s > self.unit_s and (cost * APART >= self.largest_cost or is_slow):
             # A small pass is mostly overhead: it only means that the machine is slow if it was
             # slow by itself.
-            self.unit_s = unit_s
+            self.unit_s = seen_s
         self.largest_cost = max(self.largest_cost, cost)
         self._note_small(cost, took_s)
 
@@ -99,9 +100,9 @@ class PassCost:
     # ---------------------------------------------------------------- inside
 
     def _unit_of(self, cost: int, took_s: float) -> float:
-        """What each token of a pass took; if it is much larger than small ones, beyond those."""
+        """What each token of a pass took, beside what the pass is known to take itself."""
         if not self._is_apart(cost):
-            return (took_s - self._least_s) / cost
+            return (took_s - self.pass_s) / cost
         small, small_s = min(self._small, key=lambda one: one[1])
         return (took_s - max(small_s, self._least_s)) / (cost - small)
 
