@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 
@@ -89,14 +90,15 @@ def test_events_and_watch_exit_69_when_the_daemon_goes() -> None:
 
 def test_watch_draws_in_place_on_a_terminal_and_ends_with_0(daemon: Daemon) -> None:
     with Terminal("status", "--watch", "--endpoint", daemon.endpoint) as terminal:
-        terminal.expect("alpha")
-        up = "\x1b[4A"
-        terminal.expect(up)
-        terminal.expect("alpha")
-        terminal.expect(up)
+        for _ in range(3):
+            terminal.expect("alpha")
         terminal.type("\x03")
         shown = terminal.end()
         assert terminal.process.returncode == 0
+    frames = re.split(r"\x1b\[(\d+)A\r", shown)
+    assert len(frames) >= 5, "three pictures, and the two ways up between them"
+    for before, up in zip(frames[::2], frames[1::2], strict=False):
+        assert int(up) == before.count("\n"), "each begins where the one before it began"
     assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
     assert "Traceback" not in shown
 

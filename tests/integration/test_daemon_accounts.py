@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -117,20 +119,22 @@ def test_classes_come_in_order_and_may_be_changed_by_hand(daemon: Daemon) -> Non
 
 
 def test_commands_of_one_terminal_are_one_account_and_a_program_is_its_own(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        generate = command("generate", "m", "x", "--endpoint", daemon.endpoint)
-        commands = [subprocess.Popen(generate) for _ in range(2)]
-        named = subprocess.Popen([*generate, "--client", "alice"])
+    generate = command("generate", "m", "x", "--endpoint", daemon.endpoint)
+    named = [*generate, "--client", "alice"]
+    lines = [f"{shlex.join(one)} &" for one in (generate, generate, named)]
+    # A session of its own: that of the tests may be led from outside their container.
+    shell = ["sh", "-c", "\n".join([*lines, "wait"])]
+    with daemon.client() as client, subprocess.Popen(shell, start_new_session=True) as terminal:
         program = Reader(client, "m", "x", max_tokens=1)
-        eventually(lambda: row(client, "m")["queued"] == 4)
-        accounts = sorted(one["client"].partition(" ")[0] for one in line(client))
-        assert accounts == ["alice", "process", "terminal", "terminal"]
-        assert len({one["client"] for one in line(client)}) == 3
-        program.stream.cancel()
-        program.finished()
-        for process in (*commands, named):
-            process.terminate()
-            process.wait(60)
+        try:
+            eventually(lambda: row(client, "m")["queued"] == 4)
+            accounts = sorted(one["client"].partition(" ")[0] for one in line(client))
+            assert accounts == ["alice", "process", "terminal", "terminal"]
+            assert len({one["client"] for one in line(client)}) == 3
+        finally:
+            os.killpg(terminal.pid, signal.SIGTERM)
+            program.stream.cancel()
+            program.finished()
 
 
 def test_a_class_that_a_client_may_not_use_is_refused(daemon: Daemon) -> None:

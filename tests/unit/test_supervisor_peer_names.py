@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from mlxsup.protocol.client_messages import Generate, StatusQuery
 from mlxsup.protocol.ids import TERMINAL, ModelName, RequestId
@@ -16,6 +18,21 @@ NOBODY = 2**22 + 1
 
 PLAIN = Generate(id=RequestId("r"), model=ModelName("m"), client="somebody")
 OF_TERMINAL = Generate(id=RequestId("r"), model=ModelName("m"), client=TERMINAL)
+
+
+@contextlib.contextmanager
+def two_of_one_session() -> Iterator[tuple[int, int]]:
+    """The leader of a session and its child; the tests' own session may be led from outside their
+    container, which nobody inside it can see."""
+    program = "import os; child = os.fork(); child and print(child, flush=True); os.read(0, 1)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        yield leader.pid, int(leader.stdout.readline())
 
 
 def test_connections_of_one_process_have_one_name_and_it_has_its_pid() -> None:
@@ -59,16 +76,15 @@ def test_the_start_of_a_process_is_part_of_what_identifies_it() -> None:
 
 
 def test_processes_of_one_session_have_one_name_for_it_if_they_want_to() -> None:
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     names = PeerNames()
-    names.come(7, os.getpid())
-    names.come(8, other.pid)
-    assert names.of(7, PLAIN) != names.of(8, PLAIN)
-    leader = os.getsid(0)
-    assert session_of(other.pid) == f"{leader}@{process_start(leader)}"
-    assert names.of(7, OF_TERMINAL) == names.of(8, OF_TERMINAL) == f"terminal {session_of(0)}"
-    assert names.of(7, StatusQuery(id=RequestId("r"))) == names.of(7, PLAIN)
-    other.communicate()
+    with two_of_one_session() as (leader, other):
+        names.come(7, leader)
+        names.come(8, other)
+        assert names.of(7, PLAIN) != names.of(8, PLAIN)
+        assert session_of(other) == session_of(leader) == f"{leader}@{process_start(leader)}"
+        assert names.of(7, OF_TERMINAL) == names.of(8, OF_TERMINAL)
+        assert names.of(7, OF_TERMINAL) == f"terminal {session_of(leader)}"
+        assert names.of(7, StatusQuery(id=RequestId("r"))) == names.of(7, PLAIN)
     names.go(7)
     assert names.of(7, OF_TERMINAL) == ""
 
@@ -85,7 +101,8 @@ def test_another_session_is_another_account_and_one_without_a_leader_is_none() -
         names.come(7, leader.pid)
         leader.wait()
         names.come(8, pid)
-        names.come(9, os.getpid())
         assert session_of(pid) is None
         assert names.of(8, OF_TERMINAL) == names.of(8, PLAIN) != ""
+    with two_of_one_session() as (other_leader, _):
+        names.come(9, other_leader)
         assert names.of(9, OF_TERMINAL).startswith("terminal ")
