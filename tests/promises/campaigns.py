@@ -90,6 +90,12 @@ CAMPAIGNS = (
     ),
     Campaign(
         promises=("P1",),
+        name="chaos.crowded",
+        what="requests under a mix of faults, models that do not fit together, fake engine",
+        arguments=("chaos", "--crowded"),
+    ),
+    Campaign(
+        promises=("P1",),
         name="chaos.mutants",
         what="bugs planted in the product that chaos must see",
         arguments=("chaos.mutants",),
