@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
+KEPT = ROOT / "build" / "fast_path"
+"""Rows of the fast path that were measured: they are not measured again at the same commit."""
+
 NAMES = (
-    "throughput",
+    "fast_path",
     "footprint",
     "control",
     "two_models",
@@ -22,6 +26,7 @@ NAMES = (
     "readiness",
     "engine_seconds",
     "dispatch",
+    "sampling",
 )
 
 
@@ -36,10 +41,12 @@ def main() -> None:
         long_prompt,
         look_up,
         readiness,
+        sampling,
         second_turn,
-        throughput,
         two_models,
     )
+    from .fast_path.cpu import STAGES
+    from .fast_path.stages import main as fast_path
     from .report import machine_lines
     from support.tiny_model import make_tiny_model
 
@@ -58,8 +65,8 @@ def main() -> None:
     smollm2 = ROOT / "models" / "smollm2"
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
-        runs = {
-            "throughput": lambda: throughput.run(tiny, repeats),
+        runs: dict[str, Callable[[], object]] = {
+            "fast_path": lambda: fast_path(STAGES, "bench.fast_path", None, words=[str(KEPT)]),
             "footprint": lambda: footprint.run(smollm2, max(3, repeats // 2)),
             "control": lambda: control.run(tiny, smollm2, few),
             "two_models": lambda: two_models.run(tiny, smollm2, few),
@@ -70,6 +77,7 @@ def main() -> None:
             "readiness": lambda: readiness.run(tiny, smollm2, repeats),
             "engine_seconds": lambda: engine_seconds.run(smollm2, repeats),
             "dispatch": lambda: dispatch.run(repeats),
+            "sampling": lambda: sampling.run(repeats),
         }
         for name in arguments.names or NAMES:
             runs[name]()

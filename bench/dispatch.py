@@ -10,9 +10,11 @@ import statistics
 import time
 from dataclasses import replace
 
+from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, Priority
-from mlxsup.protocol.worker_messages import RowDelta, Step
+from mlxsup.protocol.packed_rows import PackedRow
+from mlxsup.protocol.states import Channel, FinishReason, Priority
+from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core.events import WorkerSaid
 from mlxsup.supervisor.core.settings import CoreSettings
 
@@ -45,16 +47,16 @@ def line_of(waiting: int, rows: int) -> Driver:
 
 def handled_us(driver: Driver, *, is_end: bool) -> list[float]:
     """Microseconds of each step: with an end, one row leaves and the next request starts."""
-    times = []
+    times, body = [], pack_body("x", Channel.CONTENT)
     for number in range(EVENTS):
         if is_end:  # the line stays as long as it was
             driver.ask(f"more {number}", process=f"process {number % ACCOUNTS}@1")
         running = list(driver.model().running)
         rows = [
-            RowDelta(
+            PackedRow(
                 key=RequestKey(key),
-                text="x",
                 tokens=pack_tokens([9]),
+                body=body,
                 finish=FinishReason.STOP if is_end and key == running[0] else None,
             )
             for key in running

@@ -27,6 +27,9 @@ from support.worker_harness import Stream, WorkerHarness
 PROMPTS = 200
 TOKENS = 48
 BATCH = 8
+TWICE, TOGETHER = "alone twice", f"alone and in a batch of {BATCH}"
+RESUMED, PAUSED = "alone and resumed", "alone and paused, state kept"
+WAYS = (TWICE, TOGETHER, RESUMED, PAUSED)
 SAMPLINGS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8})
 SUBJECTS = ("a fox", "the moon", "rice", "a bridge", "winter", "glass", "a clock", "salt", "Rome")
 QUESTIONS = (
@@ -49,8 +52,8 @@ class Rates:
         self._worker = worker
         self._prompts = prompts
 
-    def row(self, name: str, sampling: Mapping[str, float]) -> list[str]:
-        """One line of the table."""
+    def equal(self, sampling: Mapping[str, float]) -> dict[str, int]:
+        """How many answers are the same as alone, by what was done to them."""
         asked = [question(n) | dict(sampling) for n in range(self._prompts)]
         alone = [self._answers([one])[0] for one in asked]
         again = [self._answers([one])[0] for one in asked]
@@ -59,10 +62,15 @@ class Rates:
             batched += self._answers(asked[start : start + BATCH])
         resumed = [self._resumed(whole, n) for n, whole in enumerate(alone)]
         paused = [self._paused(one, n) for n, one in enumerate(asked)]
-        how = ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "greedy"
         tokens = [whole.tokens for whole in alone]
-        others = [[one.tokens for one in again], [one.tokens for one in batched], resumed, paused]
+        others = ([one.tokens for one in again], [one.tokens for one in batched], resumed, paused)
         counts = [sum(map(list.__eq__, tokens, other)) for other in others]
+        return dict(zip(WAYS, counts, strict=True))
+
+    def row(self, name: str, sampling: Mapping[str, float]) -> list[str]:
+        """One line of the table."""
+        how = ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "greedy"
+        counts = self.equal(sampling).values()
         return [f"{name}, {how}", *(f"{count} of {self._prompts}" for count in counts)]
 
     def _answers(self, asked: list[dict[str, Any]]) -> list[Stream]:
@@ -134,14 +142,7 @@ def print_equality(
             rates = Rates(worker, prompts)
             rows += [rates.row(name, sampling) for sampling in SAMPLINGS]
     print(f"## The same answer of {TOKENS} tokens ({backend})\n")
-    columns = [
-        "model",
-        "alone twice",
-        f"alone and in a batch of {BATCH}",
-        "alone and resumed",
-        "alone and paused, state kept",
-    ]
-    print_table(columns, rows)
+    print_table(["model", *WAYS], rows)
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from .floor import Floor
 from .report import print_table, spread
-from .throughput import Floor
 from support.daemon import Daemon, row, wait_for_state
 
 BARE = """

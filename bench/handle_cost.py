@@ -59,7 +59,7 @@ def tree_of(base: str) -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-def step_us(tree: Path, rows: Sequence[int]) -> dict[int, float]:
+def step_us(tree: Path, rows: Sequence[int], child: Path = CHILD) -> dict[int, float]:
     """Microseconds of one step by the number of rows, in a fresh process.
 
     Raises:
@@ -67,7 +67,7 @@ def step_us(tree: Path, rows: Sequence[int]) -> dict[int, float]:
     """
     paths = os.pathsep.join(str(tree / part) for part in ("typings", "tests"))
     done = subprocess.run(
-        [sys.executable, "-P", str(CHILD), *map(str, rows)],
+        [sys.executable, "-P", str(child), *map(str, rows)],
         env={**os.environ, "PYTHONPATH": paths}, cwd=tree, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
@@ -76,13 +76,13 @@ def step_us(tree: Path, rows: Sequence[int]) -> dict[int, float]:
     return {int(number): us for number, us in answer["us"].items()}
 
 
-def interleaved(base: Path, repeats: int) -> tuple[Times, Times]:
+def interleaved(base: Path, repeats: int, child: Path = CHILD) -> tuple[Times, Times]:
     """The times of the base and of this tree, by rows, one for each repeat."""
     before: dict[int, list[float]] = {rows: [] for rows in ROWS}
     now: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(repeats):
         for tree, times in ((base, before), (ROOT, now)):
-            for rows, us in step_us(tree, ROWS).items():
+            for rows, us in step_us(tree, ROWS, child).items():
                 times[rows].append(us)
     return before, now
 

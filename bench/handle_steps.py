@@ -1,7 +1,8 @@
 """The child of `bench.handle_cost`: microseconds that `Core.handle` of one step takes, as JSON.
 
 `python -P bench/handle_steps.py ROWS [ROWS …]`, with `typings` and `tests` of the tree that is to
-be measured in PYTHONPATH. It knows trees from before steps said how long they took.
+be measured in PYTHONPATH. It knows trees from before steps said how long they took, and from before
+the rows of a step arrived packed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import json
 import sys
 import time
 from dataclasses import fields, replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+from mlxsup.protocol import worker_messages
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
-from mlxsup.protocol.worker_messages import RowDelta, Step
+from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core import core
 from mlxsup.supervisor.core.events import WorkerSaid
 from mlxsup.supervisor.core.settings import CoreSettings
@@ -39,6 +43,14 @@ def ready(rows: int) -> Driver:
     return driver
 
 
+def token(key: RequestKey) -> Any:
+    """A row that got a token, as the core is given it."""
+    if find_spec("mlxsup.protocol.packed_rows") is None:
+        return worker_messages.RowDelta(key=key, text="x", tokens=pack_tokens([9]))
+    packed_rows = import_module("mlxsup.protocol.packed_rows")
+    return packed_rows.PackedRow(key=key, tokens=pack_tokens([9]), body=b"\x81\xa4text\xa1x")
+
+
 def step_us(driver: Driver) -> float:
     """Microseconds of processor time for one step that gives each row a token."""
     times: dict[str, Any] = {"took_s": 0.01, "decode_s": 0.01}
@@ -50,7 +62,7 @@ def step_us(driver: Driver) -> float:
         events = []
         for _ in range(STEPS):
             driver.now += 0.01
-            rows = [RowDelta(key=key, text="x", tokens=pack_tokens([9])) for key in keys]
+            rows = [token(key) for key in keys]
             events.append(
                 WorkerSaid(
                     now=driver.now, model=ModelName("m"), generation=driver.generation(),

@@ -24,13 +24,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from mlxsup.client import AsyncClient
 
-from .gpu import CONTEXT, percentile, prompt_tokens
+from .burst import percentile
 from .long_prompt import ROWS, SHAPE, live_rows
+from .prompts import prompt_tokens
 from .report import machine_lines, print_table, spread
 from .shaped_model import SEVEN_B, SMALL, make_shaped_model
 from support.daemon import Daemon, row
 
 SHAPES = {"tiny": SHAPE, "small": SMALL, "7b": SEVEN_B}
+CONTEXT = 40960
 MODELS = ("one", "other")
 LIMITS = {"in turns": 1, "at once": 2}
 """What a round is called, and its `max_parallel_prefills`."""

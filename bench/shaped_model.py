@@ -15,12 +15,28 @@ from pathlib import Path
 import mlx.core as mx
 
 folder, dtype, *numbers = sys.argv[1:]
-layers, hidden, intermediate, queries, key_values, vocabulary, seed = map(int, numbers)
+layers, hidden, intermediate, queries, key_values, *rest = map(int, numbers)
+vocabulary, known, bits, seed = rest
 dtype = getattr(mx, dtype)
 mx.random.seed(seed)
 
 def normal(rows, columns):
     return (mx.random.normal((rows, columns)) * columns**-0.5).astype(dtype)
+
+def padded(rows, columns):
+    # The logits of ids that the tokenizer does not know are 0: others are always above them.
+    zeros = mx.zeros((rows - known, columns), dtype)
+    return mx.concatenate([normal(known, columns), zeros])
+
+def packed(weights):
+    if not bits:
+        return weights
+    found = {}
+    for name, array in weights.items():
+        parts = [array] if array.ndim == 1 else mx.quantize(array, group_size=64, bits=bits)
+        names = ("weight", "scales", "biases")
+        found |= {name.replace("weight", n): part for n, part in zip(names, parts)}
+    return found
 
 for layer in range(layers):
     prefix = f"model.layers.{layer}."
@@ -37,9 +53,9 @@ for layer in range(layers):
     }
     if layer == 0:
         weights["model.embed_tokens.weight"] = normal(vocabulary, hidden)
-        weights["lm_head.weight"] = normal(vocabulary, hidden)
+        weights["lm_head.weight"] = padded(vocabulary, hidden)
         weights["model.norm.weight"] = mx.ones(hidden, dtype)
-    mx.save_safetensors(str(Path(folder) / f"model-{layer:03}.safetensors"), weights)
+    mx.save_safetensors(str(Path(folder) / f"model-{layer:03}.safetensors"), packed(weights))
 """
 
 
@@ -50,6 +66,8 @@ class Shape:
     Attributes:
         head: features of each head; 0 for the heads' equal share of `hidden`.
         dtype: of the weights.
+        vocabulary: ids; those that the tokenizer does not know are never the likeliest.
+        bits: of each weight in groups of 64; 0: as `dtype` has.
     """
 
     layers: int
@@ -59,6 +77,8 @@ class Shape:
     key_value_heads: int
     head: int = 0
     dtype: str = "bfloat16"
+    vocabulary: int = VOCABULARY_SIZE
+    bits: int = 0
 
 
 SEVEN_B = Shape(layers=32, hidden=4096, intermediate=11008, heads=32, key_value_heads=32)
@@ -79,12 +99,15 @@ def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: 
             "head_dim": head,
             "max_position_embeddings": context_length,
             "torch_dtype": shape.dtype,
+            "vocab_size": shape.vocabulary,
+            **({"quantization": {"group_size": 64, "bits": shape.bits}} if shape.bits else {}),
         },
     )
     (folder / "model.safetensors").unlink()
     numbers = (
         *(shape.layers, shape.hidden, shape.intermediate),
-        *(head * shape.heads, head * shape.key_value_heads, VOCABULARY_SIZE, seed),
+        *(head * shape.heads, head * shape.key_value_heads),
+        *(shape.vocabulary, VOCABULARY_SIZE, shape.bits, seed),
     )
     # In a separate process: the benchmark itself never touches MLX.
     command = [sys.executable, "-c", WRITE, str(folder), shape.dtype, *map(str, numbers)]

@@ -58,6 +58,7 @@ class Seen:
 
     Attributes:
         gap_ms: the longest time from one token of an answer to its next.
+        gaps_ms: all such times.
         silence_ms: the longest time in which the stream brought nothing: the next answer's first
             token counts as well.
         first_ms: times to first token of the new requests.
@@ -65,6 +66,7 @@ class Seen:
     """
 
     gap_ms: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
     silence_ms: float = 0.0
     first_ms: list[float] = field(default_factory=list)
     took_s: float = 0.0
@@ -107,15 +109,20 @@ async def watch(
     is_over.set()
     await asyncio.gather(streaming, probing)
     seen.took_s = end - begin
-    seen.gap_ms = max(largest_gap_s(times, begin, end) for times in answers) * 1000
+    seen.gaps_ms = [gap * 1000 for times in answers for gap in gaps_s(times, begin, end)]
+    seen.gap_ms = max(seen.gaps_ms, default=0.0)
     seen.silence_ms = largest_gap_s([t for times in answers for t in times], begin, end) * 1000
     return seen
 
 
+def gaps_s(times: list[float], begin: float, end: float) -> list[float]:
+    """The steps between times that touch the window."""
+    return [b - a for a, b in pairwise(times) if b > begin and a < end]
+
+
 def largest_gap_s(times: list[float], begin: float, end: float) -> float:
-    """The largest step between times that touches the window; 0 where none does."""
-    gaps = (b - a for a, b in pairwise(times) if b > begin and a < end)
-    return max(gaps, default=0.0)
+    """The largest of them; 0 if there is none."""
+    return max(gaps_s(times, begin, end), default=0.0)
 
 
 async def quiet() -> None:

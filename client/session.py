@@ -24,6 +24,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.client_messages import Notice as NoticeMessage
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
+from mlxsup.protocol.delta_body import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs
@@ -237,27 +238,29 @@ class Session:
             return
         try:
             token_ids = unpack_tokens(delta.tokens)
-        except ValueError:
-            error = internal("the daemon sent token ids that cannot be read")
+            body = read_body(delta.body)
+        except (ValueError, DecodeError) as wrong:
+            # The daemon passes on what a worker packed, and only this stream is concerned.
+            error = internal(f"piece {delta.seq} of the stream cannot be read: {wrong}")
             self._break_off(delta.id, opened, error, outcome)
             return
         opened.next_seq += 1
         opened.token_ids += token_ids
-        if delta.logprobs is not None:
+        if body.logprobs is not None:
             if opened.logprobs is None:
                 opened.logprobs = []
-            opened.logprobs += delta.logprobs
-        if delta.channel is Channel.CONTENT:
-            opened.text.append(delta.text)
-        elif delta.channel is Channel.REASONING:
-            opened.reasoning.append(delta.text)
-        elif delta.channel is Channel.TOOL_CALL:
-            opened.tool_calls.append(delta.text)
+            opened.logprobs += body.logprobs
+        if body.channel is Channel.CONTENT:
+            opened.text.append(body.text)
+        elif body.channel is Channel.REASONING:
+            opened.reasoning.append(body.text)
+        elif body.channel is Channel.TOOL_CALL:
+            opened.tool_calls.append(body.text)
         piece = Delta(
-            text=delta.text,
+            text=body.text,
             token_ids=token_ids,
-            channel=delta.channel,
-            logprobs=delta.logprobs,
+            channel=body.channel,
+            logprobs=body.logprobs,
         )
         outcome.deliveries.append(Delivery(opened.inbox, piece))
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .ids import ModelName, RequestId
-from .message import Logprobs, Message, Record, record
-from .states import Channel, FinishReason, NoticeKind, Priority
+from .message import Message, Record, record
+from .plain import FORM, Form
+from .states import FinishReason, NoticeKind, Priority
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- client → supervisor
@@ -235,18 +236,21 @@ class ClientDelta:
     Attributes:
         id: the request this belongs to.
         seq: counts the pieces of this stream from 0, without gaps.
-        text: new text; may be empty while a character or a stop string may be incomplete.
         tokens: new token ids, packed as `ids.pack_tokens` does.
-        channel: which part of the answer it belongs to.
-        logprobs: those of each new token, if the request asked for them.
+        body: what else there is to show, as the worker packed it: see `delta_body.read_body`.
     """
 
     id: RequestId
     seq: int
-    text: str = ""
-    tokens: bytes = b""
-    channel: Channel = Channel.CONTENT
-    logprobs: list[Logprobs] | None = None
+    tokens: bytes
+    body: bytes
+
+
+def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
+    """All fields of each, which takes a fifth of the time of looking for those to leave out."""
+    return [
+        {"id": one.id, "seq": one.seq, "tokens": one.tokens, "body": one.body} for one in deltas
+    ]
 
 
 @record
@@ -254,7 +258,7 @@ class Deltas(Message):
     """Supervisor → client: what one engine step produced for the streams of this connection."""
 
     TYPE: ClassVar[str] = "deltas"
-    deltas: list[ClientDelta]
+    deltas: list[ClientDelta] = field(metadata={FORM: Form(to_plain=_plain)})
 
 
 @record

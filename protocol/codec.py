@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +18,7 @@ import msgpack
 
 from .errors import ErrorCode, RemoteError
 from .message import Message
+from .plain import Check, own_check, to_map, without_none
 from .version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame a socket accepts; a body between the two limits is refused with an answer."""
 
 MAX_ID_CHARACTERS = 128
-
-Check = Callable[[Any, str], Any]
-"""Takes a decoded value and the path of its field; returns the value for the message."""
 
 
 class DecodeError(Exception):
@@ -51,6 +49,7 @@ class DecodeError(Exception):
 
 
 M = TypeVar("M", bound=Message)
+P = TypeVar("P")
 
 
 class Decoder(Generic[M]):
@@ -78,11 +77,11 @@ class Decoder(Generic[M]):
             DecodeError: the frames are not a message of this link.
         """
         if not 1 <= len(frames) <= 2:
-            raise _invalid(f"a message has one or two frames, not {len(frames)}")
+            raise undecodable(f"a message has one or two frames, not {len(frames)}")
         header = self._unpack_header(frames[0])
         request_id = header.get("id", "")
         if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARACTERS:
-            raise _invalid(f"id takes text of at most {MAX_ID_CHARACTERS} characters")
+            raise undecodable(f"id takes text of at most {MAX_ID_CHARACTERS} characters")
         version = header.get("v", PROTOCOL_VERSION)
         if version != PROTOCOL_VERSION:
             raise DecodeError(
@@ -94,12 +93,11 @@ class Decoder(Generic[M]):
         cls = self._classes.get(kind) if isinstance(kind, str) else None
         if cls is None:
             known = ", ".join(sorted(self._classes))
-            raise _invalid(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
+            raise undecodable(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
             if not self._is_strict:
                 # A newer peer of ours may send fields that this side does not know.
-                fields_known = {*_field_names(typing.cast(Any, cls)), "body"}
-                header = {name: value for name, value in header.items() if name in fields_known}
+                header = _known(header, _header_names(typing.cast(Any, cls)))
             return self._build(cls, header, frames[1] if len(frames) == 2 else None)
         except DecodeError as error:
             error.id = request_id
@@ -107,10 +105,12 @@ class Decoder(Generic[M]):
 
     def _unpack_header(self, frame: bytes) -> dict[str, Any]:
         if len(frame) > self._max_header_bytes:
-            raise _invalid(f"a header has at most {self._max_header_bytes} bytes, not {len(frame)}")
+            raise undecodable(
+                f"a header has at most {self._max_header_bytes} bytes, not {len(frame)}"
+            )
         header = _unpack(frame, "the header", self._limits)
         if not isinstance(header, dict):
-            raise _invalid("the header is not a msgpack map")
+            raise undecodable("the header is not a msgpack map")
         return header
 
     @staticmethod
@@ -118,10 +118,10 @@ class Decoder(Generic[M]):
         has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
         if has_body != (body is not None) or "body" in header:
             wanted = "two frames, header and body" if has_body else "one frame"
-            raise _invalid(f"{cls.TYPE} takes {wanted}")
+            raise undecodable(f"{cls.TYPE} takes {wanted}")
         if body is not None:
             if len(body) > MAX_BODY_BYTES:
-                raise _invalid(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
+                raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
             header["body"] = body
         return typing.cast(M, _schema(typing.cast(Any, cls))(header, ""))
 
@@ -132,13 +132,13 @@ def encode(message: Message) -> list[bytes]:
     Raises:
         ValueError, OverflowError, TypeError: a field has a value that msgpack cannot encode.
     """
-    header = {"type": message.TYPE, **_to_map(message)}
+    header = {"type": message.TYPE, **to_map(message)}
     body = header.pop("body", None)
     if body is None:
         if "body" in message.__dataclass_fields__:  # type: ignore[attr-defined]
-            return [_pack(header), b""]
-        return [_pack(header)]
-    return [_pack(header), body]
+            return [pack(header), b""]
+        return [pack(header)]
+    return [pack(header), body]
 
 
 def encode_body(body: RequestBody) -> bytes:
@@ -148,7 +148,7 @@ def encode_body(body: RequestBody) -> bytes:
         RemoteError: `invalid_request`, if it is too large or cannot be encoded.
     """
     try:
-        packed = _pack(body.to_wire())
+        packed = pack(body.to_wire())
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST, f"the request cannot be encoded: {error}"
@@ -176,7 +176,38 @@ def decode_body(frame: bytes) -> RequestBody:
     return RequestBody.from_wire(value)
 
 
-def _pack(value: object) -> bytes:
+def unpack_part(cls: type[P], packed: bytes, what: str) -> P:
+    """A part that was packed by itself; its fields are checked, and unknown ones ignored.
+
+    Args:
+        cls: its class.
+        packed: a msgpack map.
+        what: what it is, for the error.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    value = _unpack(packed, what, {"strict_map_key": True, "max_ext_len": 0})
+    if not isinstance(value, dict):
+        raise undecodable(f"{what} is not a msgpack map")
+    return read_part(cls, _known(value, _field_names(typing.cast(Any, cls))), "")
+
+
+def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
+    """A part of this class; its fields are checked.
+
+    Raises:
+        DecodeError: one is wrong.
+    """
+    return typing.cast(P, _schema(typing.cast(Any, cls))(value, path))
+
+
+def pack(value: object) -> bytes:
+    """Plain values as msgpack.
+
+    Raises:
+        ValueError, OverflowError, TypeError: msgpack cannot encode them.
+    """
     return typing.cast(bytes, msgpack.packb(value, use_bin_type=True))
 
 
@@ -184,11 +215,19 @@ def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
     try:
         return msgpack.unpackb(frame, raw=False, **limits)
     except (ValueError, msgpack.UnpackException, RecursionError, OverflowError, TypeError) as error:
-        raise _invalid(f"{what} is not msgpack within the limits: {error}") from None
+        raise undecodable(f"{what} is not msgpack within the limits: {error}") from None
 
 
-def _invalid(message: str, request_id: str = "") -> DecodeError:
+def undecodable(message: str, request_id: str = "") -> DecodeError:
+    """The error of something that is no message."""
     return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
+
+
+def _known(value: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Without what is not known; the same map if that is nothing."""
+    if value.keys() <= names:
+        return value
+    return {name: item for name, item in value.items() if name in names}
 
 
 @functools.cache
@@ -196,47 +235,10 @@ def _field_names(cls: Any) -> frozenset[str]:
     return frozenset(f.name for f in fields(cls))
 
 
-# ---------------------------------------------------------------- dataclasses to maps
-
-
-Convert = Callable[[Any], Any]
-
-
 @functools.cache
-def _plan(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
-    """Each field's name, its default (MISSING for none), and how it becomes a plain value."""
-    hints = typing.get_type_hints(cls)
-    plan = []
-    for f in fields(cls):
-        default = f.default if f.default_factory is MISSING else f.default_factory()
-        plan.append((f.name, default, _conversion(hints[f.name])))
-    return tuple(plan)
-
-
-def _to_map(value: Any) -> dict[str, Any]:
-    result = {}
-    for name, default, convert in _plan(typing.cast(Any, type(value))):
-        item = getattr(value, name)
-        if item != default:
-            result[name] = item if convert is None or item is None else convert(item)
-    return result
-
-
-def _conversion(hint: Any) -> Convert | None:
-    """How a value of this type becomes what msgpack packs; None if msgpack packs it as it is."""
-    hint = _without_none(hint)
-    if typing.get_origin(hint) is list:
-        item = _conversion(typing.get_args(hint)[0])
-        return None if item is None else lambda values: [item(value) for value in values]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return lambda member: member.value
-    return _to_map if is_dataclass(hint) else None
-
-
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return next(a for a in typing.get_args(hint) if a is not types.NoneType)
-    return hint
+def _header_names(cls: Any) -> frozenset[str]:
+    """Its fields, and the one that must not be in a header."""
+    return _field_names(cls) | {"body"}
 
 
 # ---------------------------------------------------------------- maps to dataclasses
@@ -245,25 +247,25 @@ def _without_none(hint: Any) -> Any:
 @functools.cache
 def _schema(cls: Any) -> Check:
     hints = typing.get_type_hints(cls)
-    checks = {f.name: _check_for(hints[f.name]) for f in fields(cls)}
+    checks = {f.name: own_check(f) or _check_for(hints[f.name]) for f in fields(cls)}
     required = [
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
     ]
 
     def build(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _invalid(f"{path} takes a map")
+            raise undecodable(f"{path} takes a map")
         prefix = f"{path}." if path else ""
         arguments = {}
         for name, item in value.items():
             check = checks.get(name)
             if check is None:
                 known = ", ".join(sorted(checks))
-                raise _invalid(f"unknown field {prefix}{str(name)[:64]}; known are {known}")
+                raise undecodable(f"unknown field {prefix}{str(name)[:64]}; known are {known}")
             arguments[name] = check(item, prefix + name)
         for name in required:
             if name not in arguments:
-                raise _invalid(f"the field {prefix}{name} is missing")
+                raise undecodable(f"the field {prefix}{name} is missing")
         return cls(**arguments)
 
     return build
@@ -275,7 +277,7 @@ def _check_for(hint: Any) -> Check:
         return _name_check if supertype is str else _check_for(supertype)
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
-        inner = _check_for(_without_none(hint))
+        inner = _check_for(without_none(hint))
         return lambda value, path: None if value is None else inner(value, path)
     if origin is list:
         item_check = _check_for(typing.get_args(hint)[0])
@@ -292,7 +294,7 @@ def _check_for(hint: Any) -> Check:
 def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
     def check(value: Any, path: str) -> Any:
         if type(value) not in kinds:
-            raise _invalid(f"{path} takes {expected}")
+            raise undecodable(f"{path} takes {expected}")
         return value
 
     return check
@@ -300,20 +302,20 @@ def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
 
 def _number_check(value: Any, path: str) -> float:
     if type(value) not in (int, float) or not abs(value) < 1e15:
-        raise _invalid(f"{path} takes a finite number")
+        raise undecodable(f"{path} takes a finite number")
     return float(value)
 
 
 def _name_check(value: Any, path: str) -> str:
     if type(value) is not str or not 1 <= len(value) <= MAX_ID_CHARACTERS:
-        raise _invalid(f"{path} takes text of 1 to {MAX_ID_CHARACTERS} characters")
+        raise undecodable(f"{path} takes text of 1 to {MAX_ID_CHARACTERS} characters")
     return value
 
 
 def _list_check(item_check: Check) -> Check:
     def check(value: Any, path: str) -> list[Any]:
         if type(value) is not list:
-            raise _invalid(f"{path} takes a list")
+            raise undecodable(f"{path} takes a list")
         return [item_check(item, path) for item in value]
 
     return check
@@ -326,7 +328,7 @@ def _enum_check(enum: type[Enum]) -> Check:
     def check(value: Any, path: str) -> Enum:
         member = members.get(value) if type(value) is str else None
         if member is None:
-            raise _invalid(f"{path} takes one of {expected}")
+            raise undecodable(f"{path} takes one of {expected}")
         return member
 
     return check

@@ -13,6 +13,8 @@ DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
 
 CLIENT_SOCKET_NAME = "client.sock"
 LOCK_NAME = "lock"
+LEARNED_NAME = "learned"
+"""Contains a folder for each model, with what its workers have learned."""
 BEAT_SUFFIX = ".beat"
 """Added to the name of a worker's socket for the one that its heartbeats come through."""
 DAEMON_LOG_NAME = "mlxsup"

@@ -37,6 +37,15 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def pack_token(token: int) -> bytes:
+    """One token id as `pack_tokens` makes it.
+
+    Raises:
+        OverflowError: the id is negative or does not fit in 32 bits.
+    """
+    return token.to_bytes(4, "little")
+
+
 def unpack_tokens(packed: bytes) -> list[int]:
     """The inverse of `pack_tokens`.
 

@@ -104,7 +104,8 @@ class LaunchSettings:
         context_length: tokens of prompt and answer together; 0 for the model's own limit.
         deterministic: prefill chunks have a fixed size, and no prompt is taken from a cache.
         memory_limit_bytes: above this, MLX frees what it keeps for reuse; None: its own limit.
-        cache_limit_bytes: how much memory MLX may keep for reuse; None: as much as it likes.
+        cache_limit_bytes: how much memory MLX may keep for reuse; None: on a GPU a bounded share of
+            its memory, on a CPU MLX's own limit.
         wired_limit_bytes: memory that may be wired; 0 for none, None for as much as was loaded.
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused; None: a share
             of the memory that is free after the load.
@@ -139,6 +140,8 @@ class LaunchSpec(LaunchSettings):
         supervisor_pid: the process whose death the worker watches for.
         known_batching: what an earlier life found out, so that this one need not: `fingerprint`,
             `batching` and `reason`; None for nothing.
+        learned_dir: where it keeps what it learns of its model on this machine, for later lives;
+            None for nowhere.
         log_level: `debug`, `info`, `warning` or `error`.
     """
 
@@ -148,6 +151,7 @@ class LaunchSpec(LaunchSettings):
     endpoint: str
     supervisor_pid: int
     known_batching: dict[str, str] | None = None
+    learned_dir: str | None = None
     log_level: str = "info"
 
     @classmethod

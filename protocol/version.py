@@ -2,5 +2,5 @@
 
 VERSION = "0.1.0"
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Incremented when a message changes so that an older peer would misread it."""

@@ -5,20 +5,20 @@ They travel like those of clients (`client_messages.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
+from .delta_body import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
+from .packed_rows import ROWS, Row
 from .states import (
     Batching,
     Channel,
-    FinishReason,
     LoadPhase,
-    PauseReason,
     Priority,
-    RowState,
     WorkerPhase,
 )
 from .version import PROTOCOL_VERSION
@@ -247,36 +247,27 @@ class Rejected(Message):
 
 
 @dataclass(slots=True, kw_only=True)
-class RowDelta:
+class RowDelta(Row):
     """What one step did for one row in one channel; not frozen: one is made for every token.
 
-    On the channel `tool_call` the text is one complete call, as a line of JSON.
+    It arrives as a `PackedRow`. On the channel `tool_call` the text is one complete call, as a line
+    of JSON.
 
     Attributes:
-        key: the request this belongs to.
         text: new text.
-        tokens: new token ids, packed; absent for a row that only ended.
         channel: which part of the answer.
-        finish: set on the row's last delta; by then the row has left the batch.
-        paused: set on the last delta of a row that was paused; it has left the batch, too.
-        pause_reason: why it was paused if nobody asked for that: `memory`.
-        prefill_s: from insert to the first token; set with the first token.
-        cached_tokens: of the prompt, taken from a cache; set with the first token.
         logprobs: of each new token, where the request asked for them.
-        warning: a sentence for people, shown with the result.
     """
 
-    key: RequestKey
     text: str = ""
-    tokens: bytes = b""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
-    warning: str | None = None
-    finish: FinishReason | None = None
-    paused: RowState | None = None
-    pause_reason: PauseReason | None = None
-    prefill_s: float | None = None
-    cached_tokens: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """What the client is shown of it, packed; empty if that is nothing."""
+        has_news = self.text or self.tokens
+        return pack_body(self.text, self.channel, self.logprobs) if has_news else b""
 
 
 @record
@@ -321,7 +312,7 @@ class Step(Message):
 
     TYPE: ClassVar[str] = "step"
     step: int
-    rows: list[RowDelta] = field(default_factory=list)
+    rows: Sequence[Row] = field(default_factory=list, metadata=ROWS)
     prefill: list[PrefillProgress] = field(default_factory=list)
     took_s: float = 0.0
     decode_s: float = 0.0

@@ -31,15 +31,18 @@ class Announcer:
         model = facts.pop("model")
         self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
         if change["batching"] is not None:
-            self._log_ready(model, change["batching"], change["warnings"])
+            self._log_ready(model, change)
         try:
             self._on_change(change)
         except OSError as error:  # a terminal or a pipe that is gone must not end the daemon
             self._log.write("warning", "status output disabled", error=error.strerror)
             self._on_change = lambda change: None
 
-    def _log_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
+    def _log_ready(self, model: str, change: dict[str, Any]) -> None:
+        batching = change["batching"]
         reason = {"reason": batching["reason"]} if batching["reason"] else {}
-        self._log.write("info", "model ready", model=model, batching=batching["mode"], **reason)
-        for warning in warnings:
+        took = {f"{phase}_s": seconds for phase, seconds in change["load_phases_s"].items()}
+        facts = {"batching": batching["mode"], **reason, **took}
+        self._log.write("info", "model ready", model=model, **facts)
+        for warning in change["warnings"]:
             self._log.write("warning", "model warning", model=model, warning=warning)

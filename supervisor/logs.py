@@ -122,13 +122,6 @@ class DaemonLog:
         """Writes lines as they are, below the line that announced them."""
         self._file.write("".join(f"  {line}\n" for line in text.splitlines()).encode())
 
-    def model_ready(self, model: str, batching: dict[str, str], warnings: list[str]) -> None:
-        """Writes how the rows of a model are batched, and what it warns of."""
-        reason = {"reason": batching["reason"]} if batching["reason"] else {}
-        self.write("info", "model ready", model=model, batching=batching["mode"], **reason)
-        for warning in warnings:
-            self.write("warning", "model warning", model=model, warning=warning)
-
     def close(self) -> None:
         """Closes the file."""
         self._file.close()

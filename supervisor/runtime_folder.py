@@ -11,10 +11,12 @@ from pathlib import Path
 from mlxsup.protocol.folders import (
     BEAT_SUFFIX,
     CLIENT_SOCKET_NAME,
+    LEARNED_NAME,
     LOCK_NAME,
     check_runtime_dir,
     worker_socket_name,
 )
+from mlxsup.protocol.ids import ModelName
 
 from .config.load import ConfigError
 from .process_identity import process_identity
@@ -110,6 +112,10 @@ class RuntimeFolder:
     def worker_socket(self, spawn: int) -> Path:
         """Where the worker of this spawn, counted over all models, connects."""
         return self.path / worker_socket_name(spawn)
+
+    def learned_dir(self, model: ModelName) -> Path:
+        """Where the workers of a model keep what they learn of it."""
+        return self.path / LEARNED_NAME / model
 
     def release(self) -> None:
         """Gives the folder to the next supervisor. The lock file stays: unlinking it could take

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS
+from support.bad_learned import LEARNED
 from support.bad_memory import MEMORY
 from support.bad_messages import RAW, UNANSWERED
 from support.bad_models import MODELS
@@ -62,6 +63,14 @@ BAD_MEMORY = """\
 ## Memory
 
 `tests/integration/test_bad_memory.py` provokes each of these; a daemon that runs serves on.
+"""
+
+BAD_LEARNED = """\
+## What earlier workers have kept
+
+In `<runtime_dir>/learned/MODEL`. `tests/integration/test_bad_learned.py` and
+`tests/mlx/test_warm_up.py` provoke each of these; the model is loaded and serves, and what is
+wrong is said once in its log.
 """
 
 CLOSED = """\
@@ -126,14 +135,11 @@ def page() -> str:
             ],
         )
     )
-    parts.append(
-        BAD_MEMORY
-        + "\n"
-        + table(
-            ("what is wrong", "what follows", "it says"),
-            [(case.name, case.follows, f"… {case.words} …") for case in MEMORY],
+    for introduction, found in ((BAD_MEMORY, MEMORY), (BAD_LEARNED, LEARNED)):
+        lines = [(case.name, case.follows, f"… {case.words} …") for case in found]
+        parts.append(
+            introduction + "\n" + table(("what is wrong", "what follows", "it says"), lines)
         )
-    )
     parts.append(CLOSED + "\n" + table(("what is sent", "what happens"), UNANSWERED))
     return "\n".join(parts)
 

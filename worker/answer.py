@@ -44,13 +44,13 @@ class AnswerText:
         self._min_tokens = min_tokens
         self.count = 0
         self._detokenizer = codec.detokenizer()
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops) if stops else None
         self._channels = ChannelParser(codec.channel_rules, opening, calls, has_form=has_form)
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string has ended the answer."""
-        return self._matcher.is_stopped
+        return self._matcher is not None and self._matcher.is_stopped
 
     @property
     def channel(self) -> Channel:
@@ -64,18 +64,36 @@ class AnswerText:
 
     def add(self, token: int) -> list[Piece]:
         """The text that became certain with this token."""
+        return self.sort(self.read(token))
+
+    def read(self, token: int) -> str:
+        """The text that became certain with this token, not sorted into channels yet: `sort` must
+        follow, unless `plain_channel` says that it is not needed."""
         self.count += 1
-        return self._channels.add(self._match(self._detokenizer.add(token)))
+        text = self._detokenizer.add(token)
+        return text if self._matcher is None else self._match(text, self._matcher)
+
+    def plain_channel(self, text: str) -> Channel | None:
+        """The channel of a text that was read, if it is shown as it is and changes nothing."""
+        if self._matcher is not None and self._matcher.is_stopped:
+            return None
+        return self._channels.plain_channel(text)
+
+    def sort(self, text: str) -> list[Piece]:
+        """What is shown of a text that was read."""
+        return self._channels.add(text)
 
     def finish(self) -> list[Piece]:
         """The text that was still held back, when no more tokens come."""
         text = ""
         if not self.is_stopped:
-            text = self._match(self._detokenizer.finish()) + self._matcher.finish()
+            text = self._detokenizer.finish()
+            if self._matcher is not None:
+                text = self._match(text, self._matcher) + self._matcher.finish()
         return self._channels.add(text) + self._channels.finish()
 
-    def _match(self, text: str) -> str:
-        return self._matcher.add(text, may_stop=self.count >= self._min_tokens)
+    def _match(self, text: str, matcher: StopMatcher) -> str:
+        return matcher.add(text, may_stop=self.count >= self._min_tokens)
 
     def describe(self, token: int, logprobs: RowLogprobs) -> Logprobs:
         """Log-probabilities as clients see them, with the tokens' texts."""

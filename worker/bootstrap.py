@@ -66,6 +66,7 @@ def check_spec(spec: LaunchSpec) -> None:
         ("endpoint", "an ipc:// endpoint", _is_ipc(spec.endpoint)),
         ("supervisor_pid", "a process id", is_integer(spec.supervisor_pid, 1)),
         ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
+        ("learned_dir", "a folder or null", _is_text_or_none(spec.learned_dir)),
         ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
         *(
             (f.name, values.takes, values.is_right(getattr(spec, f.name)))
@@ -86,6 +87,10 @@ def _is_text_map(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
     )
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _is_ipc(value: Any) -> bool:

@@ -157,9 +157,9 @@ class RowLogprobs:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowToken:
-    """One token of one row.
+    """One token of one row; not frozen: one is made for every token.
 
     Attributes:
         key: the request this belongs to.
@@ -209,9 +209,9 @@ class RowPrefill:
     computed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What one step produced, and how long it took.
+    """What one step produced, and how long it took; not frozen, because each step makes one.
 
     Attributes:
         tokens: at most one for each decoding row.
@@ -227,10 +227,11 @@ class StepResult:
     decode_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EngineBytes:
     """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held; of the
-    first, `kept` belongs to rows that were set aside, and `prefix` to those that have ended."""
+    first, `kept` belongs to rows that were set aside, and `prefix` to those that have ended. Not
+    frozen, because each step makes some."""
 
     active: int = 0
     cache: int = 0
@@ -353,6 +354,10 @@ class Engine(Protocol):
     def has_decoding(self) -> bool:
         """Whether `decode` would do anything."""
 
+    def shared_pass_s(self, tokens: int) -> float:
+        """How many seconds of a pass over a prompt of that many tokens other prompts could share,
+        because one pass reads them together; 0 if its tokens take longer, or nothing is known."""
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 
@@ -363,9 +368,13 @@ class Engine(Protocol):
     def decode(self) -> StepResult:
         """A step that reads no prompt; raises what `step` raises."""
 
-    def give_back(self) -> None:
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed; called after a while without a request, and between
-        two steps when the supervisor needs the memory."""
+        two steps when the supervisor needs the memory.
+
+        Args:
+            keeps_prefixes: whether what is known of earlier prompts stays.
+        """
 
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""

@@ -26,9 +26,10 @@ BEAT_INTERVAL_S = 0.5
 BEAT_HIGH_WATER_MARK = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Books:
-    """What the owner thread holds and has exchanged with the supervisor, all at one moment.
+    """What the owner thread holds and has exchanged with the supervisor, all at one moment; never
+    changed once it is published, and only not frozen because each step publishes one.
 
     Attributes:
         requests: how many it holds.
@@ -42,9 +43,9 @@ class Books:
     received: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Published:
-    """What the owner thread last said it was doing.
+    """What the owner thread last said it was doing; see `Books` for why it is not frozen.
 
     Attributes:
         step: how many steps have ended.

@@ -1,5 +1,5 @@
-"""What a worker does while its engine has nothing to do: it looks at its memory again, and after a
-while it gives some back."""
+"""What a worker does while its engine has nothing to do: it looks at its memory again, and gives
+back: soon what nothing uses, and after a while what is known of earlier prompts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from .engine import Engine
 LOOK_AGAIN_AFTER_S = 0.5
 """What the last step has begun is over by then: what is held now is less than at its end."""
 
+FREE_AFTER_S = 3.0
+"""After this long without a request, memory for reuse is freed: another process can use it, and a
+prompt that comes later allocates its own anyway."""
+
 GIVE_BACK_AFTER_S = 300.0
-"""After this long without a request, known prompts and memory for reuse are freed."""
+"""After this long, known prompts are freed, too: who pauses to think has not gone away."""
 
 
 class IdleTime:
@@ -26,7 +30,7 @@ class IdleTime:
         self._engine = engine
         self._clock = clock
         self._since: float | None = None
-        self._has_given_back = False
+        self._ahead: list[tuple[float, Callable[[], None]]] = []
 
     def ends(self) -> None:
         """There is something to do."""
@@ -34,19 +38,25 @@ class IdleTime:
 
     def left_s(self, *, is_busy: bool) -> float | None:
         """How long until memory is to be looked at again, or the engine gives back, which it does
-        now if it is time; None if it has, or if it is busy."""
+        now if it is time; None if all that is done, or if it is busy."""
         if is_busy:
             self.ends()
             return None
         if self._since is None:
-            self._since, self._has_given_back = self._clock(), False
-        if self._has_given_back:
-            return None
+            self._since, self._ahead = self._clock(), self._plan()
         idle_s = self._clock() - self._since
-        if idle_s < LOOK_AGAIN_AFTER_S:
-            return LOOK_AGAIN_AFTER_S - idle_s
-        if idle_s < GIVE_BACK_AFTER_S:
-            return GIVE_BACK_AFTER_S - idle_s
-        self._engine.give_back()
-        self._has_given_back = True
+        while self._ahead:
+            after_s, do = self._ahead[0]
+            if idle_s < after_s:
+                return after_s - idle_s
+            del self._ahead[0]
+            do()
         return None
+
+    def _plan(self) -> list[tuple[float, Callable[[], None]]]:
+        """What is to be done in one idle time, and when."""
+        return [
+            (LOOK_AGAIN_AFTER_S, lambda: None),  # the caller looks when it has waited
+            (FREE_AFTER_S, lambda: self._engine.give_back(keeps_prefixes=True)),
+            (GIVE_BACK_AFTER_S, self._engine.give_back),
+        ]

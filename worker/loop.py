@@ -1,7 +1,8 @@
 """The step loop: drain the socket, cancel, insert, exactly one step, one message (C1).
 
 It runs on the owner thread and only blocks in `wait`: not on the socket, not on the tokeniser
-(A7). A request arriving while others decode is in the batch by the next step (C2).
+(A7). A request arriving while others decode is in the batch by the next step (C2); one that comes
+while nothing runs may wait some milliseconds for others (`gathering`).
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from mlxsup.protocol.worker_messages import (
     SetBudget,
 )
 
-from .engine import Engine, EngineFacts, Row, RowToken, StepResult, WorkerFaultError
-from .heartbeat import Board, Books
+from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
+from .gathering import Gathering
+from .heartbeat import Board
 from .idle_time import IdleTime
 from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .preparing import Preparing, TextSide
 from .row_memory import RowMemory
 from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
+from .running_rows import RunningRows
+from .signs import Signs
 from .text_threads import Refused, Tokenised
 
 logger = logging.getLogger(__name__)
@@ -75,20 +79,18 @@ class StepLoop:
         self._facts = facts
         self._link = link
         self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
+        self._gathering = Gathering(clock)
         self._leases = WorkerLeases(engine)
         self._memory = RowMemory(engine, facts.cache_layers)
         self._idle = IdleTime(engine, clock)
-        self._board = board
+        self._signs = Signs(board, engine, link, self._memory, clock)
         self._max_concurrency = max_concurrency
         self._sampling = dict(sampling or {})
         self._clock = clock
         self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
-        self._running: dict[RequestKey, RunningRow] = {}
-        self._ended: list[RowDelta] = []
-        self._refused: list[tuple[RequestKey, RemoteError]] = []  # by their grammars
+        self._running = RunningRows()
         # Mostly requests whose end is already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
-        self._steps = 0
         self._is_exit_asked = False
 
     @property
@@ -123,26 +125,37 @@ class StepLoop:
         """One round, without waiting; returns whether it made a step."""
         self.drain()
         self.text_time_left_s()
-        if self._is_exit_asked or not self._link.flush():
+        if self._must_hold():
             return False
         self._take_prepared()
         self._keep_to_budget()
-        self._insert_waiting()
-        if self._is_exit_asked or not self._link.flush():
+        if not self._gathers():
+            self._insert_waiting()
+        if self._must_hold():
             return False
         self._check_rows()
         if self._engine.has_rows() and self._step():
             return True
-        if self._ended or self._leases.has_news:
+        if self._running.has_ended or self._leases.has_news:
             self._send_step(StepResult())
         return False
 
+    def _must_hold(self) -> bool:
+        """Whether nothing may begin: the exit was asked for, or what was said cannot leave."""
+        if not self._is_exit_asked and self._link.flush():
+            return False
+        self._gathering.ends()
+        return True
+
     def drain(self) -> None:
         """Reads what the supervisor has sent; cancels take effect at once."""
-        self._publish_rows()
+        self._signs.between_steps()
+        message = self._link.receive()
+        if message is None:
+            return  # as after most steps
         leaving: list[RequestKey] = []
         pausing: dict[bool, list[RequestKey]] = {True: [], False: []}  # by whether to keep them
-        while (message := self._link.receive()) is not None:
+        while message is not None:
             match message:
                 case Dispatch():
                     self._begin(message)
@@ -162,6 +175,7 @@ class StepLoop:
                     self._is_exit_asked = True
                 case _:
                     assert_never(message)
+            message = self._link.receive()
         if leaving:
             self._engine.remove(*leaving)
         for keep, keys in pausing.items():
@@ -173,28 +187,27 @@ class StepLoop:
             raise LinkBrokenError(f"request {key} was dispatched twice")
         if key in self._cancelled_early:
             self._cancelled_early.remove(key)
-            self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+            self._running.end(RowDelta(key=key, finish=FinishReason.CANCELLED))
             return
         changed = None if resume is None else check_resume(resume, self._facts)
         if changed is not None:
             self._reject(key, changed)
             return
+        self._gathering.arrived()
         self._preparing.begin(message)
 
     def _cancel(self, key: RequestKey) -> None:
         """Takes a request out wherever it is (D2, D3); its slot is free at once (D11), and its
         row leaves the engine with those of the other cancels that have come."""
-        if key in self._running:
-            del self._running[key]
-        elif self._take_back(key):
+        if self._running.leave(key) is None:
+            if not self._take_back(key):
+                # Its end is on the way (D6), or the cancel has overtaken it, which our link never
+                # lets happen (D5). Remembering it is harmless: a key that has ended never comes
+                # again, and one that left for its turn only after its cancel was answered.
+                self._cancelled_early.append(key)
+                return
             self._engine.drop_kept(key)  # it may have been paused before
-        else:
-            # Its end is on the way (D6), or the cancel has overtaken it, which our link never lets
-            # happen (D5). Remembering it is harmless: a key that has ended never comes again, and
-            # one that left for its turn only comes again after its cancel was answered.
-            self._cancelled_early.append(key)
-            return
-        self._ended.append(RowDelta(key=key, finish=FinishReason.CANCELLED))
+        self._running.end(RowDelta(key=key, finish=FinishReason.CANCELLED))
 
     def _take_back(self, key: RequestKey) -> bool:
         """Takes out a request that has no row yet; returns whether it was there."""
@@ -216,21 +229,21 @@ class StepLoop:
             return
         for left in self._engine.set_aside(*known, keep=keep):
             deltas, is_over = [RowDelta(key=left.key)], False
-            running = self._running.pop(left.key, None)
+            running = self._running.leave(left.key)
             if running is None:
                 self._take_back(left.key)
             elif left.token is not None:
-                deltas, is_over = self._advance(running, left.token, self._clock())
+                deltas, is_over = self._running.advance(running, left.token, self._clock())
             if is_over:
                 self._engine.drop_kept(left.key)  # a stop string was complete
             else:
                 deltas[-1].paused = RowState.KEPT if left.is_kept else RowState.DROPPED
                 deltas[-1].pause_reason = reason
-            self._ended += deltas
+            self._running.end(*deltas)
 
     def _take_prepared(self) -> None:
         for dispatched, result in self._preparing.take():
-            self._publish_rows()
+            self._signs.between_steps()
             if isinstance(result, Refused):
                 self._reject(result.key, result.error)
             else:
@@ -257,12 +270,12 @@ class StepLoop:
             accepted = resume.acceptance
         self._link.send(Accepted(key=ready.key, acceptance=accepted, tokenize_s=ready.tokenize_s))
         running = running_row(row, ready.body, ready.prompt.opening, self._engine.text, dispatched)
-        end = running.replay(row, report=self._publish_rows)
+        end = running.replay(row, report=self._signs.between_steps)
         if end is None:
             self._waiting[ready.key] = (row, running)
         else:
             self._engine.drop_kept(ready.key)
-            self._ended += end
+            self._running.end(*end)
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that has something wrong with it: it fails alone (C7)."""
@@ -277,9 +290,21 @@ class StepLoop:
             self._pause(leaving, keep=False, reason=PauseReason.MEMORY)
             self._engine.give_back()  # what they had computed must not stay for others
 
+    def _gathers(self) -> bool:
+        """Whether rows that are ready wait for others, so that one pass reads all of them."""
+        if self._running:
+            return False
+        if not 0 < len(self._waiting) < self._max_concurrency:
+            self._gathering.ends()
+            return False
+        longest = max(running.tokens for _, running in self._waiting.values())
+        return self._gathering.is_on(
+            pass_s=self._engine.shared_pass_s(longest), is_preparing=len(self._preparing) > 0
+        )
+
     def _insert_waiting(self) -> None:
         while self._waiting and len(self._running) < self._max_concurrency:
-            self._publish_rows()
+            self._signs.between_steps()
             key, (row, running) = next(iter(self._waiting.items()))
             if not self._memory.has_room(running, self._running.values()):
                 self._pause([key], keep=False, reason=PauseReason.MEMORY)
@@ -288,7 +313,7 @@ class StepLoop:
             cached = self._engine.insert(row)
             running.cached_tokens = min(cached, len(row.tokens))
             running.inserted_at = self._clock()
-            self._running[key] = running
+            self._running.join(running)
 
     def _step(self) -> bool:
         """Makes a step, unless it takes a lease to do anything; returns whether it did."""
@@ -296,84 +321,35 @@ class StepLoop:
         if not may_read and not self._engine.has_decoding():
             return False
         self._idle.ends()
-        is_prefill = may_read and any(not row.has_token for row in self._running.values())
+        is_prefill = may_read and self._running.is_reading
         phase = WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE
-        self._publish(phase, self._engine.predict_step_s())
+        self._signs.step(
+            phase,
+            self._engine.predict_step_s(),
+            requests=self._unfinished(),
+            preparing=len(self._preparing),
+        )
         result = self._engine.step() if may_read else self._engine.decode()
-        self._steps += 1
+        self._signs.steps += 1
         self._send_step(result)
         return True
 
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
-        rows, self._ended = self._ended, []
-        between_steps = len(rows)
-        leaving: list[RequestKey] = []
-        now = self._clock()
-        for token in result.tokens:
-            running = self._running.get(token.key)
-            if running is None:
-                # A row that has left must not linger as a phantom that fills a slot (D8).
-                logger.warning(log_line("token for a row that is gone", key=token.key))
-                leaving.append(token.key)
-                continue
-            deltas, is_over = self._advance(running, token, now)
-            if is_over:
-                del self._running[token.key]
-                if token.finish is None:
-                    leaving.append(token.key)
-            rows += deltas
+        rows, between_steps, leaving = self._running.take(result.tokens, self._clock())
         if leaving:
             self._engine.remove(*leaving)
         prefill = progress_of(result.prefill, self._running)
-        self._link.send(self._leases.step(result, self._steps, rows, prefill, between_steps))
-        refused, self._refused = self._refused, []
-        for key, error in refused:
+        self._link.send(self._leases.step(result, self._signs.steps, rows, prefill, between_steps))
+        for key, error in self._running.take_refused():
             self._reject(key, error)
-
-    def _advance(
-        self, running: RunningRow, token: RowToken, now: float
-    ) -> tuple[list[RowDelta], bool]:
-        """What a token means for its stream, and whether the answer is over with it."""
-        deltas = running.advance(token, now)
-        if deltas[-1].finish is None:
-            return deltas, False
-        refusal = running.grammar.refusal if running.grammar is not None else None
-        if refusal is not None:
-            deltas[-1].finish = None
-            self._refused.append((running.key, refusal))
-        return deltas, True
-
-    def _publish_rows(self) -> None:
-        """Begins work outside a step, or its next part: each has the time limit of a step.
-
-        The books stay those of the last step or wait: during this work they are incomplete.
-        """
-        self._board.publish(WorkerPhase.ROWS, step=self._steps)
 
     def _publish_wait(self) -> None:
         is_held_up = self._leases.is_asked and self._engine.has_rows()
-        self._publish(WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE, 0.0)
-
-    def _publish(self, phase: WorkerPhase, predicted_s: float) -> None:
-        self._board.publish(
-            phase,
-            step=self._steps,
-            predicted_s=predicted_s,
-            books=self._books(),
-            held=self._engine.bytes_held(),
-            budget=self._memory.budget,
-            prefill_chunk=self._engine.prefill_chunk(),
-        )
-
-    def _books(self) -> Books:
-        untold = len(self._refused)
-        untold += sum(bool(delta.finish or delta.paused) for delta in self._ended)
-        return Books(
-            requests=self._held_requests() + untold,
+        self._signs.wait(
+            WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE,
+            requests=self._unfinished(),
             preparing=len(self._preparing),
-            sent=self._link.sent,
-            received=self._link.received,
         )
 
     def _check_rows(self) -> None:
@@ -389,11 +365,16 @@ class StepLoop:
         """How long to wait for something to do; None for as long as it takes."""
         # Even that of a cancelled request: otherwise nothing else could be prepared.
         text_left_s = self.text_time_left_s()
-        times = (self._idle.left_s(is_busy=self._held_requests() > 0), text_left_s)
+        idle_left_s = self._idle.left_s(is_busy=self._held_requests() > 0)
+        times = (idle_left_s, text_left_s, self._gathering.left_s)
         return min((left_s for left_s in times if left_s is not None), default=None)
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)
+
+    def _unfinished(self) -> int:
+        """How many requests there are whose end, or leaving, the supervisor has not been sent."""
+        return self._held_requests() + self._running.unreported
 
     def text_time_left_s(self) -> float | None:
         """How long the preparation under way may still take; see `Preparing.time_left_s`."""

@@ -148,7 +148,7 @@ class RowMemory:
         return self._latest.rows_bytes - self._engine.bytes_held().kept
 
     def _is_enough(self, rows: Collection[Place], size_bytes: int) -> bool:
-        longest = max(row.tokens for row in rows)
+        longest = max([row.tokens for row in rows])
         case, most = self._known
         if case != (len(rows), size_bytes):  # it is the same from one step to the next
             case = len(rows), size_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
-from mlxsup.protocol.ids import RequestKey, pack_tokens
+from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
@@ -211,6 +211,19 @@ class RunningRow:
         the row is still in the engine. The token that completed it is reported: it was
         generated, and counts.
         """
+        token, text = result.token, ""
+        if token is not None:
+            self.tokens += 1
+            text = self.answer.read(token)
+            if self.has_token and result.finish is None and result.logprobs is None:
+                channel = self.answer.plain_channel(text)
+                if channel is not None:  # most tokens of most rows
+                    packed = pack_token(token)
+                    return [RowDelta(key=self.key, text=text, tokens=packed, channel=channel)]
+        return self._sort(result, text, now)
+
+    def _sort(self, result: RowToken, text: str, now: float) -> list[RowDelta]:
+        """The same for a token with which something begins, ends or is said; `text` was read."""
         pieces: list[Piece] = []
         tokens, finish, logprobs = b"", result.finish, None
         if not self.has_token:
@@ -219,9 +232,8 @@ class RunningRow:
                 for warning in self.warnings
             ]
         if result.token is not None:
-            self.tokens += 1
-            pieces += self.answer.add(result.token)
-            tokens = pack_tokens([result.token])
+            pieces += self.answer.sort(text)
+            tokens = pack_token(result.token)
             if result.logprobs is not None:
                 logprobs = [self.answer.describe(result.token, result.logprobs)]
         if finish is not None or self.answer.is_stopped:

@@ -122,15 +122,17 @@ class TextThreads:
 
     def take(self) -> list[Tokenised | Refused]:
         """What has been finished since the last call, in that order."""
-        results = []
+        results: list[Tokenised | Refused] = []
         while self._results:
             results.append(self._results.popleft())
         return results
 
     def busy(self) -> tuple[RequestKey, float] | None:
         """The request that has been in preparation the longest, and since when (monotonic)."""
-        begun = [busy for lane in self.lanes if (busy := lane.busy) is not None]
-        return min(begun, key=lambda busy: busy[1], default=None)
+        short, long = self._short.busy, self._long.busy
+        if short is None or long is None:
+            return short or long
+        return min(short, long, key=lambda busy: busy[1])
 
     def is_alive(self) -> bool:
         """Whether both threads are there to prepare what was asked for."""

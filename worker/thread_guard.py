@@ -121,6 +121,11 @@ class OwnedEngine:
         self._check()
         return self._engine.has_decoding()
 
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
+        self._check()
+        return self._engine.shared_pass_s(tokens)
+
     def step(self) -> StepResult:
         """See `Engine.step`."""
         return self._within_limit(self._engine.step)
@@ -140,10 +145,10 @@ class OwnedEngine:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def give_back(self) -> None:
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         self._check()
-        self._engine.give_back()
+        self._engine.give_back(keeps_prefixes=keeps_prefixes)
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

@@ -130,15 +130,17 @@ def _figure(entry: dict[str, Any]) -> Figure:
 
 
 def keep(figures: Sequence[Figure], path: Path = KEPT) -> None:
-    """Puts figures of this tree, on this machine, in the place of earlier ones.
+    """Puts figures in the place of earlier ones: of this tree on this machine, unless they say so.
 
     Raises:
         UncleanTreeError: no commit can be named for them.
     """
-    commit, where = clean_commit(), machine()
+    of_this_tree = {}
+    if not all(one.commit for one in figures):
+        of_this_tree = {"commit": clean_commit(), "machine": machine()}
     kept = {claim: asdict(one) for claim, one in load(path).items()}
     for one in figures:
-        kept[one.claim] = {**asdict(one), "commit": commit, "machine": where}
+        kept[one.claim] = asdict(one) if one.commit else {**asdict(one), **of_this_tree}
     in_order = {claim.id: kept[claim.id] for claim in CLAIMS if claim.id in kept}
     path.write_text(json.dumps(in_order, indent=1, ensure_ascii=False) + "\n")
 

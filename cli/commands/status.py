@@ -54,12 +54,15 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
 
 
 def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
-    """What loading each model found out."""
+    """What loading each model found out, and how long it took."""
     lines: list[str] = []
     for model in value["models"]:
         found = [f"warning: {text}" for text in model.get("warnings") or []]
         if (batching := model.get("batching")) and batching["reason"]:
             found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
+        if phases := model.get("load_phases_s"):
+            took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
+            found.append(f"seconds of its phases: {took}")
         if found:
             title = f"found while loading {model['name']}:"
             lines += ["", output.style(title, sys.stdout, bold=True)]

@@ -284,7 +284,10 @@ class ModelTable(Table):
         AUTO,
         title="how much memory MLX may keep for reuse",
         description=f'"auto", or {SIZE_EXPECTED}',
-        json_schema_extra=documented('; `"auto"`: MLX\'s own limit'),
+        json_schema_extra=documented(
+            '; `"auto"`: on a GPU 8 GiB, or an eighth of its memory if that is less; on a CPU'
+            " MLX's own limit. An idle worker frees this memory after three seconds in any case"
+        ),
     )
     prefix_cache: SizeOrAuto = Field(
         AUTO,

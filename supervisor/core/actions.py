@@ -9,6 +9,7 @@ from typing import Any
 from mlxsup.protocol.client_messages import MessageToClient
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import Caller, ConnectionId
@@ -90,8 +91,8 @@ class SendToWorker:
     message: MessageToWorker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendToClient:
+@record
+class SendToClient(Record):
     """Send a message to a client; dropped if the connection is gone."""
 
     connection: ConnectionId

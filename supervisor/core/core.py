@@ -174,7 +174,7 @@ class Core:
                 self._spares.is_ready(number, pid, event.now)
             case SpareEnded(number=number):
                 self._spares.ended(number, event.now)
-                self._look_again()
+                self.fleet.look_at_all()
             case Sampled():
                 self._on_sampled(event)
             case Appraised(needs=needs):
@@ -218,12 +218,7 @@ class Core:
                 self.fleet.touch(model)
         self._giving_back.sampled(event.reading, event.now)
         if self._spares.measured(event.footprint_bytes, self.fleet.settings):
-            self._look_again()
-
-    def _look_again(self) -> None:
-        """What spare workers hold has changed: others may have to go, or may load now."""
-        for model in self.fleet:
-            self.fleet.touch(model)
+            self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
         if event.caller is not None:

@@ -60,21 +60,17 @@ from .lifecycle.triggers import (
     WantDown,
     WantUp,
 )
-from .loading import next_steps
+from .load_looks import LoadLooks
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .requests.ledger import Request
 from .requests.queue import Queue
-from .rows_memory import longest_stream
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.counters import Counters
 from .spares import Spares
 from .status import change_map, model_row
-
-MOST_PASSES = 10
-"""Over all models that wait for a load, in one event; each pass leaves less to do."""
 
 
 class Fleet:
@@ -129,6 +125,8 @@ class Fleet:
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
+        ledger = serving.ledger
+        self._loads = LoadLooks(self.head_room, spares, ledger, self.trigger, self._end_drains)
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -158,6 +156,12 @@ class Fleet:
         model = self.by_name[request.model]
         self.touch(model)
         return model
+
+    def look_at_all(self) -> None:
+        """The budget or what spare workers hold has changed: any model may load now, or must go."""
+        self._loads.stir()
+        for model in self:
+            self.touch(model)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
@@ -303,8 +307,7 @@ class Fleet:
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched:  # nothing else changes who may load
-            self._grant_load_turns(now)
+        self._loads.settle(self.by_name, self._touched, self.settings, now)
         for one in self.head_room.settle(self.by_name, self.settings, now):
             self.touch(one)
         for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
@@ -325,20 +328,6 @@ class Fleet:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
             if model.life.state is State.DRAINING and model.has_drained:
                 self.trigger(model, Drained(), now)
-
-    def _grant_load_turns(self, now: float) -> None:
-        for name in self._touched:
-            model = self.by_name.get(name)
-            if model is not None and model.life.state is State.PENDING:
-                model.life.stream_tokens = longest_stream(model)
-        for _ in range(MOST_PASSES):  # what one gives back may be enough for one before it
-            may_run = self._serving.ledger.may_run
-            steps = next_steps(self, self.spares, self.settings, may_run, now)
-            for model, trigger in steps:
-                self.trigger(model, trigger, now)
-            self._end_drains(now)  # of models that were evicted
-            if not steps:
-                return
 
     def _note_what_workers_are_sent(self, now: float) -> None:
         """Counts the messages sent to each worker, because its heartbeats count them, too."""

@@ -50,7 +50,7 @@ class GivingBack:
         changed = self._lowered(budget, reading)
         if changed != budget:
             self._fleet.settings = replace(self._fleet.settings, budget=changed)
-            self._look_at_all()
+            self._fleet.look_at_all()
         if changed.size_bytes != budget.size_bytes:
             self._outbox.add(BudgetChanged(budget=changed))
         self._ask(changed, now)
@@ -76,16 +76,11 @@ class GivingBack:
         shortage = reading.shortage if is_new else budget.shortage
         return budget.lowered(limit_bytes, shortage, is_short=reading.free_bytes < 0)
 
-    def _look_at_all(self) -> None:
-        """Who waits for memory may have it now, who is there may have to go, or may stay."""
-        for model in self._fleet:
-            self._fleet.touch(model)
-
     def _ask(self, budget: Budget, now: float) -> None:
         missing_bytes = overshoot_bytes(self._fleet, budget)
         if missing_bytes == 0:
             return
-        self._look_at_all()
+        self._fleet.look_at_all()
         reserved_bytes = budget.kept_bytes + missing_bytes
         asked = [model for model in self._fleet if _may_give(model, missing_bytes, now)]
         ask_back(asked, self._outbox, now)

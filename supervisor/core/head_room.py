@@ -58,6 +58,11 @@ class HeadRoom:
         """Something has changed that the division depends on: `settle` looks at it."""
         self._is_due = True
 
+    @property
+    def is_stirred(self) -> bool:
+        """Whether `settle` has yet to look at what has changed."""
+        return self._is_due
+
     def beat(self, model: Model, message: Heartbeat) -> bool:
         """A worker says which budget it keeps to; returns whether that changes what is reserved."""
         if model.row_budget is None or not model.row_budget.keeps_to(message.budget):

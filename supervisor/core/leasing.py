@@ -61,6 +61,7 @@ class Leasing:
         self._devices: dict[str, _Device] = {}  # by backend, of which there are four
         self._device_of: dict[ModelName, _Device] = {}  # of each member
         self._changed: dict[ModelName, None] = {}  # members, since the last `settle`
+        self._most_readers: int | None = None  # as the settings said then
 
     # ------------------------------------------------------------ what workers say
 
@@ -104,14 +105,18 @@ class Leasing:
         """
         if not (touched or self._changed):
             return []  # as after nearly every step
-        changed = [name for name in self._changed if name in models]
+        changed = {name: None for name in self._changed if name in models}
         self._changed.clear()
-        devices: dict[str, _Device] = {}
+        is_new_limit = settings.max_parallel_prefills != self._most_readers
+        self._most_readers = settings.max_parallel_prefills
+        devices = dict(self._devices) if is_new_limit else {}
         for name in [*touched, *changed]:
             before = self._device_of.get(name)
             device = self._place(models.get(name), before)
             if device is not before:
                 self._move(name, before, device)
+            elif device is None or not (name in changed or device.leases.is_over(name, now)):
+                continue  # a request came or went, which is no reason to grant anything
             devices |= {one.backend: one for one in (before, device) if one is not None}
         stirred = dict.fromkeys(changed)
         for device in devices.values():

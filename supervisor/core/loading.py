@@ -67,7 +67,7 @@ def next_steps(
     settings: CoreSettings,
     may_run: MayRun,
     now: float,
-) -> Steps:
+) -> Steps | None:
     """The turns, evictions, swaps and refusals that are due now; ends spare workers in the way.
 
     Args:
@@ -76,12 +76,16 @@ def next_steps(
         settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
         now: monotonic seconds.
+
+    Returns:
+        None if nobody waits or makes room and no more is reserved than there is, so that there is
+        nothing to decide before that changes.
     """
     everybody = list(models)
     waiting = [model for model in everybody if isinstance(model.life.phase, Pending)]
     swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
     if not (waiting or swapping) and _is_within(everybody, spares, settings):
-        return []
+        return None
     desk = _Desk(everybody, spares, settings, may_run, now)
     for model in swapping:
         desk.call_off(model)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import NoticeKind, PauseReason, RowState, State, Wanted
-from mlxsup.protocol.worker_messages import DropKept, PauseRow, RowDelta
+from mlxsup.protocol.worker_messages import DropKept, PauseRow
 
 from .deadlines import Deadlines
 from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
@@ -100,9 +101,7 @@ class Pausing:
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
 
-    def row_left(
-        self, model: Model, request: Request, row: RowDelta, now: float
-    ) -> RemoteError | None:
+    def row_left(self, model: Model, request: Request, row: Row, now: float) -> RemoteError | None:
         """The worker has confirmed that the row left the batch, or says that there is no memory for
         it; what it delivered is kept.
 

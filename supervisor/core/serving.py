@@ -8,6 +8,7 @@ from typing import Any
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -17,7 +18,7 @@ from mlxsup.protocol.states import (
     RowState,
     WaitReason,
 )
-from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, RowDelta, Step
+from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
 from .admission import (
     refuse_for_priority,
@@ -265,7 +266,7 @@ class Serving:
         has_suspects = model.blame.suspects > 0
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
-        left: list[tuple[Request, RowDelta]] = []
+        left: list[tuple[Request, Row]] = []
         for row in message.rows:
             request = model.running.get(row.key)
             if request is None:
@@ -276,7 +277,7 @@ class Serving:
             if request.gains_since is None:
                 self._begin_to_gain(request, row, now)
                 has_begun = True
-            if row.text or row.tokens:
+            if row.body:
                 deltas.setdefault(request.connection, []).append(
                     self._take_delta(model, request, row, now)
                 )
@@ -314,7 +315,7 @@ class Serving:
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
         return has_changed or is_awaited or model.blame.is_anyone_on_probation
 
-    def _take_delta(self, model: Model, request: Request, row: RowDelta, now: float) -> ClientDelta:
+    def _take_delta(self, model: Model, request: Request, row: Row, now: float) -> ClientDelta:
         if row.tokens:
             self.ledger.deliver(request, row.tokens)
             request.deaths = 0
@@ -324,18 +325,11 @@ class Serving:
             request.prefill_s = row.prefill_s or 0.0
             request.cached_tokens = row.cached_tokens
             self._deadlines.set(request.key, request.next_deadline)
-        delta = ClientDelta(
-            id=request.id,
-            seq=request.seq,
-            text=row.text,
-            tokens=row.tokens,
-            channel=row.channel,
-            logprobs=row.logprobs,
-        )
+        delta = ClientDelta(id=request.id, seq=request.seq, tokens=row.tokens, body=row.body)
         request.seq += 1
         return delta
 
-    def _row_is_gone(self, model: Model, row: RowDelta) -> None:
+    def _row_is_gone(self, model: Model, row: Row) -> None:
         """The row of a request that has been answered has left the batch."""
         model.rows_ended += 1
         model.leaving.pop(row.key, None)
@@ -343,7 +337,7 @@ class Serving:
         if row.paused is RowState.KEPT and model.life.state in SERVES:
             self._outbox.tell(model.life, DropKept(key=row.key))
 
-    def _begin_to_gain(self, request: Request, row: RowDelta, now: float) -> None:
+    def _begin_to_gain(self, request: Request, row: Row, now: float) -> None:
         """The row of a request says something for the first time since it was dispatched: perhaps
         a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:

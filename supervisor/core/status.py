@@ -130,6 +130,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
+        "load_phases_s": load_phases(model, now),
     }
 
 
@@ -161,6 +162,7 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
         "progress": load_progress(model),
         "batching": batching_map(model) if is_loaded else None,
         "warnings": warnings_of(model) if is_loaded else [],
+        "load_phases_s": load_phases(model, model.life.phase.since) if is_loaded else None,
     }
 
 
@@ -173,6 +175,12 @@ def batching_map(model: Model) -> dict[str, str] | None:
 def warnings_of(model: Model) -> list[str]:
     """The warnings that its worker gave at READY."""
     return list(model.ready.warnings) if model.ready else []
+
+
+def load_phases(model: Model, now: float) -> dict[str, float] | None:
+    """How many seconds each phase of its latest load took; None before any."""
+    times = model.life.load_times.seconds(now)
+    return {phase.value: seconds for phase, seconds in times.items()} or None
 
 
 def load_progress(model: Model) -> dict[str, Any] | None:

@@ -10,6 +10,9 @@ from mlxsup.protocol.message import Message
 from ..core.events import ConnectionId
 from .outbox import Outbox, Tally
 
+ENDS = (Done, Failed, Reply)
+"""What ends a request or a command."""
+
 
 class Connection:
     """A connection that has something open, or something yet to be sent.
@@ -73,7 +76,7 @@ class Connection:
 
     def note_sent(self, message: Message) -> None:
         """Records what a message to the client ends."""
-        if isinstance(message, Done | Failed | Reply):
+        if isinstance(message, ENDS):
             self.open.discard(message.id)
             if message.id == self.subscription:
                 self.subscription = None

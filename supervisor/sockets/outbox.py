@@ -14,8 +14,6 @@ MAX_MERGED_DELTAS = 512
 MAX_MERGED_BYTES = 64 * 1024
 MESSAGE_OVERHEAD_BYTES = 256
 """How much memory an unsent message, or a piece in one, takes beyond its bytes."""
-LOGPROBS_BYTES = 64
-"""About how much one log-probability takes."""
 
 
 class Tally:
@@ -114,7 +112,4 @@ class Outbox:
 
 def _size_bytes(delta: ClientDelta) -> int:
     """About how large a piece is, without encoding it."""
-    text = delta.text
-    text_bytes = len(text) if text.isascii() else len(text.encode())
-    logprobs = sum(1 + len(one.top) for one in delta.logprobs or ())
-    return MESSAGE_OVERHEAD_BYTES + text_bytes + len(delta.tokens) + LOGPROBS_BYTES * logprobs
+    return MESSAGE_OVERHEAD_BYTES + len(delta.tokens) + len(delta.body)

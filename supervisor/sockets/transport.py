@@ -14,6 +14,7 @@ Context = zmq.Context[Socket]
 
 # Plain integers: arithmetic on the enumerations costs more than the calls that use them.
 _NOBLOCK = int(zmq.NOBLOCK)
+_MORE = _NOBLOCK | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 
 _MONITOR_EVENT = struct.Struct("=Hi")
@@ -28,7 +29,7 @@ class LoopSocket:
     """Calls `take` for each message of a socket, on the event loop's thread.
 
     The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
-    edge: after sending, call `drain_soon`.
+    edge: whatever was sent in a round of the loop, the next one looks at the socket once.
 
     Args:
         socket: already bound; closed by `close`.
@@ -47,6 +48,7 @@ class LoopSocket:
         self._on_drained = on_drained
         self._loop = asyncio.get_running_loop()
         self._is_drain_scheduled = False
+        self._is_look_scheduled = False
         self._is_closed = False
         descriptor = socket.getsockopt(zmq.FD)
         assert isinstance(descriptor, int)
@@ -55,7 +57,7 @@ class LoopSocket:
         self.drain_soon()
 
     def drain_soon(self) -> None:
-        """Schedules a look at the socket in the loop's next round."""
+        """Schedules a turn of receiving in the loop's next round."""
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
@@ -79,13 +81,16 @@ class LoopSocket:
             zmq.ZMQError: the peer is unreachable.
         """
         try:
-            self.socket.send_multipart(frames, _NOBLOCK)
+            for frame in frames[:-1]:
+                self.socket.send(frame, _MORE)
+            self.socket.send(frames[-1], _NOBLOCK)
         except zmq.Again:
             return False
         finally:
             # Sending, even in vain, may have swallowed the edge of something that arrived.
-            if self.socket.getsockopt(zmq.EVENTS) & _POLLIN:  # type: ignore[operator]
-                self.drain_soon()
+            if not self._is_look_scheduled:
+                self._is_look_scheduled = True
+                self._loop.call_soon(self._look)
         return True
 
     def close(self, linger_ms: int = 0) -> None:
@@ -94,6 +99,15 @@ class LoopSocket:
             self._is_closed = True
             self._loop.remove_reader(self._descriptor)
             self.socket.close(linger_ms)
+
+    def _look(self) -> None:
+        """Has what arrived while something was sent taken, if anything did."""
+        self._is_look_scheduled = False
+        if not self._is_closed and self._has_arrived():
+            self._drain()
+
+    def _has_arrived(self) -> bool:
+        return bool(self.socket.getsockopt(zmq.EVENTS) & _POLLIN)  # type: ignore[operator]
 
     def _drain(self) -> None:
         self._is_drain_scheduled = False
@@ -112,10 +126,10 @@ class LoopSocket:
                 return False
             if left_bytes <= 0:
                 return True
-            try:
-                frames = self._receive()
-            except zmq.Again:
+            # A look costs a fifth of an error that says that there is nothing.
+            if not self._has_arrived():
                 return False
+            frames = self._receive()
             left_bytes -= len(frames[-1])
             self._take(frames)
         return True

@@ -274,6 +274,7 @@ class WorkerUnit:
             endpoint=endpoint,
             supervisor_pid=os.getpid(),
             known_batching=self._spawn.known_batching,
+            learned_dir=str(self._around.folder.learned_dir(self.model)),
             log_level=self._around.log_level,
         )
 

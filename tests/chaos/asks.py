@@ -86,7 +86,7 @@ class Ask:
 
     def frames(self) -> list[bytes]:
         """The request as it travels, written without any code of the product."""
-        header = {"type": "generate", "id": self.id, "model": self.model, "v": 1}
+        header = {"type": "generate", "id": self.id, "model": self.model, "v": 2}
         return [msgpack.packb(header | self.limits()), msgpack.packb(self.parameters())]
 
 

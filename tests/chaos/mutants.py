@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         name="a row's delta is dropped",
         module=SERVING,
-        right="            if row.text or row.tokens:\n",
-        wrong="            if (row.text or row.tokens) and request.tokens_sent != 5:\n",
+        right="            if row.body:\n",
+        wrong="            if row.body and request.tokens_sent != 5:\n",
         check="tokens",
     ),
     Mutant(
@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         name="text is lost",
         module=SERVING,
-        right="            text=row.text,\n",
-        wrong='            text="" if request.seq == 3 else row.text,\n',
+        right="body=row.body)",
+        wrong='body=b"\\x80" if request.seq == 3 else row.body)',
         check="text",
     ),
     Mutant(

@@ -51,7 +51,7 @@ class RawDoor:
     async def fence(self) -> None:
         """Returns when everything has come that the daemon sent before it answered a ping."""
         self._fence = self._loop.create_future()
-        self._say(msgpack.packb({"type": "ping", "id": "fence", "v": 1}))
+        self._say(msgpack.packb({"type": "ping", "id": "fence", "v": 2}))
         await self._fence
 
     def close(self) -> None:
@@ -112,15 +112,15 @@ class RawDoor:
         if delta["seq"] != self._pieces[name]:
             self._ledger.violate("sequence", f"{name}: {delta['seq']}, not {self._pieces[name]}")
         self._pieces[name] = delta["seq"] + 1
-        packed = delta.get("tokens", b"")
+        packed = delta["tokens"]
         ids = struct.unpack(f"<{len(packed) // 4}I", packed)
-        found[0].take(ids, delta.get("text", ""))
+        found[0].take(ids, msgpack.unpackb(delta["body"]).get("text", ""))
         self._cancel_when_due(name, found[0])
 
     def _cancel_when_due(self, name: str, one: Open) -> None:
         if one.is_due_for_cancel:
             one.cancel()
-            self._say(msgpack.packb({"type": "cancel", "id": name, "v": 1}))
+            self._say(msgpack.packb({"type": "cancel", "id": name, "v": 2}))
 
     def _end(self, message: dict[str, Any]) -> None:
         name = message["id"]

@@ -16,7 +16,7 @@ def main() -> None:
     socket = zmq.Context().socket(zmq.DEALER)
     socket.connect(endpoint)
     for number in range(int(count)):
-        header = {"type": "generate", "id": str(number), "model": model, "v": 1}
+        header = {"type": "generate", "id": str(number), "model": model, "v": 2}
         body = {"prompt": f"victim {number} {id(socket)}", "max_tokens": TOKENS}
         socket.send_multipart([msgpack.packb(header), msgpack.packb(body)])
     while msgpack.unpackb(socket.recv())["type"] == "alive":

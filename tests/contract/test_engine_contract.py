@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -10,11 +11,15 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
 from support.row_values import row_values
 
 LONG = 700
 """Tokens of a prompt that takes several steps of prefill in either engine, or is let do so."""
+
+CHUNK = 64
+"""Tokens that MLX's engine reads in a step that is to end within a prompt, however fast it is."""
 
 
 class Loaded:
@@ -79,7 +84,9 @@ class Loaded:
 
     def step_into_prefill_of(self, key: int) -> None:
         for _ in range(10):
-            for prefill in self.step().prefill:
+            with mock.patch.object(PrefillPacer, "chunk", return_value=CHUNK):
+                result = self.step()
+            for prefill in result.prefill:
                 if prefill.key == key:
                     assert prefill.done < prefill.total, "no step is within the prompt"
                     return

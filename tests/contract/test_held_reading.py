@@ -6,11 +6,15 @@ import pytest
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engine import Engine, Row
+from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 
 from support.row_values import row_values
 
 LONG = 700
-"""Tokens of a prompt that takes several steps of an engine that has not learned its speed."""
+"""Tokens of a prompt that takes several steps."""
+
+CHUNK = 200
+"""Tokens that MLX's engine reads in a step, however fast this machine is."""
 
 SHORT = 5
 LIMIT = 2000
@@ -18,9 +22,10 @@ LIMIT = 2000
 
 
 @pytest.fixture
-def engine(make: Callable[[], Engine]) -> Iterator[Engine]:
+def engine(make: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made = make()
     made.load(lambda phase, at: None)
+    monkeypatch.setattr(PrefillPacer, "chunk", lambda *_, **__: CHUNK)
     yield made
     made.close()
 

@@ -14,6 +14,7 @@ from mlxsup.protocol.client_messages import Cancel, Generate, Ping, Reload, Stat
 from mlxsup.protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, encode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.version import PROTOCOL_VERSION
 
 Header = dict[str, Any]
 
@@ -100,7 +101,7 @@ WRONG_TYPES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("client", (True, 7, b"c", [], {})),
     ("timeout_s", (True, "1", 1e300, 2**63, -(2**63), [], {})),
     ("notices", (None, 0, 1, "yes", [])),
-    ("v", (True, 1.0)),
+    ("v", (float(PROTOCOL_VERSION),)),
     ("surprise", (None, 1, "é" * 2000, [[[[]]]])),
     ("body", (b"\x80", None)),
 )
@@ -117,7 +118,7 @@ def _version(dice: random.Random, id: str) -> Hostile:
     header: Header = {
         "type": "ping",
         "id": id,
-        "v": dice.choice((0, 2, -1, 2**63, None, "1", [], 1.5)),
+        "v": dice.choice((0, 1, -1, 2**63, None, "1", [], 1.5)),
     }
     return Hostile(
         kind="wrong version",
@@ -153,7 +154,7 @@ def _huge(dice: random.Random, id: str) -> Hostile:
 
 
 HUGE = tuple(
-    msgpack.packb({"type": "ping", "id": "h", "v": 1, "client": value})
+    msgpack.packb({"type": "ping", "id": "h", "v": 2, "client": value})
     for value in (
         {str(n): n for n in range(65)},
         {str(n): n for n in range(5000)},

@@ -12,7 +12,6 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.client.tool_calls import NO_CALL
 from mlxsup.protocol.client_messages import (
     Cancel,
-    ClientDelta,
     Deltas,
     Event,
     Generate,
@@ -24,6 +23,7 @@ from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
 
 from support.eventually_async import eventually_async
+from support.pieces import piece
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
@@ -68,8 +68,8 @@ def test_many_streams_at_once_lose_nothing_to_the_edge_triggered_descriptor_C4(p
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):
             for seq in range(40):
-                piece = ClientDelta(id=message.id, seq=seq, text="x", tokens=pack_tokens([seq]))
-                peer.send(Deltas(deltas=[piece]))
+                one = piece(message.id, seq, "x", tokens=pack_tokens([seq]))
+                peer.send(Deltas(deltas=[one]))
             finish(peer, message.id, 40)
 
     async def run(endpoint: str) -> None:

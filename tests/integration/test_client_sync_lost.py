@@ -11,7 +11,6 @@ import zmq
 
 from mlxsup.client import Client, ConnectionLost
 from mlxsup.protocol.client_messages import (
-    ClientDelta,
     Deltas,
     Generate,
 )
@@ -19,6 +18,7 @@ from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
 
 from support.eventually import eventually
+from support.pieces import piece
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
@@ -108,7 +108,7 @@ def test_what_was_sent_before_the_death_is_not_lost_H7(path: Path) -> None:
         if isinstance(message, Generate):
             for start in range(0, 3000, 10):
                 pieces = [
-                    ClientDelta(id=message.id, seq=n, text="x", tokens=pack_tokens([n]))
+                    piece(message.id, n, "x", tokens=pack_tokens([n]))
                     for n in range(start, start + 10)
                 ]
                 peer.send(Deltas(deltas=pieces))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import Any
 
 import psutil
+
+from mlxsup.protocol.states import LoadPhase
 
 from support.cli import Piped
 from support.daemon import Daemon, fake, row, wait_for_state
@@ -14,6 +17,8 @@ from support.eventually import eventually
 
 WARNING = "the context length is not declared: 4096 tokens"
 REASON = "an option asks for it in life 1"
+TOOK = " ".join(rf"{phase}_s=\d+\.\d+" for phase in LoadPhase)
+READY_LINE = rf"INFO model ready model=plain batching=together {TOOK}\n"
 ONE_ROW = {"mode": "one_row", "reason": REASON}
 
 
@@ -38,6 +43,8 @@ def test_status_load_and_log_tell_it_and_its_next_life_need_not_find_it_out() ->
         shown = daemon.run("status", "--debug").stdout.splitlines()
         assert f"  batching: one_row, {REASON}" in shown
         assert f"  warning: {WARNING}" in shown
+        [took] = [line for line in shown if line.startswith("  seconds of its phases: spawn ")][:1]
+        assert list(seen["load_phases_s"]) == [part.split()[0] for part in took[25:].split(", ")]
 
         psutil.Process(seen["pid"]).send_signal(signal.SIGKILL)
         eventually(lambda: row(client, "odd")["generation"] == 2)
@@ -54,8 +61,8 @@ def test_status_load_and_log_tell_it_and_its_next_life_need_not_find_it_out() ->
         assert as_json.stderr == ""
         assert json.loads(as_json.stdout)["models"][0]["warnings"] == [WARNING]
         log = (daemon.logs / "mlxsup.log").read_text()
-        assert f'INFO model ready model=odd batching=one_row reason="{REASON}"' in log
-        assert "INFO model ready model=plain batching=together\n" in log
+        assert f'INFO model ready model=odd batching=one_row reason="{REASON}" spawn_s=' in log
+        assert re.search(READY_LINE, log)
         assert log.count(f'WARNING model warning model=odd warning="{WARNING}"') == 4
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import pytest
 
 from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import MAX_STOP_LENGTH, MAX_STOP_STRINGS, RequestBody
+from mlxsup.protocol.delta_body import DeltaBody
 from mlxsup.protocol.errors import RETRYABLE, ErrorCode
 from mlxsup.protocol.ids import pack_tokens, unpack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.packed_rows import PackedRow, Row
 from mlxsup.protocol.parameters import SAMPLING, Sampling
 from mlxsup.protocol.states import (
     Batching,
@@ -205,14 +207,16 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
 
 NESTED = (
     client_messages.ClientDelta,
+    DeltaBody,
     client_messages.Usage,
     client_messages.Timings,
     worker_messages.Acceptance,
-    worker_messages.RowDelta,
+    PackedRow,
     worker_messages.PrefillProgress,
 )
 
 PLAIN = {str: "text", bytes: "bytes", int: "integer", float: "number", bool: "boolean"}
+TRAVELS_AS = {Row: PackedRow}
 
 
 def type_words(hint: Any) -> str:
@@ -223,8 +227,8 @@ def type_words(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         (inner,) = [argument for argument in arguments if argument is not type(None)]
         return f"{type_words(inner)} or nil"
-    if origin is list:
-        return f"list of {type_words(arguments[0])}"
+    if origin in (list, Sequence):
+        return f"list of {type_words(TRAVELS_AS.get(arguments[0], arguments[0]))}"
     if origin is dict:
         return "map"
     return PLAIN.get(hint) or str(hint.__name__)

@@ -28,6 +28,7 @@ from mlxsup.supervisor.workers.registry import Workers
 
 from support.daemon import fake
 from support.eventually_async import eventually_async
+from support.pieces import texts_of
 from support.played_daemon import Peer, Stage, generate, play, short_folder, token
 
 FAST = {"restart": {"max_restarts": 1, "backoff_initial_s": 0.01, "backoff_max_s": 0.01}}
@@ -55,9 +56,9 @@ def test_a_request_is_served_and_the_end_leaves_nothing() -> None:
         await peer.say(generate())
         key = await worker.accept()
         await worker.step(token(key, 1))
-        assert [d.text for d in (await peer.hear(Deltas)).deltas] == ["1 "]
+        assert texts_of(await peer.hear(Deltas)) == ["1 "]
         await worker.step(token(key, 2, is_last=True))
-        assert [d.text for d in (await peer.hear(Deltas)).deltas] == ["2 "]
+        assert texts_of(await peer.hear(Deltas)) == ["2 "]
         done = await peer.hear(Done)
         assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.seed) == (2, 2, 7)
         pids.append(worker.pid)
@@ -209,7 +210,7 @@ def test_what_a_worker_said_last_is_heard_though_its_connection_is_held_open() -
             row = token(key, number)
             row.text = LARGE
             await worker.step(row)
-        texts = [d.text for _ in range(8) for d in (await peer.hear(Deltas)).deltas]
+        texts = [text for _ in range(8) for text in texts_of(await peer.hear(Deltas))]
         assert texts == [LARGE] * 8
         await worker.say(Dying(code=70, message="the last word"))
         os.kill(worker.pid, signal.SIGKILL)

@@ -40,7 +40,10 @@ class Surroundings:
     def __init__(self, folder: Path) -> None:
         self.events: list[Event] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.folder = SimpleNamespace(worker_socket=lambda number: self.socket_in(folder, number))
+        self.folder = SimpleNamespace(
+            worker_socket=lambda number: self.socket_in(folder, number),
+            learned_dir=lambda model: folder / model,
+        )
         self.record = SimpleNamespace(add=lambda *_: None, remove=lambda *_: None)
         self.log = SimpleNamespace(write=lambda *_, **__: None)
         self.argv: tuple[str, ...] = (sys.executable, "-c", "import sys; sys.stdin.read()")

@@ -11,10 +11,12 @@ import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.sampling import NoEndYet, make_processors, make_sampler
+from mlxsup.worker.engines.mlx.sampling import make_draws
 
 from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_draws import drawer, shape, weigh
 from support.mlx_rows import make_row, make_spec
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
@@ -115,40 +117,37 @@ def test_a_stop_token_that_a_grammar_leaves_alone_is_drawn(worker: LoopDriver) -
 
 def test_no_id_beyond_the_logits_is_written_to() -> None:
     """A tokenizer may know ids that the model has no output for."""
-    logits = mx.array([[1.0, 2.0, 3.0, 4.0]])
-    first = NoEndYet([3, 4, 4_000_000], min_tokens=1, drawn=0)(mx.array([0]), logits)
-    result: Any = first[0].tolist()
-    assert result == [1.0, 2.0, 3.0, -math.inf]
-    none = NoEndYet([9], min_tokens=1, drawn=0)(mx.array([0]), logits)
-    assert mx.array_equal(none, logits)
+    logits = [1.0, 2.0, 3.0, 4.0]
+    row = make_row(1, [1], min_tokens=1)
+    assert shape(row, [0], logits, ending=[3, 4, 4_000_000]) == [1.0, 2.0, 3.0, -math.inf]
+    assert shape(row, [0], logits, ending=[9]) == logits
+    row = make_row(1, [1], logit_bias={1: 2.0, 4: 9.0, 4_000_000: 9.0})
+    assert shape(row, [0], logits) == [1.0, 4.0, 3.0, 4.0]
     row = make_row(1, [1], temperature=1.0, xtc_probability=1.0, xtc_threshold=0.0, seed=1)
-    token: Any = make_sampler(row, spared=[9])(logits).item()
-    assert token == 0
+    weights = weigh(make_draws(row, spared=[9]), logits)
+    assert [weight > 0 for weight in weights] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("delivered", [0, 2, 3])
 def test_ends_are_forbidden_by_the_number_of_the_token(delivered: int) -> None:
     row = make_row(1, [1], min_tokens=3, delivered=[5] * delivered)
-    processors = make_processors(row, [6])
-    assert len(processors) == (delivered < 3), "a row that has them needs none"
+    sampler = BatchSampler([make_draws(row, ending=[6])], [[]], 8)
     is_allowed = []
     for _ in range(delivered, 5):
-        logits = mx.zeros((1, 8))
-        for processor in processors:
-            logits = processor(mx.array([1]), logits)
+        logits = sampler.shape(mx.zeros((1, 8)), mx.array([1]))
         value: Any = logits[0, 6].item()
         is_allowed.append(value == 0)
+        sampler.draw(logits)
     assert is_allowed == [number >= 3 for number in range(delivered, 5)]
 
 
 def test_where_only_ends_are_left_they_stay() -> None:
-    logits = mx.array([[-math.inf, 1.0, 2.0, -math.inf]])
-    kept = NoEndYet([1, 2], min_tokens=9, drawn=0)(mx.array([0]), logits)
-    assert mx.array_equal(kept, logits)
+    logits = [-math.inf, 1.0, 2.0, -math.inf]
+    assert shape(make_row(1, [1], min_tokens=9), [0], logits, ending=[1, 2]) == logits
 
 
 def test_xtc_never_leaves_out_a_stop_token() -> None:
-    def drawn(stop_token_ids: tuple[int, ...]) -> set[Any]:
+    def drawn(stop_token_ids: tuple[int, ...]) -> set[int]:
         row = make_row(
             1,
             [1],
@@ -157,9 +156,9 @@ def test_xtc_never_leaves_out_a_stop_token() -> None:
             xtc_threshold=0.1,
             stop_token_ids=stop_token_ids,
         )
-        sampler = make_sampler(row)
+        draw = drawer(make_draws(row))
         logprobs = mx.log(mx.array([[0.6, 0.2, 0.2]]))
-        return {sampler(logprobs).item() for _ in range(40)}
+        return {draw(logprobs)[0] for _ in range(40)}
 
     assert 0 not in drawn(())
     assert 0 in drawn((0,))

@@ -13,8 +13,9 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.sampling import derive_key, greedy, make_sampler
+from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, make_draws
 
+from support.mlx_draws import drawer, draws_of
 from support.mlx_rows import (
     check_no_row_is_left,
     known_as,
@@ -218,22 +219,21 @@ def test_no_parameter_breaks_a_step_C7(engine: MlxEngine, parameters: dict[str, 
         assert tokens == greedy_answer, "cold or narrow enough to be greedy"
 
 
-def test_greedy_rows_share_one_sampler() -> None:
-    """mlx-lm makes one call for the whole batch only where all samplers are the same object."""
-    assert make_sampler(make_row(1, [1])) is greedy
-    assert make_sampler(make_row(2, [1], top_p=0.5, top_k=3, seed=2)) is greedy
+def test_rows_that_ask_for_nothing_have_nothing_of_their_own() -> None:
+    assert make_draws(make_row(1, [1]), ending=[2], spared=[3]) is PLAIN
+    assert make_draws(make_row(2, [1], top_p=0.5, top_k=3, seed=2)) is PLAIN
 
 
 def test_draws_follow_the_probabilities_and_top_p() -> None:
     logprobs = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
-    sampler = make_sampler(make_row(1, [1], temperature=1.0, top_p=0.75, seed=5))
+    draw = drawer(draws_of(top_p=0.75))
     counts = [0, 0, 0, 0]
     for _ in range(400):
-        counts[int(mx.sum(sampler(logprobs)))] += 1
+        counts[draw(logprobs)[0]] += 1
     assert counts[2] == counts[3] == 0, "0.5 + 0.3 reach 0.75"
     assert 200 <= counts[0] <= 300  # 0.625 of 400 expected, 5 deviations away
-    everything = make_sampler(make_row(1, [1], temperature=1.0, top_p=1.0, seed=5))
-    assert {int(mx.sum(everything(logprobs))) for _ in range(400)} == {0, 1, 2, 3}
+    draw = drawer(draws_of(top_p=1.0))
+    assert {draw(logprobs)[0] for _ in range(400)} == {0, 1, 2, 3}
 
 
 def test_keys_of_draws_do_not_collide() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -19,6 +21,7 @@ from mlxsup.worker.engines.mlx import batching as mlx_way
 from mlxsup.worker.engines.mlx import engine as mlx_engine
 from mlxsup.worker.engines.mlx import load as mlx_load
 from mlxsup.worker.engines.mlx import memory_need
+from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
@@ -26,6 +29,7 @@ from mlxsup.worker.engines.mlx.batching import ONLY_ROW, PROBE_VERSION, Finding,
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.sampling import SAMPLER_VERSION
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
@@ -40,15 +44,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, report: Callable[..., None] = lambda *_: None, **changes: Any) -> EngineFacts:
-    engine = MlxEngine(make_spec(path, **({"max_concurrency": 1} | changes)))
+    """Loads it; by this clock, no step takes any time."""
+    engine = MlxEngine(make_spec(path, **({"max_concurrency": 1} | changes)), lambda: 0.0)
+    still = SimpleNamespace(perf_counter=lambda: 0.0)
     try:
-        return engine.load(report)
+        with mock.patch.object(mlx_passes, "time", still):
+            return engine.load(report)
     finally:
         engine.close()
 
 
 def test_each_step_of_a_load_reports_its_phase_and_its_share_B1(tiny: Path) -> None:
-    """A tiny model has one file and one group of arrays, and the warm-up takes three steps."""
+    """A tiny model has one file and one group of arrays; the warm-up takes three steps for each of
+    its three prompts."""
     seen: list[tuple[LoadPhase, float]] = []
     load(tiny, lambda phase, share: seen.append((phase, round(share, 6))))
     weights, warm_up = LoadPhase.WEIGHTS, LoadPhase.WARMUP
@@ -59,7 +67,7 @@ def test_each_step_of_a_load_reports_its_phase_and_its_share_B1(tiny: Path) -> N
         (weights, 0.05),
         (weights, 0.15),
         (LoadPhase.MATERIALISE, 0.9),
-        *[(warm_up, 0.9)] * 4,
+        *[(warm_up, 0.9)] * 10,
         (warm_up, 1.0),
     ]
 
@@ -73,11 +81,22 @@ def test_the_probe_reports_before_the_warm_up_at_the_share_of_the_arrays_B1(tiny
 
 
 @pytest.mark.parametrize(
-    ("context_length", "prompt"),
-    [(0, 9), (11, 9), (10, 8), (4, 2), (3, 1), (2, 1)],
+    ("context_length", "prompts"),
+    [
+        (0, [9, 129, 1025]),
+        (1027, [9, 129, 1025]),
+        (1026, [9, 129]),
+        (131, [9, 129]),
+        (130, [9]),
+        (11, [9]),
+        (10, [8]),
+        (4, [2]),
+        (3, [1]),
+        (2, [1]),
+    ],
 )
-def test_the_warm_up_reads_nine_tokens_or_what_fits_B5(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, context_length: int, prompt: int
+def test_the_warm_up_reads_three_sizes_or_what_fits_B5(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, context_length: int, prompts: list[int]
 ) -> None:
     rows: list[Row] = []
     insert = MlxBatch.insert
@@ -88,9 +107,10 @@ def test_the_warm_up_reads_nine_tokens_or_what_fits_B5(
 
     monkeypatch.setattr(MlxBatch, "insert", watch)
     load(tiny, context_length=context_length)
-    (row,) = rows
-    assert (row.key, row.tokens, row.max_tokens) == (WARMUP_KEY, list(range(prompt)), 2)
-    assert (row.sampling, row.seed) == (Sampling(), 0)
+    for row, length in zip(rows, prompts, strict=True):
+        tokens = [number % VOCABULARY_SIZE for number in range(length)]
+        assert (row.key, row.tokens, row.max_tokens) == (WARMUP_KEY, tokens, 2)
+        assert (row.sampling, row.seed) == (Sampling(), 0)
 
 
 def test_ids_of_the_warm_up_are_in_the_smallest_vocabulary(
@@ -188,6 +208,18 @@ def test_what_is_given_back_is_computed_again(tiny: Path) -> None:
         assert solo(engine, make_row(4, prompt)) == first
 
 
+def test_memory_for_reuse_is_freed_and_known_prompts_stay(tiny: Path) -> None:
+    """As while it is idle: another process can use the one, and a second turn the other."""
+    prompt = list(range(300, 340))
+    with loaded_engine(tiny, prefix_cache_bytes=1 << 24, max_concurrency=1) as engine:
+        solo(engine, make_row(1, prompt))
+        known = engine.bytes_held().prefix
+        assert known > 0
+        engine.give_back(keeps_prefixes=True)
+        assert (engine.bytes_held().cache, engine.bytes_held().prefix) == (0, known)
+        assert engine.insert(make_row(2, prompt)) == 39
+
+
 def test_a_fingerprint_depends_on_all_that_answers_depend_on(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +233,8 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
     monkeypatch.setattr(mlx_engine, "fingerprint", noted)
     facts = load(tiny)
     assert facts.fingerprint == "f"
-    assert given == [{**facts.versions, "kv_cache": "plain", "probe": PROBE_VERSION}]
+    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": SAMPLER_VERSION}
+    assert given == [{**facts.versions, **ours}]
 
 
 def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +283,9 @@ def test_the_log_says_how_rows_run_and_warns_if_that_is_not_as_configured(
     with caplog.at_level("INFO", logger="mlxsup"):
         facts = load(tiny, max_concurrency=2)
     assert (facts.batching, facts.batching_reason) == (finding.way, finding.reason)
-    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        (level, f"{said} seconds=0.260")
-    ]
+    lines = [(one.levelname, one.getMessage()) for one in caplog.records]
+    assert lines[0] == (level, f"{said} seconds=0.260")
+    assert [line.split(" model=")[0] for _, line in lines[1:]] == ["model warmed up"]
 
 
 @pytest.mark.parametrize(
@@ -275,3 +308,27 @@ def test_only_the_cpu_is_probed_as_exact(
     assert (options["is_exact"], options["model_type"]) == (is_exact, "llama")
     assert (options["max_concurrency"], options["context_length"]) == (1, CONTEXT_LENGTH)
     assert options["vocabulary_size"] == VOCABULARY_SIZE
+
+
+def test_weights_are_read_ahead_from_before_the_imports_until_they_are_loaded(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[object] = []
+
+    @contextmanager
+    def noted(files: list[Path]) -> Iterator[None]:
+        story.append([file.name for file in files])
+        yield
+        story.append("over")
+
+    def report(phase: LoadPhase, progress: float) -> None:
+        if story[-1:] != [phase]:
+            story.append(phase)
+
+    monkeypatch.setattr(mlx_engine, "reading_ahead", noted)
+    load(tiny, report)
+    before, *reading, over, after = story
+    assert (before, over, after) == (LoadPhase.IMPORT, "over", LoadPhase.WARMUP)
+    assert reading == [
+        ["model.safetensors"], LoadPhase.IMPORT, LoadPhase.WEIGHTS, LoadPhase.MATERIALISE
+    ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""What a load makes of `context_length` and `memory`."""
+"""What a load makes of `context_length`, `memory` and `cache_limit`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.limits import MemoryLimits
 
 from support.mlx_rows import make_spec
 from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
@@ -87,3 +89,48 @@ def test_a_limit_that_the_weights_nearly_fill_is_warned_of(tiny: Path) -> None:
     (warning,) = facts_of(tiny, memory_limit_bytes=int(weights * 1.1)).warnings
     assert "set memory to at least" in warning
     assert facts_of(tiny, memory_limit_bytes=weights * 100).warnings == ()
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def cache_limit() -> Iterator[Callable[[], int]]:
+    """What MLX may keep for reuse; 10 GiB and one byte at first."""
+    before = mx.set_cache_limit(10 * GIB + 1)
+
+    def limit() -> int:
+        now = int(mx.set_cache_limit(before))
+        mx.set_cache_limit(now)
+        return now
+
+    yield limit
+    mx.set_cache_limit(before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "info", "expected"),
+    [
+        ("cuda", {"total_memory": 140 * GIB}, 8 * GIB),
+        ("cuda", {"total_memory": 24 * GIB, "free_memory": GIB}, 3 * GIB),
+        ("metal", {"memory_size": 16 * GIB}, 2 * GIB),
+        ("cuda", {}, 8 * GIB),
+        ("cpu", {"memory_size": 16 * GIB}, 10 * GIB + 1),
+    ],
+)
+def test_a_gpu_keeps_a_bounded_part_for_reuse_unless_told_otherwise(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_limit: Callable[[], int],
+    backend: str,
+    info: dict[str, int],
+    expected: int,
+) -> None:
+    """MLX's own limit there is nearly the whole device, in every process."""
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    for told, held in ((None, expected), (0, 0), (9 * GIB, 9 * GIB)):
+        limits = MemoryLimits(make_spec(tiny, cache_limit_bytes=told), backend)
+        limits.set()
+        assert cache_limit() == held
+        limits.restore()
+        assert cache_limit() == 10 * GIB + 1

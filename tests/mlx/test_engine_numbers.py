@@ -19,14 +19,20 @@ from mlxsup.worker.engines.mlx import (
     load,
     logprobs,
     memory_need,
+    pace,
+    pace_file,
     pass_cost,
+    picking,
     prefill,
     prefix_cache,
     prefix_index,
     prefix_size,
     probe,
     sampling,
+    shapes,
+    shaping,
     text,
+    warm_up,
 )
 
 pytestmark = pytest.mark.mlx
@@ -44,7 +50,8 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
     load: {"GROUP_BYTES": 134_217_728, "MAX_CAUSE_CHARACTERS": 300},
     logprobs: {"LEAST_LOGPROB": -9999},
     memory_need: {"COMFORTABLE_SHARE": 0.8},
-    engine: {"WARMUP_PROMPT_TOKENS": 9, "WARMUP_TOKENS": 2},
+    pace: {"LONGEST_S": 3600, "MOST": 2**31},
+    pace_file: {"FORMAT": 1, "MAX_BYTES": 4096, "KEEP_EVERY_S": 60},
     pass_cost: {
         "APART": 4, "LEAST_SHARE": 0.25, "LEAST_SHARE_APART": 0.0625, "SMALL_PASSES": 3,
         "EASE": 0.3, "DRIFT": 0.02, "LEAST_S": 1e-9,
@@ -52,6 +59,7 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
     prefill: {
         "SMALLEST_CHUNK": 1, "LARGEST_CHUNK": 2048, "FIRST_CHUNK": 8, "FIXED_CHUNK": 256,
         "IDLE_TARGET_S": 2, "STEP_TIMEOUT_SHARE": 0.1, "HEADROOM": 0.75, "GROWTH": 2, "DEEP": 2048,
+        "CAUTION": 2,
     },
     prefix_cache: {"LEAST_TOKENS": 16, "MAX_ENTRIES": 4096},
     prefix_index: {"BYTES_PER_TOKEN": 4},
@@ -60,8 +68,15 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
         "LENGTHS": (2, 4, 3), "TOKENS": (5, 3, 4), "CONTROL_LENGTH": 3, "CONTROL_TOKENS": 3,
         "STARTS": (0.5, 0.8, 0.2), "SEQUENCE_LENGTH": 7,
     },
-    sampling: {"COLDEST": 1e-5, "ALL_TOKENS": 2_147_483_647},
+    picking: {"BLOCK": 128, "MOST_CUT": 1024, "NEVER": 2},
+    sampling: {"COLDEST": 1e-5},
+    shapes: {"COMPILE_S": 15},
+    shaping: {"ALL_TOKENS": 2_147_483_647, "LEAST_ROOM": 64},
     text: {"MAX_OPENING": 512},
+    warm_up: {
+        "SHOWN": (128, 1024), "CHEAP_S": 0.1, "COMPILED": (32, 512, 2048), "COMPILE_LIMIT_S": 120,
+        "PROMPT_TOKENS": 2, "ANSWER_TOKENS": 2, "STEPS_TO_JOIN": 4,
+    },
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.sampling import Processor, make_processors
+from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
 from mlxsup.worker.rows import NO_FORM
 
 from support.loop_driver import Answer, LoopDriver, check_resumes
@@ -63,19 +64,21 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     codec: Any = driver.engine.text
     tokens = codec.encode(RequestBody(prompt=text)).tokens
 
-    def make_scripted(row: Row, ending: Sequence[int] = ()) -> list[Processor]:
+    def make_scripted(row: Row, **named: Sequence[int]) -> RowDraws:
         count = len(row.delivered)
 
-        def force(seen: mx.array, logits: mx.array) -> mx.array:
+        def force(logits: mx.array) -> mx.array:
             nonlocal count
             count += 1
             if count > len(tokens):
                 return logits
             return mx.where(mx.arange(logits.shape[-1]) == tokens[count - 1], 1e4, logits)
 
-        return [force, *make_processors(row, ending)]
+        draws = replace(make_draws(row, **named), number=count)
+        draws.processors = (force, *draws.processors)
+        return draws
 
-    monkeypatch.setattr(mlx_batch, "make_processors", make_scripted)
+    monkeypatch.setattr(mlx_batch, "make_draws", make_scripted)
     return len(tokens)
 
 

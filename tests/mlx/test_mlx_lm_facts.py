@@ -15,6 +15,7 @@ from mlx_lm.sample_utils import greedy_sampler, make_sampler
 from mlx_lm.utils import load_model
 
 from mlxsup.worker.engines.mlx.decode import LoneRow, drawn_tokens
+from mlxsup.worker.engines.mlx.sampling import PLAIN
 
 from support.mlx_rows import random_state
 from support.tiny_model import make_tiny_model
@@ -242,7 +243,7 @@ def test_a_generation_batch_of_one_row_runs_over_a_plain_cache(model: Any) -> No
         inputs=mx.array([3]),
         prompt_cache=cache,
         tokens=[[1, 2]],
-        samplers=[greedy_sampler],
+        samplers=[PLAIN],
         fallback_sampler=greedy_sampler,
         logits_processors=[()],
         stop_sequences=[StopSequences()],

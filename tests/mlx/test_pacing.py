@@ -139,7 +139,7 @@ def test_a_first_token_that_is_due_does_not_wait_for_another_prompt_C3_C9(
     machine: SteadyMachine, tmp_path: Path
 ) -> None:
     """From the end of a short prompt to its first token the long one is not read on."""
-    length = 600
+    length = 3000
     with paced_engine(machine, tmp_path, decode_stall_target_ms=20) as engine:
         engine.insert(make_row(1, list(range(length)), max_tokens=2))
         engine.step()

@@ -8,11 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import StopSequences
+from mlx_lm.generate import StopSequences, greedy_sampler
 
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.engines.mlx import decode as decode_module
-from mlxsup.worker.engines.mlx import passes as passes_module
+from mlxsup.worker.engines.mlx import drawing_batch
 from mlxsup.worker.engines.mlx.decode import BatchDecode, LoneDecode
 from mlxsup.worker.engines.mlx.new_row import NewRow
 from mlxsup.worker.engines.mlx.passes import (
@@ -23,7 +22,7 @@ from mlxsup.worker.engines.mlx.passes import (
 )
 from mlxsup.worker.engines.mlx.prefill import LARGEST_CHUNK
 from mlxsup.worker.engines.mlx.prompt_turns import PromptRead
-from mlxsup.worker.engines.mlx.sampling import greedy
+from mlxsup.worker.engines.mlx.sampling import PLAIN, RowDraws
 
 pytestmark = pytest.mark.mlx
 
@@ -33,8 +32,7 @@ STOPS = StopSequences([])
 def row_of(count: int, known: int = 0, **changes: Any) -> NewRow:
     """A row whose tokens are their places."""
     values: dict[str, Any] = {
-        "cache": ["known"] if known else None, "max_tokens": 9, "sampler": greedy,
-        "processors": [], "stops": STOPS,
+        "cache": ["known"] if known else None, "max_tokens": 9, "draws": PLAIN, "stops": STOPS,
     }  # fmt: skip
     return NewRow(
         tokens=list(range(known, known + count)), known=list(range(known)), **(values | changes)
@@ -43,6 +41,8 @@ def row_of(count: int, known: int = 0, **changes: Any) -> NewRow:
 
 class Generator:
     """As much of mlx-lm's as notes what it is given, and reads what a test says."""
+
+    sampler = staticmethod(greedy_sampler)
 
     def __init__(self, model: Any, **options: Any) -> None:
         self.model, self.options = model, options
@@ -79,7 +79,7 @@ def stream() -> mx.Stream:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch, stream: mx.Stream) -> tuple[TogetherPasses, Any]:
-    monkeypatch.setattr(passes_module, "BatchGenerator", Generator)
+    monkeypatch.setattr(drawing_batch, "BatchGenerator", Generator)
     passes = TogetherPasses("model", stream=stream, max_concurrency=3)
     return passes, passes.generator
 
@@ -89,23 +89,23 @@ def read_of(uid: int, done: int, of: int, *, ends: bool = True, is_over: bool = 
 
 
 def test_each_way_has_its_passes(monkeypatch: pytest.MonkeyPatch, stream: mx.Stream) -> None:
-    monkeypatch.setattr(passes_module, "BatchGenerator", Generator)
-    monkeypatch.setattr(decode_module, "BatchGenerator", Generator)
+    monkeypatch.setattr(drawing_batch, "BatchGenerator", Generator)
 
     def made(way: Batching) -> Any:
         return make_passes(way, "model", stream=stream, max_concurrency=3)
 
-    sizes = {"sampler": greedy, "completion_batch_size": 3, "prefill_batch_size": 3}
+    options = {
+        "completion_batch_size": 3, "prefill_batch_size": 3, "prefill_step_size": LARGEST_CHUNK,
+        "stream": stream,
+    }  # fmt: skip
     whole = made(Batching.TOGETHER)
     assert type(whole) is TogetherPasses
     assert whole.generator.model == "model"
-    assert whole.generator.options == {
-        **sizes, "prefill_step_size": LARGEST_CHUNK, "stream": stream
-    }  # fmt: skip
+    assert whole.generator.options == options
     serial, lone = made(Batching.SERIAL_PREFILL), made(Batching.ONE_ROW)
     assert (type(serial), type(serial.decode)) == (SerialPasses, BatchDecode)
     assert serial.decode.generator.model == "model"
-    assert serial.decode.generator.options == {**sizes, "stream": stream}
+    assert serial.decode.generator.options == options
     assert (type(lone), type(lone.decode)) == (SerialPasses, LoneDecode)
 
 
@@ -113,17 +113,15 @@ def test_a_row_is_handed_over_in_pieces_that_end_at_its_checkpoints(
     together: tuple[TogetherPasses, Any],
 ) -> None:
     passes, generator = together
-    processors: list[Any] = [print]
-    assert passes.insert(row_of(6, known=4, checkpoints=(6, 8), processors=processors)) == 5
+    draws = RowDraws(seed=3)
+    assert passes.insert(row_of(6, known=4, checkpoints=(6, 8), draws=draws)) == 5
     assert passes.insert(row_of(2)) == 6
-    options: dict[str, Any] = {"max_tokens": [9], "samplers": [greedy], "stop_sequences": [STOPS]}
+    options: dict[str, Any] = {"max_tokens": [9], "stop_sequences": [STOPS]}
+    known = {"caches": [["known"]], "all_tokens": [[0, 1, 2, 3]], "samplers": [draws]}
+    unknown = {"caches": [None], "all_tokens": [[]], "samplers": [PLAIN]}
     assert generator.inserted == [
-        (
-            [[[4, 5], [6, 7], [8, 9]]],
-            options
-            | {"caches": [["known"]], "all_tokens": [[0, 1, 2, 3]], "logits_processors": [[print]]},
-        ),
-        ([[[0, 1]]], options | {"caches": [None], "all_tokens": [[]], "logits_processors": None}),
+        ([[[4, 5], [6, 7], [8, 9]]], options | known),
+        ([[[0, 1]]], options | unknown),
     ]
 
 

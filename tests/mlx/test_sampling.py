@@ -12,19 +12,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxsup.worker.engines.mlx import picking
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
-from mlxsup.worker.engines.mlx.sampling import (
-    NoEndYet,
-    derive_key,
-    derive_share,
-    greedy,
-    make_processors,
-    make_sampler,
-    within,
-)
+from mlxsup.worker.engines.mlx.places import entries_at
+from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, derive_share, make_draws
+from mlxsup.worker.engines.mlx.shaping import make_shapers
 
 from support.loop_driver import LoopDriver, check_every_resume
+from support.mlx_draws import drawer, draws_of, shape, weigh
 from support.mlx_rows import make_row, make_spec
 from support.tiny_model import VOCABULARY_SIZE, make_tiny_model
 
@@ -45,12 +41,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopDriver]:
 def draws(count: int = 300, spared: list[int] | None = None, **parameters: Any) -> list[int]:
     """How often each of four tokens is drawn."""
     row = make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters)
-    sampler = make_sampler(row, spared or [])
+    draw = drawer(make_draws(row, spared=spared or ()))
     logprobs = mx.log(mx.array([SHARES]))
     counts = [0] * len(SHARES)
     for _ in range(count):
-        token: Any = sampler(logprobs).item()
-        counts[token] += 1
+        counts[draw(logprobs)[0]] += 1
     return counts
 
 
@@ -100,11 +95,7 @@ def test_shares_of_xtc_are_spread_evenly() -> None:
 
 
 def processed(tokens: list[int], **parameters: Any) -> list[float]:
-    logits = mx.array([[2.0, -2.0, 1.0, 0.5]])
-    for processor in make_processors(make_row(1, [1], **parameters)):
-        logits = processor(mx.array(tokens), logits)
-    result: Any = logits[0].tolist()
-    return list(result)
+    return shape(make_row(1, [1], **parameters), tokens, [2.0, -2.0, 1.0, 0.5])
 
 
 def test_penalties_count_the_window_of_prompt_and_answer() -> None:
@@ -124,27 +115,6 @@ def test_a_bias_is_added_before_the_penalties() -> None:
     assert processed([0], logit_bias={0: 2.0}, repetition_penalty=2.0)[0] == 2.0
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_processors_keep_the_type_of_the_logits(dtype: mx.Dtype) -> None:
-    """Another type in one row would change the rows beside it."""
-    row = make_row(
-        1,
-        [1],
-        logit_bias={1: 0.3},
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-    )
-    logits = mx.zeros((1, 8), dtype=dtype)
-    for processor in make_processors(row):
-        logits = processor(mx.array([1, 2]), logits)
-    assert logits.dtype == dtype
-
-
-def test_most_rows_have_no_processor() -> None:
-    assert make_processors(make_row(1, [1], penalty_window=5, temperature=0.5)) == []
-
-
 FOX = "🦊"
 
 
@@ -161,21 +131,29 @@ def test_a_bias_forces_and_forbids_tokens(worker: LoopDriver) -> None:
 def test_every_draw_is_made_on_the_owner_thread_with_a_key_of_its_own_A6(
     worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = mx.random.categorical
-    threads: list[int] = []
+    derived: list[tuple[int, int]] = []
+    threads: set[int] = set()
 
-    def categorical(logits: mx.array, **named: Any) -> mx.array:
-        assert "key" in named, "a draw from the global random state"
-        threads.append(threading.get_ident())
-        return plain(logits, **named)
+    def derive(seed: int, number: int) -> int:
+        derived.append((seed, number))
+        threads.add(threading.get_ident())
+        return derive_key(seed, number)
 
-    monkeypatch.setattr(mx.random, "categorical", categorical)
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a draw that is not ours")
+
+    monkeypatch.setattr(picking, "derive_key", derive)
+    for name in ("categorical", "uniform", "gumbel", "randint"):
+        monkeypatch.setattr(mx.random, name, refuse)
     keys = [
         worker.dispatch(prompt=f"row {n}", temperature=1.0, seed=n, max_tokens=8) for n in range(4)
     ]
     worker.finish(*keys)
-    assert len(threads) >= 4 * 8
-    assert set(threads) == {threading.get_ident()}
+    assert threads == {threading.get_ident()}
+    for seed in range(4):
+        numbers = [number for other, number in derived if other == seed]
+        assert numbers == list(range(len(numbers))), "each once, in order"
+        assert len(numbers) >= 8
 
 
 def emoji_bias(worker: LoopDriver) -> dict[str, float]:
@@ -196,7 +174,7 @@ def test_half_an_emoji_goes_on_rightly_F10_G7(worker: LoopDriver) -> None:
     """Bytes of an emoji, whole ones and broken ones, and a stop string behind them."""
     parameters: dict[str, Any] = {
         "temperature": 1.0,
-        "seed": 4,
+        "seed": 9,
         "max_tokens": 48,
         "logit_bias": emoji_bias(worker),
         "presence_penalty": 0.5,
@@ -257,8 +235,8 @@ def test_every_id_of_the_vocabulary_can_be_biased(worker: LoopDriver) -> None:
 
 def test_a_temperature_that_cannot_be_divided_by_takes_the_likeliest() -> None:
     for temperature in (0.0, 1e-320, 1e-40, 9e-6):
-        assert make_sampler(make_row(1, [1], temperature=temperature)) is greedy
-    assert make_sampler(make_row(1, [1], temperature=1e-5)) is not greedy
+        assert draws_of(temperature=temperature) is PLAIN
+    assert draws_of(temperature=1e-5) is not PLAIN
 
 
 def test_the_dice_of_xtc_are_not_the_key_of_the_draw() -> None:
@@ -274,22 +252,18 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
             return bytes([0b00010010])
 
     grammar: Any = Stub()
-    masked = GrammarProcessor(grammar)(mx.array([1]), mx.zeros((1, width)))
+    masked = GrammarProcessor(grammar)(mx.zeros((1, width)))
     values: Any = masked[0].tolist()
     assert [place for place, value in enumerate(values) if value == 0.0] == [1, 4]
     assert len(values) == width
 
 
 def test_an_answer_cannot_end_before_its_least_length_unless_nothing_else_is_left() -> None:
-    processor = NoEndYet([1, 3, 9], min_tokens=4, drawn=2)
-    logits = mx.array([[0.5, 2.0, -1.0, 3.0]])
-    tokens = mx.array([0])
+    row = make_row(1, [1], min_tokens=4, delivered=[7, 7])
     minus = -math.inf
-    assert processor(tokens, logits).tolist() == [[0.5, minus, -1.0, minus]]
-    only_ends = mx.array([[minus, 2.0, minus, 3.0]])
-    assert processor(tokens, only_ends).tolist() == only_ends.tolist()
-    assert processor(tokens, logits).tolist() == logits.tolist(), "two of the four came before"
-    assert logits.tolist() == [[0.5, 2.0, -1.0, 3.0]], "the batch's own logits stay what they are"
+    logits, only_ends = [0.5, 2.0, -1.0, 3.0], [minus, 2.0, minus, 3.0]
+    assert shape(row, [0], logits, ending=[1, 3, 9]) == [0.5, minus, -1.0, minus]
+    assert shape(row, [0], only_ends, ending=[1, 3, 9]) == only_ends
 
 
 @pytest.mark.parametrize(
@@ -301,22 +275,20 @@ def test_an_answer_cannot_end_before_its_least_length_unless_nothing_else_is_lef
         ({"min_tokens": 2, "delivered": [5]}, [1], 1),
         ({"min_tokens": 2, "delivered": [5, 5]}, [1], 0),
         ({"repetition_penalty": 1.1}, [], 1),
-        ({"presence_penalty": -0.1, "frequency_penalty": 0.1}, [], 2),
+        ({"presence_penalty": -0.1, "frequency_penalty": 0.1}, [], 1),
         ({"logit_bias": {1: 1.0}, "repetition_penalty": 0.9, "min_tokens": 1}, [1], 3),
     ],
 )
-def test_each_parameter_that_is_set_has_its_processor(
+def test_nothing_is_computed_that_no_row_asks_for(
     changes: dict[str, Any], ending: list[int], count: int
 ) -> None:
-    assert len(make_processors(make_row(1, [1], **changes), ending)) == count
+    draws = make_draws(make_row(1, [1], **changes), ending=ending)
+    assert len(make_shapers([draws], [[]], 8)) == count
 
 
 def test_what_forbids_the_end_sees_what_the_bias_left() -> None:
     row = make_row(1, [1], logit_bias={0: 5.0, 1: 7.0}, min_tokens=1)
-    logits = mx.array([[0.0, 0.0, 1.0]])
-    for processor in make_processors(row, [1]):
-        logits = processor(mx.array([1]), logits)
-    assert logits.tolist() == [[5.0, -math.inf, 1.0]]
+    assert shape(row, [1], [0.0, 0.0, 1.0], ending=[1]) == [5.0, -math.inf, 1.0]
 
 
 def test_keys_and_shares_are_those_of_seed_number_and_purpose() -> None:
@@ -328,12 +300,14 @@ def test_keys_and_shares_are_those_of_seed_number_and_purpose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "inside"), [([0, 3, 4, -1, 9], [0, 3]), ([], []), ([4], []), ([2], [2])]
+    ("tokens", "inside"), [([0, 3, 4, -1, 9], [0, 3]), ([], None), ([4], None), ([2], [2])]
 )
 def test_ids_without_a_place_in_the_logits_are_left_out(
-    tokens: list[int], inside: list[int]
+    tokens: list[int], inside: list[int] | None
 ) -> None:
-    assert within(tokens, mx.zeros((1, 4))).tolist() == inside
+    found = entries_at([[], tokens], 4)
+    assert (found and found[1].tolist()) == inside
+    assert found is None or mx.all(found[0] == 1).item()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +316,7 @@ def test_ids_without_a_place_in_the_logits_are_left_out(
 def test_below_the_coldest_temperature_nothing_is_drawn(
     temperature: float, is_greedy: bool
 ) -> None:
-    assert (make_sampler(make_row(1, [1], temperature=temperature)) is greedy) is is_greedy
+    assert (draws_of(temperature=temperature) is PLAIN) is is_greedy
 
 
 @pytest.mark.parametrize(
@@ -360,18 +334,15 @@ def test_exactly_the_likeliest_tokens_stay(parameters: dict[str, Any], kept: int
 
 
 @pytest.mark.parametrize(
-    ("parameters", "other"),
-    [({}, -40.0), ({"top_p": 1.0, "min_p": 0.0, "top_k": 2}, -40.0), ({"top_p": 0.9}, -math.inf)],
+    ("parameters", "is_left"),
+    [({}, True), ({"top_p": 1.0, "min_p": 0.0, "top_k": 2}, True), ({"top_p": 0.9}, False)],
 )
 def test_a_filter_that_is_off_leaves_even_what_no_rounding_shows(
-    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any], other: float
+    parameters: dict[str, Any], is_left: bool
 ) -> None:
     """Of two tokens the second has a share of 4e-18: the first alone adds up to 1."""
-    drawn_from: list[Any] = []
-    monkeypatch.setattr(mx.random, "categorical", lambda logits, key: drawn_from.append(logits))
-    make_sampler(make_row(1, [1], **{"temperature": 1.0} | parameters))(mx.array([[0.0, -40.0]]))
-    [[logits]] = [array.tolist() for array in drawn_from]
-    assert logits == [0.0, other]
+    likely, other = weigh(draws_of(**parameters), [0.0, -40.0])
+    assert (likely, other) == (1.0, pytest.approx(math.exp(-40.0)) if is_left else 0.0)
 
 
 def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None:
@@ -387,11 +358,10 @@ def test_a_low_temperature_favours_the_likeliest_and_a_high_one_levels() -> None
 )
 def test_each_row_of_the_logits_is_filtered_by_itself(parameters: dict[str, Any]) -> None:
     """The likeliest of each is drawn; under XTC anything else, because all below 0.1 stay."""
-    sampler = make_sampler(make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters))
+    draw = drawer(draws_of(**parameters), draws_of(**parameters, seed=6))
     shares = mx.array([[0.7, 0.2, 0.05, 0.05], [0.05, 0.05, 0.3, 0.6]])
     drawn: list[set[int]] = [set(), set()]
     for _ in range(60):
-        tokens: Any = sampler(mx.log(shares)).tolist()
-        for seen, token in zip(drawn, tokens, strict=True):
+        for seen, token in zip(drawn, draw(mx.log(shares)), strict=True):
             seen.add(token)
     assert drawn == ([{1, 2, 3}, {0, 1, 2}] if "xtc_probability" in parameters else [{0}, {3}])

@@ -302,6 +302,8 @@ def test_a_context_that_is_too_short_is_not_exceeded(model: Any) -> None:
         ("[METAL] Command buffer execution failed: Impacting Interactivity", RuntimeError),
         ("cudaStreamSynchronize(stream_) failed: unspecified launch failure", RuntimeError),
         ("cublasLtMatmul(handle) failed with code: 13.", RuntimeError),
+        ("Failed to load compiled binary_Add kernel: it is invalid.", RuntimeError),
+        ("There is no kernel named mlx::core::cu::binary_vv.", RuntimeError),
         ("[METAL] (5:kIOGPUCommandBufferCallbackErrorInnocentVictim)", GpuFaultElsewhereError),
         ("[METAL] Command buffer execution failed: Innocent Victim", GpuFaultElsewhereError),
         ("[malloc] Unable to allocate 99 bytes.", MemoryError),

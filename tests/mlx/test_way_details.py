@@ -15,12 +15,14 @@ from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, Finding, WayFinder
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.probe import (
     STARTS,
-    ForcedSampler,
     distance,
     largest_distance,
     make_sequence,
     run_side_by_side,
 )
+from mlxsup.worker.engines.mlx.sampling import PLAIN, RowDraws
+
+from support.mlx_draws import drawer
 
 pytestmark = pytest.mark.mlx
 
@@ -225,10 +227,8 @@ def test_a_way_that_raises_is_named_with_what_it_raised(monkeypatch: pytest.Monk
 
 
 def test_a_script_draws_its_ids_and_then_the_last_one_again() -> None:
-    draw = ForcedSampler([4, 9])
-    drawn = [draw(mx.zeros((1, 3))) for _ in range(3)]
-    assert [one.tolist() for one in drawn] == [[4], [9], [9]]
-    assert {one.dtype for one in drawn} == {mx.uint32}
+    draw = drawer(RowDraws(forced=[4, 9]), PLAIN)
+    assert [draw([[0.0] * 12, [0.0, -1.0] * 6]) for _ in range(3)] == [[4, 0], [9, 0], [9, 0]]
 
 
 def test_a_distance_is_relative_to_what_was_expected() -> None:

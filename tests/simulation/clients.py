@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Done, Event, Failed, Notice, Reply
+from mlxsup.protocol.delta_body import read_body
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
@@ -119,12 +120,13 @@ class Client:
         stream.pieces = delta.seq + 1
         if self.is_slow:
             return
+        body = read_body(delta.body)
         for token in unpack_tokens(delta.tokens):
             expected = answers.token(accepted, stream.tokens)
             check("tokens", token == expected, f"{ask}: token {stream.tokens} is {token}")
-            check("channel", delta.channel == answers.channel(accepted, stream.tokens), ask)
+            check("channel", body.channel == answers.channel(accepted, stream.tokens), ask)
             stream.tokens += 1
-        stream.text[delta.channel] = stream.text.get(delta.channel, "") + delta.text
+        stream.text[body.channel] = stream.text.get(body.channel, "") + body.text
         is_end = stream.tokens == answers.length(accepted)
         shown = answers.shown(accepted, stream.tokens, is_end=is_end)
         received = "".join(stream.text.values())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import FinishReason, PauseReason, RowState
-from mlxsup.protocol.worker_messages import RowDelta
 
 from . import giving_way, higher, pauses, room, shares, wishes
 from .asks import Ask
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 
-def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
+def arrived(record: Record, book: Book, life: Life, row: Row) -> None:
     """A worker has said what one row got, or that it has left."""
     ask = life.given.get(row.key)
     if ask is None:
@@ -32,7 +32,7 @@ def arrived(record: Record, book: Book, life: Life, row: RowDelta) -> None:
     if row.paused is None or row.tokens:
         _continues(record, ask)
         ask.gains_since = record.now if ask.gains_since is None else ask.gains_since
-    if row.text or row.tokens:
+    if row.body:
         record.deltas.append((ask, row))
         if ask.first_token_at is None:
             ask.first_token_at, ask.cached = record.now, row.cached_tokens

@@ -19,9 +19,7 @@ from mlxsup.protocol.client_messages import (
     Stop,
 )
 from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.worker_messages import (
-    RowDelta,
-)
+from mlxsup.protocol.packed_rows import Row
 from mlxsup.supervisor.core.actions import Action, Spawn
 from mlxsup.supervisor.core.events import (
     ClientGone,
@@ -92,7 +90,7 @@ class Record:
         self.open: dict[Ask, None] = {}
         self.limited: dict[Ask, None] = {}
         self.must: Ends = {}
-        self.deltas: list[tuple[Ask, RowDelta]] = []
+        self.deltas: list[tuple[Ask, Row]] = []
         self.is_twin = self.is_shutting_down = False
         self.machine_bytes = 0
         self.shortage = pressure.Shortage()

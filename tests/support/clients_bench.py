@@ -17,7 +17,6 @@ import zmq
 from mlxsup.protocol.client_messages import (
     SUPERVISOR_TO_CLIENT,
     Alive,
-    ClientDelta,
     Deltas,
     Done,
     Generate,
@@ -35,6 +34,7 @@ from mlxsup.supervisor.sockets.outbox import Tally
 
 from .eventually_async import eventually_async
 from .loop_sockets import watched_sockets
+from .pieces import piece
 
 
 class Peer:
@@ -192,7 +192,7 @@ def generate(id: str) -> Generate:
 
 
 def deltas(id: str, seq: int, text: str = "x") -> Deltas:
-    return Deltas(deltas=[ClientDelta(id=RequestId(id), seq=seq, text=text)])
+    return Deltas(deltas=[piece(id, seq, text)])
 
 
 def done(id: str, seq: int) -> Done:

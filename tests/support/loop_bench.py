@@ -48,8 +48,8 @@ class RecordingEngine(FakeEngine):
         self.story.append(f"insert {row.key}")
         return super().insert(row)
 
-    def give_back(self) -> None:
-        self.story.append("give back")
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
+        self.story.append("free" if keeps_prefixes else "give back")
 
     def remove(self, *keys: RequestKey) -> None:
         self.story.append(" ".join(["remove", *map(str, keys)]))

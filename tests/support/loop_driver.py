@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
 from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text_threads import TextThreads
+
+from .pieces import unpacked
 
 WAIT_S = 30.0
 MAX_TURNS = 200_000
@@ -127,7 +130,9 @@ class _Link:
         return True
 
     def wait(self, timeout_s: float | None) -> None:
-        assert self._woken.wait(WAIT_S), "nothing came from the helper threads"
+        limit_s = WAIT_S if timeout_s is None else min(timeout_s, WAIT_S)
+        is_woken = self._woken.wait(limit_s)
+        assert is_woken or limit_s < WAIT_S, "nothing came from the helper threads"
         self._woken.clear()
 
 
@@ -141,9 +146,16 @@ class LoopDriver:
     Args:
         engine: loaded, on this thread.
         facts: of its load.
+        clock: of the loop, in seconds.
     """
 
-    def __init__(self, engine: Engine, facts: EngineFacts, max_concurrency: int = 4) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        facts: EngineFacts,
+        max_concurrency: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine = engine
         self.facts = facts
         self._link = _Link()
@@ -157,6 +169,7 @@ class LoopDriver:
             board=Board(),
             max_concurrency=max_concurrency,
             step_timeout_s=WAIT_S,
+            clock=clock,
         )
         self.answers: dict[int, Answer] = {}
         self.messages: list[WorkerMessage] = []
@@ -216,7 +229,7 @@ class LoopDriver:
     def turn(self) -> None:
         """One turn of the loop, waiting for the helper threads where nothing else is to do."""
         if not self.loop.turn() and self.loop.open_keys:
-            self._link.wait(None)
+            self._link.wait(self.loop.wait_s())
         while self._link.outbox:
             message = self._link.outbox.popleft()
             self.messages.append(message)
@@ -243,7 +256,7 @@ class LoopDriver:
                 assert not self.answers[key].is_over
                 self.answers[key].error = error
             case Step(rows=rows):
-                for row in rows:
+                for row in unpacked(rows):
                     answer = self.answers[row.key]
                     assert not answer.is_over, "a delta after the end"
                     answer.deltas.append(row)

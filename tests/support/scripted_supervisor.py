@@ -14,7 +14,6 @@ from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
-    ClientDelta,
     ClientMessage,
     Deltas,
     Done,
@@ -28,6 +27,8 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
+
+from .pieces import piece
 
 M = TypeVar("M", bound=Message)
 
@@ -125,7 +126,7 @@ def answer(peer: Peer, message: Message, **values: Any) -> None:
 def send_pieces(peer: Peer, request_id: RequestId, pieces: list[str], first_seq: int = 0) -> None:
     """Sends each piece as one `Deltas`; its token id is its place in the stream."""
     for seq, text in enumerate(pieces, first_seq):
-        delta = ClientDelta(id=request_id, seq=seq, text=text, tokens=pack_tokens([seq]))
+        delta = piece(request_id, seq, text, tokens=pack_tokens([seq]))
         peer.send(Deltas(deltas=[delta]))
 
 
@@ -155,7 +156,7 @@ def say_hello(peer: Peer, message: Message) -> None:
 def call_badly(peer: Peer, message: Message) -> None:
     """A script: every answer is one tool call that is no JSON."""
     if isinstance(message, Generate):
-        call = ClientDelta(id=message.id, seq=0, text="f(1)\n", channel=Channel.TOOL_CALL)
+        call = piece(message.id, 0, "f(1)\n", channel=Channel.TOOL_CALL)
         peer.send(Deltas(deltas=[call]))
         finish(peer, message.id, 1, FinishReason.TOOL_CALLS)
     elif isinstance(message, Ping):

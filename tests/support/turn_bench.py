@@ -51,9 +51,11 @@ class Engine:
         self.ahead: dict[RequestKey, RowToken] = {}
         self.cached = 0
         self.returned = 0
+        self.freed = 0
         self.made: list[str] = []
         self.is_long = False
         self.is_decoding = True
+        self.pass_s, self.cheap_tokens = 0.0, 99
 
     def load(self, report: ReportProgress) -> EngineFacts:
         return FACTS
@@ -102,11 +104,17 @@ class Engine:
     def has_decoding(self) -> bool:
         return self.is_decoding
 
+    def shared_pass_s(self, tokens: int) -> float:
+        return self.pass_s if tokens <= self.cheap_tokens else 0.0
+
     def bytes_held(self) -> EngineBytes:
         return EngineBytes(active=1, cache=2, peak=3, kept=sum(self.kept.values()))
 
-    def give_back(self) -> None:
-        self.returned += 1
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
+        if keeps_prefixes:
+            self.freed += 1
+        else:
+            self.returned += 1
 
     def step(self) -> StepResult:
         self.made.append("step")
@@ -169,9 +177,9 @@ class Around:
 
 
 class Bench:
-    """A loop of two places on a clock of the test's own."""
+    """A loop on a clock of the test's own; of two places unless it says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = 2) -> None:
         self.now = 1000.0
         self.engine, self.around = Engine(), Around()
         self.board = Board(clock=lambda: self.now)
@@ -181,7 +189,7 @@ class Bench:
             link=self.around,
             text=self.around,
             board=self.board,
-            max_concurrency=2,
+            max_concurrency=places,
             step_timeout_s=STEP_TIMEOUT_S,
             sampling={"temperature": 0.5},
             clock=lambda: self.now,

@@ -40,6 +40,7 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from .eventually import TIMEOUT_S
+from .pieces import body_of
 
 M = TypeVar("M", bound=Message)
 
@@ -272,7 +273,7 @@ class WorkerHarness:
                 for row in rows:
                     stream = self.streams[row.key]
                     assert not stream.is_over, f"request {row.key} continued after its end"
-                    stream.text += row.text
+                    stream.text += body_of(row).text
                     stream.tokens += unpack_tokens(row.tokens)
                     stream.finish = row.finish
                     stream.steps.append(step)

@@ -19,7 +19,6 @@ from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
-    ClientDelta,
     Deltas,
     Done,
     Event,
@@ -34,6 +33,8 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
+
+from support import pieces
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
@@ -83,8 +84,7 @@ def deliver(deliveries: list[Delivery]) -> None:
 
 
 def piece(seq: int, text: str = "", *, tokens: bytes = b"", **values: Any) -> Deltas:
-    delta = ClientDelta(id=A, seq=seq, text=text, tokens=tokens, **values)
-    return Deltas(deltas=[delta])
+    return Deltas(deltas=[pieces.piece(A, seq, text, tokens=tokens, **values)])
 
 
 def logprobs_of(token: int) -> Logprobs:
@@ -111,8 +111,8 @@ def test_a_result_holds_all_that_came() -> None:
         warnings=["mind"],
     )
     assert opened.receive(done) == []
-    *pieces, result = opened.stream.items
-    assert pieces == [
+    *deltas, result = opened.stream.items
+    assert deltas == [
         Delta(text="hm", token_ids=[], channel=Channel.REASONING),
         Delta(text="a", token_ids=[7], logprobs=[first]),
         Delta(text="b", token_ids=[8, 9], logprobs=[second]),
@@ -158,7 +158,7 @@ def test_token_ids_that_cannot_be_read_end_the_stream() -> None:
     assert opened.receive(piece(0, "x", tokens=b"123")) == [Cancel(id=A)]
     [error] = opened.stream.items
     assert isinstance(error, RequestError)
-    assert error.message == "the daemon sent token ids that cannot be read"
+    assert error.message.startswith("piece 0 of the stream cannot be read: bytes length")
     assert len(opened.session) == 2
 
 

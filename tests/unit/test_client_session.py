@@ -24,7 +24,6 @@ from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Alive,
     Cancel,
-    ClientDelta,
     Deltas,
     Done,
     Event,
@@ -36,6 +35,8 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Channel, FinishReason
+
+from support import pieces
 
 A, B = RequestId("a"), RequestId("b")
 
@@ -67,9 +68,7 @@ def sent(outcome: Outcome) -> list[Message]:
 
 
 def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
-    tokens = pack_tokens([seq])
-    delta = ClientDelta(id=request_id, seq=seq, text=text, tokens=tokens, **values)
-    return Deltas(deltas=[delta])
+    return Deltas(deltas=[pieces.piece(request_id, seq, text, tokens=pack_tokens([seq]), **values)])
 
 
 def test_reasoning_stays_apart_from_the_text() -> None:
@@ -329,7 +328,7 @@ def test_a_bug_while_a_message_is_handled_ends_everybody_it_was_for(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(session_module, "unpack_tokens", broken)
-    both = Deltas(deltas=[ClientDelta(id=id, seq=n) for id, n in ((A, 0), (B, 0), (A, 1))])
+    both = Deltas(deltas=[pieces.piece(id, n) for id, n in ((A, 0), (B, 0), (A, 1))])
     outcome = receive(session, both)
     for box in boxes[:2]:
         [error] = box.items

@@ -38,6 +38,7 @@ def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
         "progress": {"phase": "waiting for turn", "fraction": 0.0},
         "batching": None,
         "warnings": [],
+        "load_phases_s": None,
     }
     loading = pending | {
         "from": "PENDING",
@@ -58,7 +59,9 @@ def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
             "progress": {"phase": "import", "fraction": 0.0},
         }
     ]
+    driver.now += 2.0
     driver.progress(0.5)
+    driver.now += 0.5
     driver.ready()
     [ready] = changes(driver)
     assert ready == pending | {
@@ -68,6 +71,7 @@ def test_a_change_is_announced_whole_and_sent_to_who_subscribed() -> None:
         "pid": 77,
         "progress": None,
         "batching": {"mode": "together", "reason": ""},
+        "load_phases_s": {"spawn": 0.0, "import": 2.0, "weights": 0.5},
     }
 
 

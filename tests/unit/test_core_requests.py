@@ -8,7 +8,7 @@ import pytest
 
 from mlxsup.protocol.client_messages import Deltas, Done, Event, Failed, Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import RequestId, RequestKey
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, PrefillProgress, Rejected, Step
 from mlxsup.supervisor.core.events import ClientTooSlow
@@ -17,6 +17,7 @@ from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import Driver, entry
 from support.core_looks import ALICE, BOB
 from support.core_states import in_state
+from support.pieces import piece
 
 
 def ready_driver(max_queue_bytes: int = CoreSettings().max_queue_bytes) -> Driver:
@@ -36,7 +37,7 @@ def test_a_request_streams_and_ends_once() -> None:
     driver.now += 1.0
     driver.token(1)
     [deltas] = driver.sent(Deltas)
-    assert [(d.id, d.seq, d.text) for d in deltas.deltas] == [("r1", 0, "x")]
+    assert deltas == Deltas(deltas=[piece("r1", 0, "x", tokens=pack_tokens([9]))])
     driver.token(1, finish=FinishReason.LENGTH)
     [done] = driver.sent(Done)
     assert (done.finish_reason, done.seq, done.seed) == ("length", 2, 5)

@@ -18,7 +18,7 @@ from simulation.world import World
 TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "supervisor" / "core"
 WITHOUT_DECISIONS = {
-    "__init__", "actions", "effects", "events", "invariants", "settings", "triggers",
+    "__init__", "actions", "effects", "events", "invariants", "load_times", "settings", "triggers",
 }  # fmt: skip
 """Values, and what is checked of them."""
 

@@ -79,6 +79,7 @@ NEVER_STARTED: dict[str, Any] = {
     "batching": None,
     "warnings": [],
     "loaded_for_s": None,
+    "load_phases_s": None,
 }
 
 
@@ -203,6 +204,7 @@ def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
         "batching": {"mode": "serial_prefill", "reason": "why"},
         "warnings": ["careful"],
         "loaded_for_s": 2.5,
+        "load_phases_s": {"spawn": 1.0, "import": 0.0},
     }
 
 
@@ -229,6 +231,7 @@ def test_a_load_shows_how_far_it_is_and_one_that_waits_what_for() -> None:
         "generation": 1,
         "pid": 77,
         "progress": {"phase": "weights", "fraction": 0.25},
+        "load_phases_s": {"spawn": 0.0, "import": 0.0, "weights": 4.0},
     }
 
 
@@ -260,6 +263,7 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
         "queued": 1,
         "queued_per_class": {"interactive": 1, "normal": 0, "batch": 0},
         "line": [shown("r1", 1, 60.25) | {"class": "interactive"}],
+        "load_phases_s": {"spawn": 0.0, "import": 0.0},
         "suspects": 1,
         "on_probation": 1,
     }
@@ -283,6 +287,7 @@ def test_a_failed_and_a_stopped_model_show_why_and_since_when() -> None:
         "since_s": 1.0,
         "generation": 1,
         "last_exit": last_exit,
+        "load_phases_s": {"spawn": 0.0, "import": 0.0},
         "cause": "exit code 66, model missing: no such folder",
     }
     driver.unload()
@@ -291,6 +296,7 @@ def test_a_failed_and_a_stopped_model_show_why_and_since_when() -> None:
         "since_s": 2.0,
         "generation": 1,
         "last_exit": last_exit,
+        "load_phases_s": {"spawn": 0.0, "import": 0.0},
     }
 
 

@@ -5,37 +5,22 @@ Counted, not timed: `bench.handle_cost` and `bench.dispatch` have the microsecon
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
+from typing import Any
+
+import pytest
 
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, Priority
 from mlxsup.protocol.worker_messages import RowDelta, Step
 from mlxsup.supervisor.core.events import WorkerSaid
+from mlxsup.supervisor.core.sharing.leases import Leases
 
+from support.calls import calls_of
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_memory import MemoryDriver, limited, sized
 
 OTHERS = "abcdefghijkl"
-
-
-def calls_of(function: Callable[[], object]) -> int:
-    """How many functions are called, those of the interpreter included."""
-    count = 0
-
-    def seen(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(seen)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def serving(rows: int, *, waiting: int = 0, accounts: int = 100, others: int = 0) -> MemoryDriver:
@@ -91,10 +76,27 @@ def test_a_step_costs_the_same_for_each_of_its_rows() -> None:
     assert many - one == 31 * (two - one)
 
 
-def test_an_end_costs_little_more_next_to_twelve_models() -> None:
-    """Who may load is looked at anew."""
+def test_an_end_next_to_twelve_models_costs_not_one_call_for_each() -> None:
+    """Nobody waits for a load, and nobody reads, so no other model is looked at."""
     alone, among = (calls_of_step(serving(4, others=others), ends=True) for others in (0, 12))
-    assert among <= 1.25 * alone
+    assert among < alone + 12
+
+
+def test_nothing_is_granted_when_requests_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = serving(4, others=3)
+    granted: list[object] = []
+    grant = Leases.grant
+
+    def noted(self: Leases, *arguments: Any) -> list[ModelName]:
+        granted.append(arguments)
+        return grant(self, *arguments)
+
+    monkeypatch.setattr(Leases, "grant", noted)
+    driver.ask("more")
+    driver.core.handle(step(driver, ends=True))
+    assert granted == []
+    driver.unload("a")
+    assert granted, "a model takes part no longer"
 
 
 def test_an_end_and_the_next_dispatch_cost_little_more_in_a_line_of_thousands() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.client_messages import (
-    ClientDelta,
     Deltas,
     Done,
     Failed,
@@ -38,6 +37,7 @@ from mlxsup.supervisor.core.settings import CoreSettings
 from support.core_driver import Driver, entry
 from support.core_looks import ALICE, BOB
 from support.core_states import in_state
+from support.pieces import piece
 
 INVALID = RemoteError(ErrorCode.INVALID_REQUEST, "no")
 ACCEPTANCE = Acceptance(
@@ -79,18 +79,14 @@ def test_an_answer_from_its_first_piece_to_its_end() -> None:
             cached_tokens=2, warning="odd",
         ),
     )  # fmt: skip
-    first = ClientDelta(
-        id=RequestId("r1"), seq=0, text="th", tokens=pack_tokens([7]), channel=Channel.REASONING
-    )
+    first = piece("r1", 0, "th", tokens=pack_tokens([7]), channel=Channel.REASONING)
     assert driver.sent(Deltas) == [Deltas(deltas=[first])]
     driver.now = 1014.0
     step(driver, row(3, tokens=pack_tokens([8]), prefill_s=9.0, cached_tokens=9, warning="odd"))
-    second = ClientDelta(id=RequestId("r1"), seq=1, tokens=pack_tokens([8]))
+    second = piece("r1", 1, tokens=pack_tokens([8]))
     assert driver.sent(Deltas) == [Deltas(deltas=[second])]
     step(driver, row(3, text="!"), row(3, warning="worse"))
-    assert driver.sent(Deltas) == [
-        Deltas(deltas=[ClientDelta(id=RequestId("r1"), seq=2, text="!")])
-    ]
+    assert driver.sent(Deltas) == [Deltas(deltas=[piece("r1", 2, "!")])]
     driver.now = 1015.0
     step(driver, row(3, finish=FinishReason.LENGTH))
     assert driver.sent(Deltas) == [], "nothing new"

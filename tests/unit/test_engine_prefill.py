@@ -132,6 +132,15 @@ def test_rows_share_the_cost() -> None:
     assert pacer.chunk(prefill_rows=4, decode_rows=0) == pytest.approx(alone / 4, abs=1)
 
 
+def test_the_pass_of_a_prompt_can_be_shared_unless_its_tokens_take_longer() -> None:
+    pacer = make_pacer()
+    assert pacer.shared_pass_s(1) == 0.0, "nothing was measured"
+    for cost in (8, 1024):
+        pacer.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=0.018 + cost * 0.00002)
+    assert pacer.shared_pass_s(850) == pytest.approx(0.018)
+    assert pacer.shared_pass_s(950) == 0.0
+
+
 def test_decode_is_predicted_for_more_rows_than_were_seen() -> None:
     pacer = make_pacer()
     pacer.saw_decode(rows=2, took_s=0.1)

@@ -190,6 +190,18 @@ def test_a_row_that_leaves_before_its_first_token_delays_nobody(kind: type[Promp
     assert turns.plan(decode_rows=0)[0] > 0
 
 
+@pytest.mark.parametrize(("kind", "shared_s"), [(TogetherTurns, PASS_S), (SerialTurns, 0.0)])
+def test_only_prompts_that_are_read_together_share_a_pass(
+    kind: type[PromptTurns], shared_s: float
+) -> None:
+    pacer = PrefillPacer(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
+    turns = kind(pacer)
+    for cost in (8, 64):
+        pacer.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
+    assert turns.shared_pass_s(9) == pytest.approx(shared_s)
+    assert turns.shared_pass_s(12) == 0.0
+
+
 def test_together_every_prompt_is_read_at_once() -> None:
     turns = TogetherTurns(PrefillPacer(decode_stall_target_s=0.25, step_timeout_s=30.0))
     turns.add(0, total=100, known=0)
@@ -225,29 +237,29 @@ class Recorder:
     """A pacer that remembers what it is taught."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, int, int, float]] = []
+        self.seen: list[tuple[int, int, int, float, int]] = []
         self.known: list[int] = []
 
     def begins_deep(self, known: int) -> None:
         self.known.append(known)
 
     def saw_chunk(
-        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float
+        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float, depth: int
     ) -> None:
-        self.seen.append((prefill_rows, longest, decode_rows, took_s))
+        self.seen.append((prefill_rows, longest, decode_rows, took_s, depth))
 
 
 @pytest.mark.parametrize(
     ("kind", "seen"),
     [
         # A row whose prompt ends decodes within the step.
-        (TogetherTurns, [(2, 5, 4, 0.9)]),
+        (TogetherTurns, [(2, 5, 4, 0.9, 0)]),
         # The first pass waits for the decode step that is under way, the next one does not.
-        (SerialTurns, [(1, 5, 3, 0.2), (1, 3, 0, 0.1)]),
+        (SerialTurns, [(1, 5, 3, 0.2, 20), (1, 3, 0, 0.1, 0)]),
     ],
 )
 def test_what_a_step_teaches(
-    kind: type[PromptTurns], seen: list[tuple[int, int, int, float]]
+    kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
 ) -> None:
     pacer: Any = Recorder()
     turns = kind(pacer)
@@ -262,9 +274,11 @@ def test_what_a_step_teaches(
     assert pacer.known == [20, 0]
 
 
-@pytest.mark.parametrize(("kind", "seen"), [(TogetherTurns, [(0, 0, 3, 0.9)]), (SerialTurns, [])])
+@pytest.mark.parametrize(
+    ("kind", "seen"), [(TogetherTurns, [(0, 0, 3, 0.9, 0)]), (SerialTurns, [])]
+)
 def test_a_prompt_of_which_nothing_had_to_be_read_teaches_nothing_of_its_pass(
-    kind: type[PromptTurns], seen: list[tuple[int, int, int, float]]
+    kind: type[PromptTurns], seen: list[tuple[int, int, int, float, int]]
 ) -> None:
     pacer: Any = Recorder()
     turns = kind(pacer)

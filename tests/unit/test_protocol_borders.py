@@ -133,7 +133,7 @@ def test_another_version_is_refused_with_the_id() -> None:
         decode({**PING, "v": "2" * 50})
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
     assert caught.value.id == "a"
-    assert caught.value.message == "this daemon speaks protocol version 1, not " + "2" * 20
+    assert caught.value.message == "this daemon speaks protocol version 2, not " + "2" * 20
 
 
 def test_our_own_newer_processes_may_say_more_and_strangers_may_not() -> None:
@@ -153,18 +153,22 @@ def test_parts_of_messages_are_checked_with_their_path() -> None:
     worker = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
     for rows, words in (
         (5, "rows takes a list"),
-        ([5], "rows takes a map"),
-        ([{"key": "x"}], "rows.key takes an integer"),
-        ([{"text": "x"}], "the field rows.key is missing"),
-        (
-            [{"key": 1, "channel": "loud"}],
-            "rows.channel takes one of content, reasoning, tool_call",
-        ),
-        ([{"key": 1, "channel": []}], "rows.channel takes one of"),
-        ([{"key": 1, "colour": 1}], "unknown field rows.colour; known are cached_tokens, channel"),
-        ([{"key": 1, "tokens": "x"}], "rows.tokens takes bytes"),
-        ([{"key": 1, "text": b"x"}], "rows.text takes text"),
-        ([{"key": 1, "c" * 65: 1}], f"unknown field rows.{'c' * 64}; known are "),
+        ([5], "rows takes lists of key, tokens, body, and a map if there is more"),
+        ([[1, b""]], "rows takes lists of key, tokens, body"),
+        ([[1, b"", b"", {}, {}]], "rows takes lists of key, tokens, body"),
+        ([["x", b"", b""]], "rows.key takes an integer"),
+        ([[True, b"", b""]], "rows.key takes an integer"),
+        ([[1, "x", b""]], "rows.tokens takes bytes"),
+        ([[1, b"", "x"]], "rows.body takes bytes"),
+        ([[1, b"12345", b"\x80"]], "rows.tokens takes 4 bytes for each token"),
+        ([[1, b"1234", b""]], "rows.body is empty, though there are tokens"),
+        ([[1, b"", b"", []]], "rows takes a map of the other fields at the end of a list"),
+        ([[1, b"", b"", {"key": 2}]], "rows takes a map of the other fields"),
+        ([[1, b"", b"", {"finish": "loud"}]], "rows.finish takes one of stop, length, cancelled"),
+        ([[1, b"", b"", {"finish": []}]], "rows.finish takes one of"),
+        ([[1, b"", b"", {"colour": 1}]], "unknown field rows.colour; known are body, cached_"),
+        ([[1, b"", b"", {"c" * 65: 1}]], f"unknown field rows.{'c' * 64}; known are "),
+        ([[1, b"1234", b"", {"finish": "stop"}]], "rows.body is empty, though there are tokens"),
     ):
         with pytest.raises(DecodeError, match="^" + re.escape(words)):
             decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
@@ -175,13 +179,13 @@ def test_parts_of_messages_are_checked_with_their_path() -> None:
 
 def test_what_is_left_out_is_what_the_page_says() -> None:
     stop = decode({"type": "stop", "id": "a"})
-    assert stop == Stop(id=RequestId("a"), now=False, timeout_s=None, v=1)
+    assert stop == Stop(id=RequestId("a"), now=False, timeout_s=None, v=2)
     assert not decode({"type": "status", "id": "a"}).debug
     assert not decode({"type": "restart", "id": "a", "model": "m"}).now
     generate = decode({"type": "generate", "id": "a", "model": "m"}, b"")
     assert (generate.notices, generate.resume, generate.client) == (False, True, None)
     assert StatusQuery(id=RequestId("a"), debug=True) != StatusQuery(id=RequestId("a"))
-    assert Restart(id=RequestId("a"), model=ModelName("m")).v == 1
+    assert Restart(id=RequestId("a"), model=ModelName("m")).v == 2
 
 
 def test_an_unknown_type_is_shown_shortened_with_the_id_and_all_that_are_known() -> None:
@@ -196,7 +200,7 @@ def test_an_unknown_type_is_shown_shortened_with_the_id_and_all_that_are_known()
 
 def test_a_message_equals_what_says_that_it_does_and_shows_all_its_fields() -> None:
     stop = Stop(id=RequestId("a"), timeout_s=2.0)
-    assert repr(stop) == "Stop(id='a', now=False, timeout_s=2.0, v=1)"
+    assert repr(stop) == "Stop(id='a', now=False, timeout_s=2.0, v=2)"
     assert stop == ANY
     assert stop != Ping(id=RequestId("a"))
 
@@ -334,13 +338,14 @@ def test_a_launch_that_says_no_more_changes_nothing() -> None:
         model=ModelName("m"), generation=Generation(1), token="", endpoint="", supervisor_pid=1
     )
     said = {field.name: getattr(least, field.name) for field in dataclasses.fields(least)[:13]}
-    said |= {"known_batching": least.known_batching, "log_level": least.log_level}
+    said |= {"known_batching": least.known_batching, "learned_dir": least.learned_dir}
+    said |= {"log_level": least.log_level}
     assert said == {
         "path": "", "engine": "mlx", "max_concurrency": 8, "step_timeout_s": 30.0,
         "decode_stall_target_ms": 250, "context_length": 0, "deterministic": False,
         "memory_limit_bytes": None, "cache_limit_bytes": None, "wired_limit_bytes": 0,
         "prefix_cache_bytes": None, "sampling": sampling_defaults(), "fake": {},
-        "known_batching": None, "log_level": "info",
+        "known_batching": None, "learned_dir": None, "log_level": "info",
     }  # fmt: skip
 
 

@@ -16,9 +16,11 @@ import pytest
 from mlxsup.protocol import client_messages, worker_messages
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.packed_rows import PackedRow
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -31,6 +33,7 @@ from mlxsup.protocol.states import (
 
 GOLDEN = Path(__file__).with_name("golden_messages.json")
 
+CONTENT = Channel.CONTENT
 ID = RequestId("r-1")
 MODEL = ModelName("smollm2")
 KEY = RequestKey(7)
@@ -73,9 +76,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                     client_messages.ClientDelta(
                         id=ID,
                         seq=3,
-                        text="héé",
                         tokens=pack_tokens([1, 70000]),
-                        channel=Channel.REASONING,
+                        body=pack_body("héé", Channel.REASONING),
                     )
                 ]
             ),
@@ -159,9 +161,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             worker_messages.Step(
                 step=9,
                 rows=[
-                    worker_messages.RowDelta(
-                        key=KEY, text="x", tokens=pack_tokens([5]), finish=FinishReason.LENGTH
-                    )
+                    PackedRow(key=KEY, tokens=pack_tokens([5]), body=pack_body("x", CONTENT)),
+                    PackedRow(key=KEY, finish=FinishReason.LENGTH),
                 ],
                 prefill=[
                     worker_messages.PrefillProgress(

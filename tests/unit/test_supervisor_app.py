@@ -42,7 +42,14 @@ MEASURED = ([7], "written")
 
 def change(**fields: object) -> dict[str, Any]:
     base = {"model": "a", "from": "LOADING", "to": "READY", "generation": 1, "why": "w"}
-    return {**base, "note": "", "batching": None, "warnings": [], "secret": 1, **fields}
+    rest: dict[str, Any] = {
+        "note": "",
+        "batching": None,
+        "warnings": [],
+        "load_phases_s": None,
+        "secret": 1,
+    }
+    return {**base, **rest, **fields}
 
 
 def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +59,10 @@ def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyP
     changes = [
         change(note="n", generation=None),
         change(**{"from": "READY"}),
-        change(batching=batching, warnings=["one", "two"]),
-        change(batching={"mode": "single", "reason": "r"}),
+        change(
+            batching=batching, warnings=["one", "two"], load_phases_s={"spawn": 0.5, "import": 2.0}
+        ),
+        change(batching={"mode": "single", "reason": "r"}, load_phases_s={}),
     ]
     for one in changes:
         case.do(Announce(change=one))
@@ -66,7 +75,11 @@ def test_a_change_is_logged_with_what_is_known_of_it(monkeypatch: pytest.MonkeyP
         ),
         ("debug", "model state", {"model": "a", **facts, "from": "READY"}),
         ("info", "model state", {"model": "a", **facts}),
-        ("info", "model ready", {"model": "a", "batching": "continuous"}),
+        (
+            "info",
+            "model ready",
+            {"model": "a", "batching": "continuous", "spawn_s": 0.5, "import_s": 2.0},
+        ),
         ("warning", "model warning", {"model": "a", "warning": "one"}),
         ("warning", "model warning", {"model": "a", "warning": "two"}),
         ("info", "model state", {"model": "a", **facts}),

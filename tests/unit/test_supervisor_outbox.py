@@ -15,10 +15,9 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.ids import RequestId, pack_tokens
-from mlxsup.protocol.message import Logprobs, Message, TokenLogprob
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.sockets.outbox import (
-    LOGPROBS_BYTES,
     MAX_MERGED_BYTES,
     MAX_MERGED_DELTAS,
     MESSAGE_OVERHEAD_BYTES,
@@ -26,12 +25,15 @@ from mlxsup.supervisor.sockets.outbox import (
     Tally,
 )
 
+from support import pieces
+
+BODY_OF_X = len(pieces.piece("r", 0, "x").body)
 REPLY = Reply(id=RequestId("c"), value={"a": 1})
 DECODER = Decoder(SUPERVISOR_TO_CLIENT, is_strict=False)
 
 
 def piece(seq: int, text: str = "x", id: str = "r") -> Deltas:
-    return Deltas(deltas=[ClientDelta(id=RequestId(id), seq=seq, text=text)])
+    return Deltas(deltas=[pieces.piece(id, seq, text)])
 
 
 def done(id: str = "r") -> Done:
@@ -74,7 +76,7 @@ def test_what_was_tried_as_the_head_takes_nothing_more(outbox: Outbox) -> None:
 
 
 def test_so_many_pieces_are_one_message_and_no_more(outbox: Outbox) -> None:
-    count = MAX_MERGED_BYTES // (MESSAGE_OVERHEAD_BYTES + 1)
+    count = MAX_MERGED_BYTES // (MESSAGE_OVERHEAD_BYTES + BODY_OF_X)
     assert count < MAX_MERGED_DELTAS
     for seq in range(count + 1):
         outbox.add(piece(seq))
@@ -84,14 +86,14 @@ def test_so_many_pieces_are_one_message_and_no_more(outbox: Outbox) -> None:
 
 def test_pieces_of_just_the_merged_size_are_one_message(outbox: Outbox) -> None:
     half = MAX_MERGED_BYTES // 2 - MESSAGE_OVERHEAD_BYTES
-    outbox.add(piece(0, "x" * half))
-    outbox.add(piece(1, "x" * half))
-    outbox.add(piece(2, ""))
+    for seq, size in enumerate((half, half, 0)):
+        delta = ClientDelta(id=RequestId("r"), seq=seq, tokens=b"", body=bytes(size))
+        outbox.add(Deltas(deltas=[delta]))
     assert [len(m.deltas) for m in sent(outbox) if isinstance(m, Deltas)] == [2, 1]
 
 
 def test_a_message_of_more_pieces_than_are_merged_is_sent_as_it_is(outbox: Outbox) -> None:
-    deltas = [ClientDelta(id=RequestId("r"), seq=n) for n in range(MAX_MERGED_DELTAS)]
+    deltas = [pieces.piece("r", n) for n in range(MAX_MERGED_DELTAS)]
     outbox.add(Deltas(deltas=deltas))
     outbox.add(piece(MAX_MERGED_DELTAS))
     assert [len(m.deltas) for m in sent(outbox) if isinstance(m, Deltas)] == [512, 1]
@@ -101,13 +103,9 @@ def test_its_bytes_are_those_of_what_it_holds_and_shared_with_others() -> None:
     tally = Tally()
     one, other = Outbox(tally), Outbox(tally)
     assert not one
-    top = [TokenLogprob(token=1, logprob=-1.0), TokenLogprob(token=2, logprob=-2.0)]
-    chosen = Logprobs(chosen=top[0], top=top)
-    delta = ClientDelta(
-        id=RequestId("r"), seq=0, text="aé", tokens=pack_tokens([1]), logprobs=[chosen]
-    )
+    delta = ClientDelta(id=RequestId("r"), seq=0, tokens=pack_tokens([1]), body=b"abc")
     one.add(Deltas(deltas=[delta]))
-    expected = MESSAGE_OVERHEAD_BYTES + 3 + 4 + 3 * LOGPROBS_BYTES
+    expected = MESSAGE_OVERHEAD_BYTES + 3 + 4
     assert one.size_bytes == tally.bytes == expected
     frames = [b"x" * 10, b"y" * 5]
     other.add(REPLY, frames)

@@ -120,6 +120,7 @@ def test_what_is_no_spec_is_refused(written: bytes) -> None:
         ("endpoint", "ipc://", "an ipc:// endpoint"),
         ("supervisor_pid", -1, "a process id"),
         ("known_batching", {"reason": 1}, "a map of text or null"),
+        ("learned_dir", 1, "a folder or null"),
         ("engine", "torch", "mlx or fake"),
         ("path", None, "a folder"),
         ("max_concurrency", 0, "an integer from 1"),

@@ -112,7 +112,7 @@ def test_memory_is_looked_at_again_once_the_last_step_is_long_over(
 
     bench.link.on_wait = see
     bench.loop.run(lambda: False)
-    assert seen == [(0.5, 30), (299.5, 13)]
+    assert seen == [(0.5, 30), (2.5, 13)]
 
 
 def test_stop_strings_of_one_step_change_the_batch_once(

@@ -12,7 +12,7 @@ from mlxsup.protocol.worker_messages import (
     Resume,
 )
 from mlxsup.worker.engine import Prompt, StepResult, WorkerFaultError
-from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S
+from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text_threads import Tokenised
 
@@ -72,8 +72,9 @@ def test_the_preparation_of_a_cancelled_request_has_its_limit_too(bench: Bench) 
     bench.cancel(1)
     bench.now = 99.0
     bench.run()
-    # The second wait comes after the engine has given back what it kept.
-    for now in (100.0, 100.0 + GIVE_BACK_AFTER_S):
+    # The first wait comes after the engine has freed what it keeps for reuse, the second after it
+    # has given back all that it kept.
+    for now in (99.0 + FREE_AFTER_S, 99.0 + GIVE_BACK_AFTER_S):
         bench.now, bench.text.busy_since = now, now - 10.0
         bench.run()
         assert bench.link.waited_s == 290.0
@@ -87,9 +88,9 @@ def test_what_is_done_between_steps_is_a_phase_of_its_own_P23(bench: Bench) -> N
     def note(name: str) -> None:
         method = getattr(bench.engine, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             seen[name] = bench.board.current.phase
-            return method(*arguments)
+            return method(*arguments, **named)
 
         setattr(bench.engine, name, call)
 

@@ -27,7 +27,7 @@ NUMBERS: dict[ModuleType, dict[str, Any]] = {
     bootstrap: {"SWITCH_INTERVAL_S": 0.001},
     heartbeat: {"BEAT_INTERVAL_S": 0.5, "BEAT_HIGH_WATER_MARK": 4},
     link: {"HIGH_WATER_MARK": 32},
-    idle_time: {"LOOK_AGAIN_AFTER_S": 0.5, "GIVE_BACK_AFTER_S": 300},
+    idle_time: {"LOOK_AGAIN_AFTER_S": 0.5, "FREE_AFTER_S": 3, "GIVE_BACK_AFTER_S": 300},
     parent_watch: {"ORPHANED_EXIT": 1},
     process: {"LINGER_S": 2, "TERMINATED_EXIT": 143, "MAX_CAUSE": 500},
     rows: {"SEED_BITS": 63, "BYTES_PER_TOKEN": 4, "REPLAY_REPORT_TOKENS": 1024},

@@ -52,7 +52,8 @@ def set_budget(bench: Bench, rows_bytes: int, number: int = 1, *, gives_back: bo
 
 
 def rows_of(messages: list[Message]) -> list[RowDelta]:
-    return [row for message in messages if isinstance(message, Step) for row in message.rows]
+    rows = [row for message in messages if isinstance(message, Step) for row in message.rows]
+    return [row for row in rows if isinstance(row, RowDelta)]
 
 
 def left(key: RequestKey) -> RowDelta:

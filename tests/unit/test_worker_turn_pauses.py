@@ -32,7 +32,8 @@ def bench() -> Bench:
 
 
 def rows_of(messages: list[Message]) -> list[RowDelta]:
-    return [row for message in messages if isinstance(message, Step) for row in message.rows]
+    rows = [row for message in messages if isinstance(message, Step) for row in message.rows]
+    return [row for row in rows if isinstance(row, RowDelta)]
 
 
 def pause(bench: Bench, *keys: RequestKey, keep: bool = True) -> list[Message]:

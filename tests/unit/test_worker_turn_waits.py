@@ -11,7 +11,7 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.worker.engine import (
     WorkerFaultError,
 )
-from mlxsup.worker.idle_time import GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
+from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.preparing import StuckPreprocessingError
 
 from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench
@@ -71,11 +71,13 @@ def test_a_prompt_that_was_ready_in_time_takes_the_whole_limit_anew(bench: Bench
 
 
 def test_an_idle_engine_is_waited_with_until_it_gives_back(bench: Bench) -> None:
-    assert (LOOK_AGAIN_AFTER_S, GIVE_BACK_AFTER_S) == (0.5, 300.0)
+    assert (LOOK_AGAIN_AFTER_S, FREE_AFTER_S, GIVE_BACK_AFTER_S) == (0.5, 3.0, 300.0)
     assert bench.loop.wait_s() == 0.5
     bench.now += 0.5
-    assert bench.loop.wait_s() == 299.5
-    bench.now += 298.5
+    assert bench.loop.wait_s() == 2.5
+    bench.now += 2.5
+    assert (bench.loop.wait_s(), bench.engine.freed, bench.engine.returned) == (297.0, 1, 0)
+    bench.now += 296.0
     assert bench.loop.wait_s() == 1.0
     bench.around.busy_with = (A, bench.now)
     assert bench.loop.wait_s() == 1.0, "the nearer of the two"

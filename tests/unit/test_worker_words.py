@@ -111,6 +111,7 @@ def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
         ("prefix_cache_bytes", "bytes or null", (-1,), (0, None)),
         ("known_batching", "a map of text or null",
          ([], "x", {"a": 1}, {"a": "x", "b": None}), (None, {}, {"a": "x"})),
+        ("learned_dir", "a folder or null", (1, []), (None, "", "/x")),
         ("sampling", "a map of parameters in their ranges",
          (None, [], {"seed": 1}, {"top_p": 0}, {"top_p": 1.5, "top_k": 1}, {"top_k": 1, "x": 1}),
          ({}, {"top_p": 1.0, "top_k": 0})),

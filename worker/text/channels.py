@@ -21,6 +21,7 @@ TOOL = "tool"
 HEADER = "header"
 
 _CHANNELS = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING, TOOL: Channel.TOOL_CALL}
+_PLAIN = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING}
 
 UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
 BROKEN_HEADER = "the model broke the format of its answers; what it wrote is left in the text"
@@ -138,6 +139,18 @@ class ChannelParser:
     def has_calls(self) -> bool:
         """Whether the answer contains a tool call."""
         return self._calls.count > 0
+
+    def plain_channel(self, text: str) -> Channel | None:
+        """The channel of a text that `add` would give as one piece and that would change nothing
+        else; None if it might do more. For an empty text, the channel that it would be in."""
+        if self._held or self._bare is not None:
+            return None
+        edges = self._edges.get(self._state)
+        if edges is not None:
+            for character in edges[2]:
+                if character in text:
+                    return None
+        return _PLAIN.get(self._state)
 
     def add(self, text: str) -> list[Piece]:
         """The pieces that became certain with this text."""

@@ -27,19 +27,22 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: Sequence[bytes], *, strips_first_space: bool = False) -> None:
         self._token_bytes = token_bytes
         self._strips_space = strips_first_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = b""  # the beginning of a character
 
     def add(self, token: int) -> str:
         """The text that became certain with this token; may be empty."""
         if not 0 <= token < len(self._token_bytes):
             return ""
-        return self._strip(self._decoder.decode(self._token_bytes[token]))
+        return self._decode(self._token_bytes[token], is_last=False)
 
     def finish(self) -> str:
         """The text that was still held back, when the answer is over."""
-        return self._strip(self._decoder.decode(b"", final=True))
+        return self._decode(b"", is_last=True)
 
-    def _strip(self, text: str) -> str:
+    def _decode(self, new: bytes, *, is_last: bool) -> str:
+        held = self._held + new
+        text, used = codecs.utf_8_decode(held, "replace", is_last)
+        self._held = held[used:]
         if self._strips_space and text:
             self._strips_space = False
             return text[1:] if text[0] == " " else text

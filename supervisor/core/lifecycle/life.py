@@ -23,6 +23,7 @@ from ..memory.need import Need
 from ..settings import ModelSettings
 from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
 from .files import UNSEEN, Files
+from .load_times import NO_LOAD, LoadTimes
 from .restart_policy import RestartPolicy
 from .states import (
     AFTER_EXIT,
@@ -90,6 +91,7 @@ class Life:
         known_batching: what a worker of this model found out about how rows may be batched, in the
             form of a launch spec; None before any has. The fingerprint says whether it is valid.
         files: what is known of the files that its live process has loaded.
+        load_times: how long each phase of its latest load took.
         story: the latest events and what they led to, oldest first.
     """
 
@@ -115,6 +117,7 @@ class Life:
     reserved_bytes: int = 0
     known_batching: dict[str, str] | None = None
     files: Files = UNSEEN
+    load_times: LoadTimes = NO_LOAD
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     _outcomes: list[Outcome] = field(default_factory=list)
 
@@ -223,6 +226,7 @@ class Life:
     def enter(self, phase: Phase, note: str = "") -> None:
         """Changes the state along the table's edges."""
         assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
+        self.load_times = self.load_times.ended(phase.since)
         self.phase = phase
         self.keep_books()
         self.do(Changed(note=note))
@@ -231,6 +235,7 @@ class Life:
         """Changes the state once the process is gone."""
         assert self.has_process
         assert phase.STATE in AFTER_EXIT
+        self.load_times = self.load_times.ended(phase.since)
         self.phase = phase
         self.pid = None
         self.launched = None

@@ -10,6 +10,7 @@ from mlxsup.protocol.states import LoadPhase, Wanted, Why
 from ..errors import cut_off
 from .effects import Changed, QueueEnds, RunningEnds, UpWaitersEnd
 from .life import Life
+from .load_times import LoadTimes
 from .states import Loading, Pending, Phase, Ready, StopCause, Stopping, StopStage
 from .triggers import (
     BecameReady,
@@ -48,6 +49,7 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
             is_restart=life.why is Why.RESTART,
         )
     )
+    life.load_times = LoadTimes.begun(now)
     life.spawn(trigger.spare)
 
 
@@ -72,6 +74,7 @@ def other_version(life: Life, phase: Phase, trigger: GreetedByOtherVersion, now:
 def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> None:
     has_advanced = trigger.progress > phase.progress or trigger.phase is not phase.load_phase
     if has_advanced:  # only progress renews the limit; a repeated report does not
+        life.load_times = life.load_times.entered(trigger.phase, now)
         life.phase = phase = replace(
             phase,
             load_phase=trigger.phase,

@@ -67,6 +67,11 @@ class Leases:
         part = self._parts.get(name)
         return part.until if part is not None and part.stage is Stage.HOLDS else None
 
+    def is_over(self, name: ModelName, now: float) -> bool:
+        """Whether this model has a lease that has lasted long enough."""
+        until = self.until(name)
+        return until is not None and until <= now
+
     def are_needed(self, limit: int | None) -> bool:
         """Whether more models have a long prompt to read than may do so at the same time."""
         return limit is not None and len(self._parts) > limit

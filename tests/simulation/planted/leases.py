@@ -19,6 +19,8 @@ MUTANTS = (
         "(rank(name), self._parts[name].order)", "self._parts[name].order"),
     bug("an answer that streams lends its class to a turn", "leasing",
         "for one in reading or running)", "for one in running)"),
+    bug("a lease that has ended is granted to nobody", "leasing",
+        "device.leases.is_over(name, now)", "False"),
     bug("leases never end", "sharing.leases",
         "if part.stage is Stage.HOLDS and part.until <= now:", "if False:"),
 )  # fmt: skip

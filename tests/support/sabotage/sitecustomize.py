@@ -168,9 +168,20 @@ def hold(path: str, number: int) -> None:
             native_sleep(3600)
 
 
-def dawdle(path: str, number: int) -> None:
-    """Every pass takes 0.2 s more, as on a slow machine."""
-    time.sleep(0.2)
+def dawdle(path: str) -> None:
+    """Every pass takes 0.2 s more, as on a slow machine, those of the load included."""
+    from mlxsup.worker.engine import EngineFacts, ReportProgress
+    from mlxsup.worker.thread_guard import OwnedEngine
+
+    load = OwnedEngine.load
+
+    def arrange_and_load(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
+        from mlx_lm.generate import BatchGenerator
+
+        replace_next(BatchGenerator, path, lambda path, number: time.sleep(0.2))
+        return load(self, report)
+
+    replace_method(OwnedEngine, "load", arrange_and_load)
 
 
 WAYS = {
@@ -180,7 +191,7 @@ WAYS = {
     "pass raises": in_passes(fail),
     "pass sleeps": in_passes(sleep),
     "pass holds": in_passes(hold),
-    "passes dawdle": in_passes(dawdle),
+    "passes dawdle": dawdle,
 }
 
 if "TEST_TRANSFORMERS_INDEX" in os.environ:  # this file stands in front of the one that does it

@@ -4,8 +4,7 @@
 an answer is a pure function of the prompt's tokens, of n, of the option `voice`, and of the seed if
 temperature is above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn
 before `min_tokens`, becomes the next id that is not one. An answer ends with `length` at max_tokens
-unless a directive or the option `answer_tokens`, which stand for a model's end of text, end it
-earlier.
+unless a directive or the option `answer_tokens`, as a model's end of text would, ends it earlier.
 
 Options (a map in the launch spec): see `fake_options.FakeOptions`.
 
@@ -33,6 +32,7 @@ that life of the worker, so that the next one can be seen to continue.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
@@ -254,29 +254,36 @@ class FakeEngine:
         """See `Engine.has_decoding`."""
         return any(row.is_decoding for row in self._rows.values())
 
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
+        return self._options.pass_s
+
     def step(self) -> StepResult:
-        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt.
+        """See `Engine.step`: a token for each row that decodes, a chunk of one prompt, or
+        with the option `pass_s` of each.
 
         It says that it took as long as the options and directives say, whatever a clock says; if
         rows decode while a prompt is read, half of that is theirs.
         """
-        return self._run(next((row for row in self._rows.values() if not row.is_decoding), None))
+        waiting = [row for row in self._rows.values() if not row.is_decoding]
+        return self._run(waiting if self._options.pass_s else waiting[:1])
 
     def decode(self) -> StepResult:
         """See `Engine.decode`."""
-        return self._run(None)
+        return self._run([])
 
-    def _run(self, prefilling: FakeRow | None) -> StepResult:
+    def _run(self, prefilling: Sequence[FakeRow]) -> StepResult:
         tokens: list[RowToken] = []
         prefill: list[RowPrefill] = []
-        step_s = self._options.step_s + sum(r.directives.slow for r in self._rows.values())
+        step_s = self._options.step_s + self._options.pass_s * bool(prefilling)
+        step_s += sum(r.directives.slow for r in self._rows.values())
         if step_s > 0:
             time.sleep(step_s)
         decoding = [row for row in self._rows.values() if row.is_decoding]
-        if prefilling is not None:
-            prefill.append(self._prefill(prefilling))
-            if prefilling.is_decoding:
-                decoding.append(prefilling)
+        for row in prefilling:
+            prefill.append(self._prefill(row))
+            if row.is_decoding:
+                decoding.append(row)
         for row in decoding:
             token = self._decode(row)
             if row.row.key not in self._rows:
@@ -363,9 +370,10 @@ class FakeEngine:
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
 
-    def give_back(self) -> None:
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
-        self._kept.clear()
+        if not keeps_prefixes:
+            self._kept.clear()
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

@@ -51,6 +51,8 @@ class FakeOptions:
         crash_in_load: as `crash`, half-way through.
         load_fault_generations: the three faults above strike generations up to this; 0 for all.
         step_s: how long each step takes.
+        pass_s: if above 0, a step reads a chunk of every prompt, not of one, and takes that much
+            longer than a step that reads none; requests that come together wait for each other.
         predicted_s: what `predict_step_s` returns; `step_s` if negative.
         prefill_tokens_per_step: prompt tokens that one step processes.
         context_length: the model's; the launch spec's own limit still applies.
@@ -76,6 +78,7 @@ class FakeOptions:
     crash_in_load: str = ""
     load_fault_generations: int = 0
     step_s: float = 0.0
+    pass_s: float = 0.0
     predicted_s: float = -1.0
     prefill_tokens_per_step: int = 512
     context_length: int = 4096

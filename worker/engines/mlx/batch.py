@@ -18,19 +18,27 @@ from mlxsup.protocol.states import FinishReason
 from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
 from ...text.grammar import Grammar
 from .kept_rows import KeptRows
+from .kernels import discard_if_unloadable
 from .load import raise_if_innocent, raise_if_memory
 from .logprobs import LogprobReader
 from .new_row import NewRow
+from .pace_file import PaceFile
 from .passes import Passes
 from .prefill import PrefillPacer
 from .prefix_cache import PrefixCache
 from .prompt_turns import PromptTurns
-from .sampling import make_processors, make_sampler
+from .sampling import make_draws
+from .shapes import SeenShapes, Shape
 
 WARMUP_KEY = RequestKey(-1)
-"""The key of the row that warms up the engine: it ends by its length, and leaves nothing behind."""
+"""The first key of the rows that warm up the engine, which have it and those below it: they end by
+their length, and leave nothing behind."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def _warms_up(key: RequestKey) -> bool:
+    return key <= WARMUP_KEY
 
 
 class MlxBatch:
@@ -38,6 +46,8 @@ class MlxBatch:
 
     Attributes:
         passes: the ways of running the rows.
+        paces: where this life keeps what it learns; None until it is warmed up.
+        clock: seconds that this process has worked, to time the steps with.
         logits_width: width of the model's output, known after the first token.
         gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
             that of an id that can never be drawn.
@@ -50,7 +60,8 @@ class MlxBatch:
         spared_tokens: ids that XTC never leaves out.
         pacer: sizes the prefill chunks; the same as that of `turns`.
         prefixes: caches of earlier rows.
-        clock: seconds that this process has worked, to time the steps with.
+        shapes: of its steps; None: the device compiles nothing for a new one.
+        clock: see the attribute.
     """
 
     def __init__(
@@ -63,6 +74,7 @@ class MlxBatch:
         spared_tokens: Sequence[int] = (),
         pacer: PrefillPacer,
         prefixes: PrefixCache,
+        shapes: SeenShapes | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.passes = passes
@@ -70,7 +82,9 @@ class MlxBatch:
         self._stream = stream
         self._pacer = pacer
         self._prefixes = prefixes
-        self._clock = clock
+        self._shapes = shapes
+        self.paces: PaceFile | None = None
+        self.clock = clock
         self._kept = KeptRows()
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
@@ -81,6 +95,11 @@ class MlxBatch:
         self._logprobs = LogprobReader()
         self.logits_width: int | None = None
         self.gives_numbers = True
+
+    @property
+    def pacer(self) -> PrefillPacer:
+        """Sizes the prefill chunks."""
+        return self._pacer
 
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step.
@@ -105,8 +124,7 @@ class MlxBatch:
                     cache=found.cache,
                     checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=row.max_tokens - len(row.delivered),
-                    sampler=make_sampler(row, self._spared),
-                    processors=make_processors(row, ending),
+                    draws=make_draws(row, ending=ending, spared=self._spared),
                     stops=StopSequences([(token,) for token in ending]),
                 )
             )
@@ -121,7 +139,7 @@ class MlxBatch:
 
     def _ending_of(self, row: Row) -> list[int]:
         """The ids that end this row's answer."""
-        if row.key == WARMUP_KEY:
+        if _warms_up(row.key):
             return []
         own = [] if row.ignore_eos else self._stop_tokens
         return [*own, *row.stop_token_ids]
@@ -190,7 +208,7 @@ class MlxBatch:
             self._wanted_logprobs.pop(uid, None)
             self._grammars.pop(uid, None)
             has_computed = self._turns.drop(uid)
-            if has_computed and key != WARMUP_KEY:
+            if has_computed and not _warms_up(key):
                 kept.add(uid)
         caches = self.passes.remove(list(out), kept=kept) if out else {}
         return {out[uid]: held for uid, held in caches.items()}
@@ -201,12 +219,16 @@ class MlxBatch:
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
-    def give_back(self) -> None:
-        """Frees what is only kept for speed."""
-        self._prefixes.clear()
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
+        """See `Engine.give_back`."""
+        if not keeps_prefixes:
+            self._prefixes.clear()
         # A pass that is under way would give its memory back too late.
         mx.synchronize(self._stream)
         mx.clear_cache()
+        # CUDA's pool lets other processes have what was freed at the next wait, and there may be
+        # none for a long time.
+        mx.synchronize(self._stream)
 
     def has_rows(self) -> bool:
         """Whether a step would do anything."""
@@ -225,9 +247,12 @@ class MlxBatch:
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
         # Rows whose prompt is done join the decoding ones within the step.
-        return self._pacer.predict_decode_s(len(self._keys)) + self._turns.predict_s(
+        predicted_s = self._pacer.predict_decode_s(len(self._keys)) + self._turns.predict_s(
             decode_rows=self._decode_rows()
         )
+        if self._shapes is not None and self._keys:
+            predicted_s += self._shapes.extra_s(self._shape(reads=True))
+        return predicted_s
 
     def prefill_chunk(self) -> int:
         """How many tokens of each waiting prompt the next step would process."""
@@ -241,8 +266,19 @@ class MlxBatch:
         """See `Engine.has_decoding`."""
         return self._decode_rows() > 0 or self._turns.has_read
 
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
+        return self._turns.shared_pass_s(tokens)
+
     def _decode_rows(self) -> int:
         return len(self._keys) - len(self._turns)
+
+    def _shape(self, *, reads: bool) -> Shape:
+        """Of the next step, if it may read prompts or if it may not."""
+        decode_rows = self._decode_rows()
+        if not reads or not len(self._turns):
+            return decode_rows, 0, 0
+        return decode_rows, len(self._turns), self._turns.longest(decode_rows=decode_rows)
 
     def step(self) -> StepResult:
         """One token for each row that decodes, and the next chunk of the prompts.
@@ -261,16 +297,21 @@ class MlxBatch:
     def _run(self, plan: dict[int, int]) -> StepResult:
         decoding = self._decode_rows()
         has_prompts = len(self._turns) > 0
-        started = self._clock()
+        shape = None if self._shapes is None else self._shape(reads=any(plan.values()))
+        started = self.clock()
         try:
             self._tell_grammars()
             reads, tokens = self.passes.step(plan)
-            passes_s = self._clock() - started
-            self._keep(self.passes.take_checkpoints())
+            passes_s = self.clock() - started
+            if checkpoints := self.passes.take_checkpoints():
+                self._keep(checkpoints)
         except RuntimeError as error:
             raise_if_memory(error)
             raise_if_innocent(error)
+            discard_if_unloadable(error)
             raise
+        if self._shapes is not None and shape is not None:
+            self._shapes.saw(shape)
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
@@ -283,7 +324,8 @@ class MlxBatch:
             if token.finish_reason is not None:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
-        self.remove(*(token.key for token in taken if token.finish is not None))
+        if ended := [token.key for token in taken if token.finish is not None]:
+            self.remove(*ended)
         decode_s = self._pacer.predict_decode_s(decoding)
         progress: list[RowPrefill] = []
         if has_prompts:
@@ -295,7 +337,9 @@ class MlxBatch:
             ]
         elif decoding:
             self._pacer.saw_decode(rows=decoding, took_s=passes_s)
-        took_s = self._clock() - started
+        took_s = self.clock() - started
+        if self.paces is not None and not self._keys:
+            self.paces.keep_in_time(self._pacer.learned, started)
         return StepResult(
             tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
         )
@@ -328,11 +372,13 @@ class MlxBatch:
         key = self._keys.pop(response.uid)
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
-        if key != WARMUP_KEY:
+        if not _warms_up(key):
             self._keep([(response.prompt_cache, response.all_tokens)])
 
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
+        if self.paces is not None:
+            self.paces.keep(self._pacer.learned())
         self.remove(*self._uids)
         self._kept.clear()
         self._prefixes.clear()

@@ -243,6 +243,7 @@ class WayFinder:
             way, self._model, stream=self._stream, max_concurrency=len(script.prompts)
         )
         try:
-            return scenario(passes, script, self._report)
+            with mx.stream(self._stream):
+                return scenario(passes, script, self._report)
         finally:
             passes.close()

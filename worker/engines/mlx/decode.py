@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch
+from mlx_lm.generate import BatchGenerator, GenerationBatch, greedy_sampler
 
+from .drawing_batch import DrawingBatch, make_generator
 from .new_row import KeptCaches, NewRow
-from .sampling import greedy
 
 CLEAR_EVERY = 512
 """How many steps until memory for reuse is freed, as mlx-lm does: caches grow in new buffers."""
@@ -66,13 +66,7 @@ class BatchDecode:
         self.own_uids: dict[int, int] = {}
         self.uids: dict[int, int] = {}
         with mx.stream(stream):
-            self.generator = BatchGenerator(
-                model,
-                sampler=greedy,
-                completion_batch_size=max_concurrency,
-                prefill_batch_size=max_concurrency,
-                stream=stream,
-            )
+            self.generator = make_generator(model, stream=stream, max_concurrency=max_concurrency)
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
         """See `Decode.insert`."""
@@ -81,8 +75,7 @@ class BatchDecode:
             max_tokens=[row.max_tokens],
             caches=[cache],
             all_tokens=[held],
-            samplers=[row.sampler],
-            logits_processors=[list(row.processors)] if row.processors else None,
+            samplers=[row.draws],
             stop_sequences=[row.stops],
         )[0]
         self.own_uids[uid] = own
@@ -129,7 +122,7 @@ class BatchDecode:
         self.generator.close()
 
 
-class LoneRow(GenerationBatch):  # type: ignore[misc]
+class LoneRow(DrawingBatch):
     """A batch of one row, over its plain cache, as mlx-lm generates one answer."""
 
     def extract_cache(self, idx: int) -> list[Any]:
@@ -200,9 +193,9 @@ class LoneDecode:
             inputs=mx.array(row.tokens[-1:]),
             prompt_cache=cache,
             tokens=[held],
-            samplers=[row.sampler],
-            fallback_sampler=greedy,
-            logits_processors=[tuple(row.processors)],
+            samplers=[row.draws],
+            fallback_sampler=greedy_sampler,
+            logits_processors=[()],
             stop_sequences=[row.stops],
             max_tokens=[row.max_tokens],
         )

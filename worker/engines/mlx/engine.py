@@ -34,6 +34,8 @@ from .known_faults import find_warnings
 from .memory_need import check_weights, memory_warnings
 from .prefill import PrefillPacer
 from .prompt_turns import SerialTurns, TogetherTurns
+from .read_ahead import reading_ahead
+from .shapes import SeenShapes
 
 if TYPE_CHECKING:
     from .batch import MlxBatch
@@ -41,11 +43,6 @@ if TYPE_CHECKING:
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
-
-WARMUP_PROMPT_TOKENS = 9
-"""Tokens of the warm-up: one first chunk, which is measured, and the last token: a slow model takes
-0.1 s for each."""
-WARMUP_TOKENS = 2
 
 NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
@@ -97,9 +94,10 @@ class MlxEngine:
         folder = check_folder(
             Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, _CHECKED * share)
         )
-        backend, versions = self._import_mlx()
-        report(LoadPhase.IMPORT, _IMPORTED)
-        self._load_model(folder, report)
+        with reading_ahead(folder.shards):
+            backend, versions = self._import_mlx()
+            report(LoadPhase.IMPORT, _IMPORTED)
+            self._load_model(folder, report)
         self._facts = self._find_facts(folder, backend, versions)
         self._choose_way(report)
         self._make_batch()
@@ -119,13 +117,14 @@ class MlxEngine:
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
         try:
             from .limits import MemoryLimits
-            from .load import open_stream
+            from .load import keep_kernels, open_stream
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
 
+        keep_kernels(self._spec)
         # The stream of every pass, made before any work and kept for all of it (A2).
         backend, self.stream = open_stream()
-        self._limits = MemoryLimits(self._spec)
+        self._limits = MemoryLimits(self._spec, backend)
         self._limits.set()
         return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
 
@@ -173,8 +172,7 @@ class MlxEngine:
         started = time.perf_counter()
         finding = self._find_way(report)
         self._facts = replace(self.facts, batching=finding.way, batching_reason=finding.reason)
-        seconds = round(time.perf_counter() - started, 2)
-        log_finding(finding, self._spec.model, seconds)
+        log_finding(finding, self._spec.model, round(time.perf_counter() - started, 2))
 
     def _find_way(self, report: ReportProgress) -> Finding:
         from .batching import WayFinder
@@ -216,6 +214,7 @@ class MlxEngine:
             spared_tokens=self._text.spared_tokens,
             pacer=pacer,
             prefixes=self.prefixes,
+            shapes=SeenShapes() if self.facts.backend == "cuda" else None,
             clock=self._clock,
         )
         if self._limits is not None:
@@ -225,42 +224,29 @@ class MlxEngine:
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
         from .batching import PROBE_VERSION
+        from .sampling import SAMPLER_VERSION
 
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
-        answers_depend_on = versions | {"kv_cache": "plain", "probe": PROBE_VERSION}
+        ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": SAMPLER_VERSION}
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
-            fingerprint=fingerprint(folder, answers_depend_on),
+            fingerprint=fingerprint(folder, versions | ours),
             backend=backend,
             versions=versions,
             warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
         )
 
     def _warm_up(self, report: ReportProgress) -> None:
-        """Runs a short request, so that the first one is as fast as the second (B10), and learns
-        the model's speed from it. Its row is removed in every case (B5)."""
+        """Runs short requests, and learns from them how fast the model is."""
         report(LoadPhase.WARMUP, _MATERIALISED)
-        from .batch import WARMUP_KEY
         from .load import blaming_the_model
+        from .warm_up import warm_up
 
-        length = max(min(WARMUP_PROMPT_TOKENS, self.facts.context_length - WARMUP_TOKENS), 1)
-        row = Row(
-            key=WARMUP_KEY,
-            tokens=[number % self.facts.vocabulary_size for number in range(length)],
-            max_tokens=WARMUP_TOKENS,
-            seed=0,
-        )
         batch = self._ready()
-        try:
-            with blaming_the_model(self._spec.path):
-                batch.insert(row)
-                while batch.has_rows():
-                    batch.step()
-                    report(LoadPhase.WARMUP, _MATERIALISED)
-        finally:
-            batch.remove(WARMUP_KEY)
+        with blaming_the_model(self._spec.path):
+            warm_up(batch, self._spec, self.facts, lambda: report(LoadPhase.WARMUP, _MATERIALISED))
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:
             self._facts = replace(self.facts, warnings=(*self.facts.warnings, NO_NUMBERS))
@@ -346,6 +332,10 @@ class MlxEngine:
         """See `Engine.has_decoding`."""
         return self._ready().has_decoding()
 
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
+        return self._ready().shared_pass_s(tokens)
+
     def step(self) -> StepResult:
         """One decode step for the rows that decode, and at most one chunk of prefill.
 
@@ -359,9 +349,9 @@ class MlxEngine:
         """A step that reads no prompt; raises what `step` raises."""
         return self._ready().decode()
 
-    def give_back(self) -> None:
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""
-        self._ready().give_back()
+        self._ready().give_back(keeps_prefixes=keeps_prefixes)
 
     def bytes_held(self) -> EngineBytes:
         """Memory as MLX counts it."""

@@ -24,7 +24,7 @@ class GrammarProcessor:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
 
-    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array) -> mx.array:
         """Called once for each token, and once more after the last (then it changes nothing)."""
         mask = self._grammar.mask()
         if mask is None:

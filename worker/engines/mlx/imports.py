@@ -26,14 +26,19 @@ OWN_MODULES = (
     "batching",
     "cache_layers",
     "engine",
+    "kernels",
     "limits",
     "load",
     "logits",
+    "pace",
+    "pace_file",
     "pass_cost",
     "passes",
     "prefix_cache",
     "prefix_size",
+    "shapes",
     "text",
+    "warm_up",
 )
 
 

@@ -10,16 +10,23 @@ import mlx.core as mx
 
 from mlxsup.protocol.launch import LaunchSpec
 
+MOST_CACHE_BYTES = 8 * 2**30
+CACHE_SHARE = 8
+"""How much a worker on a GPU keeps for reuse by default: one such part of the device, or the size
+above if that is less. MLX's own limit there is nearly the whole device, in each process."""
+
 
 class MemoryLimits:
     """The limits of this process.
 
     Args:
         spec: contains them.
+        backend: `cpu`, `cuda` or `metal`.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, backend: str) -> None:
         self._spec = spec
+        self._backend = backend
         self._memory_before: int | None = None
         self._cache_before: int | None = None
         self._wired_before: int | None = None
@@ -29,8 +36,11 @@ class MemoryLimits:
         spec = self._spec
         if spec.memory_limit_bytes is not None:
             self._memory_before = int(mx.set_memory_limit(spec.memory_limit_bytes))
-        if spec.cache_limit_bytes is not None:
-            self._cache_before = int(mx.set_cache_limit(spec.cache_limit_bytes))
+        cache_limit_bytes = spec.cache_limit_bytes
+        if cache_limit_bytes is None and self._backend != "cpu":
+            cache_limit_bytes = _default_cache_bytes()
+        if cache_limit_bytes is not None:
+            self._cache_before = int(mx.set_cache_limit(cache_limit_bytes))
         if _recommended_bytes() is not None:
             self._wired_before = int(mx.set_wired_limit(0))
 
@@ -53,6 +63,15 @@ class MemoryLimits:
             mx.set_cache_limit(self._cache_before)
         if self._memory_before is not None:
             mx.set_memory_limit(self._memory_before)
+
+
+def _default_cache_bytes() -> int:
+    """How much a worker on a GPU keeps for reuse if its entry does not say."""
+    info = mx.device_info()
+    device_bytes = info.get("total_memory") or info.get("memory_size")  # CUDA, Metal
+    if not device_bytes:
+        return MOST_CACHE_BYTES
+    return min(MOST_CACHE_BYTES, int(device_bytes) // CACHE_SHARE)
 
 
 def _recommended_bytes() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -12,8 +13,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.utils import load_model
 
+from mlxsup.protocol.launch import LaunchSpec
+
 from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
+from .kernels import discard_if_unloadable, use_kernel_folder
 from .known_faults import Remedy, find_fault
 
 GROUP_BYTES = 128 * 1024 * 1024
@@ -69,9 +73,13 @@ MODEL_FAULTS = (
 )
 """What a model type's code, or MLX below it, raises if it cannot compute something."""
 
-_GPU_FAILED = re.compile(r"command buffer execution failed|^cu\w+\(.*\) failed|^cu\w+ failed")
+_GPU_FAILED = re.compile(
+    r"command buffer execution failed|^cu\w+\(.*\) failed|^cu\w+ failed"
+    r"|failed to load compiled|there is no kernel named"
+)
 """How MLX says that the GPU did not finish what it was given: Metal's command buffers (timed out,
-hung, interrupted for the display), CUDA's and its libraries' calls. Another attempt may succeed."""
+hung, interrupted for the display), CUDA's and its libraries' calls, a kernel that was kept and is
+damaged. Another attempt may succeed."""
 
 
 def raise_if_passing(error: Exception) -> None:
@@ -84,6 +92,7 @@ def raise_if_passing(error: Exception) -> None:
     """
     raise_if_memory(error)
     raise_if_innocent(error)
+    discard_if_unloadable(error)
     if isinstance(error, RuntimeError) and _GPU_FAILED.search(str(error).lower()):
         raise error
 
@@ -110,6 +119,13 @@ def shorten(error: BaseException) -> str:
     """An error's text in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_CAUSE_CHARACTERS else text[:MAX_CAUSE_CHARACTERS] + "…"
+
+
+def keep_kernels(spec: LaunchSpec) -> None:
+    """Has MLX for CUDA keep what it compiles; before anything is computed."""
+    if mx.cuda.is_available():
+        device = mx.device_info().get("architecture", "")
+        use_kernel_folder(spec.learned_dir, model=spec.model, version=f"{version('mlx')}-{device}")
 
 
 def open_stream() -> tuple[str, mx.Stream]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.generate import StopSequences
 
-from .sampling import Processor, Sampler
+from .sampling import RowDraws
 
 KeptCaches = dict[int, tuple[list[Any], list[int]]]
 """By uid: a row's cache, and the tokens that it holds."""
@@ -23,8 +22,7 @@ class NewRow:
         known: the tokens before them, which `cache` holds.
         cache: belongs to the row from now on; None: nothing is known.
         max_tokens: at least 1.
-        sampler: draws its tokens.
-        processors: change its logits.
+        draws: how its tokens are drawn.
         stops: what ends its answer.
         checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
     """
@@ -33,7 +31,6 @@ class NewRow:
     known: list[int]
     cache: list[Any] | None
     max_tokens: int
-    sampler: Sampler
-    processors: Sequence[Processor]
+    draws: RowDraws
     stops: StopSequences
     checkpoints: tuple[int, ...] = ()

@@ -43,15 +43,26 @@ class PassCost:
         self._learned_cost = 0  # the one that counted at once because it was much larger
         self._small: deque[tuple[int, float]] = deque(maxlen=SMALL_PASSES)
         self._least_s = 0.0
+        self._seen_cost = 0  # the largest of this life
 
     @property
     def pass_s(self) -> float:
         """Seconds of a pass besides its tokens: what small passes leave beside theirs, once a much
         larger one tells what tokens cost, and no less than a step that reads nothing."""
-        if self.unit_s is None or not self._is_apart(self.largest_cost):
+        if self.unit_s is None or not self.is_told_apart:
             return self._least_s
         rest_s = min(took_s - self.unit_s * cost for cost, took_s in self._small)
         return max(self._least_s, rest_s)
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether passes were measured that differ enough to tell a pass from its tokens."""
+        return self._is_apart(self.largest_cost)
+
+    @property
+    def was_told_apart(self) -> bool:
+        """The same of this life's passes alone, without those that it was given."""
+        return self._is_apart(self._seen_cost)
 
     @property
     def worthwhile(self) -> int:
@@ -90,12 +101,27 @@ class PassCost:
             # slow by itself.
             self.unit_s = seen_s
         self.largest_cost = max(self.largest_cost, cost)
+        self._seen_cost = max(self._seen_cost, cost)
         self._note_small(cost, took_s)
 
     def forget_large(self, cost: int) -> None:
         """What follows is not what was measured with passes above this cost."""
         self.largest_cost = min(self.largest_cost, cost)
         self._learned_cost = min(self._learned_cost, cost)
+
+    def resume(self, *, unit_s: float, small: tuple[int, float], largest_cost: int) -> None:
+        """Begins with what was learned before; the first much larger pass counts at once.
+
+        Args:
+            unit_s: see the attribute.
+            small: the cost and the seconds of a small pass.
+            largest_cost: see the attribute.
+        """
+        self.unit_s, self.largest_cost = unit_s, largest_cost
+        self._seen_cost = 0
+        self._learned_cost = small[0]
+        self._small.clear()
+        self._small.append(small)
 
     # ---------------------------------------------------------------- inside
 

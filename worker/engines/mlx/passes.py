@@ -16,17 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import split_at
 from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
+from .drawing_batch import make_generator
 from .new_row import KeptCaches, NewRow
-from .prefill import LARGEST_CHUNK
 from .prompt_turns import PromptRead
-from .sampling import greedy
 
 
 class Passes(Protocol):
@@ -91,14 +89,7 @@ class TogetherPasses:
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
-            self.generator = BatchGenerator(
-                model,
-                sampler=greedy,
-                completion_batch_size=max_concurrency,
-                prefill_batch_size=max_concurrency,
-                prefill_step_size=LARGEST_CHUNK,
-                stream=stream,
-            )
+            self.generator = make_generator(model, stream=stream, max_concurrency=max_concurrency)
 
     def insert(self, row: NewRow) -> int:
         """See `Passes.insert`."""
@@ -108,9 +99,7 @@ class TogetherPasses:
                 max_tokens=[row.max_tokens],
                 caches=[row.cache],
                 all_tokens=[row.known],
-                samplers=[row.sampler],
-                # mlx-lm goes row by row as soon as two rows differ here, so most rows have none.
-                logits_processors=[list(row.processors)] if row.processors else None,
+                samplers=[row.draws],
                 stop_sequences=[row.stops],
             )[0]
         if row.checkpoints:

@@ -8,7 +8,8 @@ every step teaches (`PassCost`).
 
 from __future__ import annotations
 
-from .pass_cost import EASE, PassCost
+from .pace import Pace
+from .pass_cost import APART, EASE, LEAST_SHARE_APART, PassCost
 
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = 2048
@@ -27,6 +28,10 @@ HEADROOM = 0.75
 GROWTH = 2.0
 """A chunk is at most this many times the last one: small chunks do not show at which size the
 speed falls."""
+
+CAUTION = 2.0
+"""How much slower than an earlier life has learned a token is taken to be before a chunk was read:
+the first chunk is about half as large as it might be."""
 
 DEEP = 2048
 """Known tokens from which a prompt costs noticeably more: attention looks at all of them."""
@@ -53,6 +58,8 @@ class PrefillPacer:
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
         self._cost = PassCost()
+        self._depth = 0  # the tokens before the chunk that was measured last
+        self._shown = 0
         self._decode_s = 0.0
         self._decode_rows = 1
 
@@ -60,6 +67,8 @@ class PrefillPacer:
         """Prompt tokens of each row to process in the next step: 1 to 2,048."""
         if self._is_fixed:
             return FIXED_CHUNK
+        if self._shown:
+            return self._shown
         rows = max(prefill_rows, 1)
         unit_s = self._cost.unit_s
         if unit_s is None:
@@ -71,19 +80,82 @@ class PrefillPacer:
         cost = min(max(planned, worthwhile), GROWTH * self._cost.largest_cost)
         return int(min(max(cost // rows, SMALLEST_CHUNK), LARGEST_CHUNK))
 
+    def shows_chunk(self, tokens: int, limit_s: float) -> bool:
+        """The next chunk that is read has that many tokens, to show what they cost.
+
+        Returns:
+            False, and nothing changes, if chunks are fixed, or one as large as the largest so far
+            takes longer than `limit_s`.
+        """
+        is_cheap = 0.0 < self._cost.predict_s(self._cost.largest_cost) <= limit_s
+        if self._is_fixed or not is_cheap:
+            return False
+        self._shown = tokens
+        return True
+
+    def forget(self) -> None:
+        """What was measured until now had kernels compiled, and will not be as slow again."""
+        self._cost = PassCost()
+        self._depth = 0
+        self._decode_s, self._decode_rows = 0.0, 1
+
+    def learned(self) -> Pace | None:
+        """What is worth keeping for the next life; None until two sizes in this
+        one have told the cost of a pass from that of its tokens."""
+        unit_s = self._cost.unit_s
+        if unit_s is None or not self._cost.was_told_apart:
+            return None
+        return Pace(
+            unit_s=unit_s,
+            pass_s=self._cost.pass_s,
+            largest_cost=self._cost.largest_cost,
+            decode_s=self._decode_s,
+            decode_rows=self._decode_rows,
+        )
+
+    def resume(self, pace: Pace) -> None:
+        """Begins with what an earlier life has learned, after a pass of the first chunk.
+
+        The machine may have become slower since: until a chunk of this life tells, its tokens
+        count as slow as that pass was, and slower still; they are never free.
+        """
+        seen_s = self._cost.predict_s(FIRST_CHUNK)
+        slower = max(1.0, seen_s / pace.predict_s(FIRST_CHUNK))
+        least_s = LEAST_SHARE_APART * seen_s / FIRST_CHUNK
+        self._cost.resume(
+            unit_s=max(CAUTION * slower * pace.unit_s, least_s),
+            small=(FIRST_CHUNK, pace.predict_s(FIRST_CHUNK)),
+            largest_cost=pace.largest_cost,
+        )
+        self._decode_s, self._decode_rows = slower * pace.decode_s, pace.decode_rows
+
     def target_s(self, *, decode_rows: int) -> float:
         """How long the reading part of a step is planned to take."""
         return HEADROOM * (self._busy_target_s if decode_rows else self._idle_target_s)
 
     def begins_deep(self, known: int) -> None:
-        """A row begins after that many known tokens; after many of them each new one costs more
-        than was measured with fewer, so the chunks begin small again."""
-        if known >= DEEP:
-            self._cost.forget_large(FIRST_CHUNK)
+        """A row begins after that many known tokens.
+
+        Attention looks at all of them. If the last chunk was measured after fewer, a token costs
+        more than that by as much at most; so the chunks begin that much smaller, and grow again.
+        """
+        # After few tokens attention is a part of the cost only, which then grows less than they do.
+        measured = max(self._depth, DEEP // 2)
+        unit_s = self._cost.unit_s
+        if known < DEEP or known <= measured or unit_s is None:
+            return
+        planned = (self.target_s(decode_rows=1) - self._cost.pass_s) / unit_s
+        first = planned * measured / known
+        self._cost.forget_large(max(int(first / GROWTH), FIRST_CHUNK))
 
     def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
         """How long a chunk should take at most; 0 when unknown."""
         return self._cost.predict_s(prefill_rows * longest)
+
+    def shared_pass_s(self, tokens: int) -> float:
+        """Seconds that a pass over one prompt takes besides its tokens; 0 if those take longer, or
+        nothing was measured."""
+        return self._cost.pass_s if tokens <= self._cost.worthwhile else 0.0
 
     def predict_decode_s(self, rows: int) -> float:
         """How long the decode part of a step should take at most; 0 when unknown."""
@@ -99,13 +171,17 @@ class PrefillPacer:
         self._cost.saw_none(took_s)
 
     def saw_chunk(
-        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float
+        self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float, depth: int = 0
     ) -> None:
-        """A step with a prefill chunk has ended; `took_s` is for the whole step."""
+        """A step with a prefill chunk has ended; `took_s` is for the whole step, and `depth` says
+        how many tokens were before the chunk."""
         cost = prefill_rows * longest
         if cost <= 0:
             return
+        self._shown = 0
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
+        if depth < self._depth or cost * APART >= self._cost.largest_cost:
+            self._depth = depth
         self._cost.saw(cost, spent_s, is_slow=spent_s > self._busy_target_s)

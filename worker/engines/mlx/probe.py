@@ -22,6 +22,7 @@ from mlx_lm.generate import StopSequences
 from .new_row import NewRow
 from .passes import Passes
 from .prefill import LARGEST_CHUNK
+from .sampling import RowDraws
 
 LENGTHS = (2, 4, 3)
 """Lengths of the prompts in tokens: different, so that anything that pads must pad."""
@@ -87,20 +88,6 @@ def _spread(vocabulary_size: int, place: float) -> Iterator[int]:
         yield int(place * vocabulary_size)
 
 
-class ForcedSampler:
-    """Draws what the script says."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = list(tokens)
-        self._drawn = 0
-
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        """The next token; the pass after the last one draws anything."""
-        token = self._tokens[min(self._drawn, len(self._tokens) - 1)]
-        self._drawn += 1
-        return mx.array([token], dtype=mx.uint32)
-
-
 class Run:
     """One script in some passes, row by row as the caller says.
 
@@ -131,8 +118,7 @@ class Run:
                     known=[],
                     cache=None,
                     max_tokens=len(answer),
-                    sampler=ForcedSampler(answer),
-                    processors=(),
+                    draws=RowDraws(forced=answer),
                     stops=StopSequences(),
                 )
             )

@@ -84,6 +84,13 @@ class PromptTurns(ABC):
             for prompt in self._prompts.values()
         )
 
+    def longest(self, *, decode_rows: int) -> int:
+        """How many tokens of a prompt the next step reads at most; 0 if none waits."""
+        if not self._prompts:
+            return 0
+        longest = max(1 + prompt.rest for prompt in self._prompts.values())
+        return min(self.chunk(decode_rows=decode_rows), longest)
+
     @abstractmethod
     def chunk(self, *, decode_rows: int) -> int:
         """How many tokens of each waiting prompt the next step would process."""
@@ -92,6 +99,10 @@ class PromptTurns(ABC):
     def has_read(self) -> bool:
         """Whether a prompt needs no more reading: it joins those that decode with the next step."""
         return any(not prompt.rest for prompt in self._prompts.values())
+
+    @abstractmethod
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
 
     @abstractmethod
     def hold(self) -> dict[int, int]:
@@ -110,6 +121,7 @@ class PromptTurns(ABC):
         self,
         reads: Sequence[PromptRead],
         sizes: Mapping[int, int],
+        depths: Mapping[int, int],
         *,
         decode_rows: int,
         took_s: float,
@@ -119,6 +131,7 @@ class PromptTurns(ABC):
         Args:
             reads: the reads of the step.
             sizes: how many tokens each of them has read, by uid.
+            depths: how many tokens were before those, by uid.
             decode_rows: rows that decoded in it.
             took_s: the whole step.
         """
@@ -134,11 +147,13 @@ class PromptTurns(ABC):
             it draws the first answer token.
         """
         sizes: dict[int, int] = {}
+        depths: dict[int, int] = {}
         progress = []
         for read in reads:
             prompt = self._prompts.pop(read.uid)
             done = prompt.known + read.done
             sizes[read.uid] = max(min(done, prompt.total - 1) - prompt.done, 0)
+            depths[read.uid] = prompt.done
             if done >= prompt.total - 1:
                 self._due.add(read.uid)
             if sizes[read.uid] or read.is_over:
@@ -146,7 +161,7 @@ class PromptTurns(ABC):
             prompt.done = done
             if not read.is_over:
                 self._prompts[read.uid] = prompt  # behind the others: each has its turn
-        self.learn(reads, sizes, decode_rows=decode_rows, took_s=took_s)
+        self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s)
         return progress
 
 
@@ -156,6 +171,10 @@ class TogetherTurns(PromptTurns):
     def chunk(self, *, decode_rows: int) -> int:
         """See `PromptTurns.chunk`."""
         return self._pacer.chunk(prefill_rows=len(self._prompts), decode_rows=decode_rows)
+
+    def shared_pass_s(self, tokens: int) -> float:
+        """See `Engine.shared_pass_s`."""
+        return self._pacer.shared_pass_s(tokens)
 
     def plan(self, *, decode_rows: int) -> dict[int, int]:
         """The chunk for all, or 0 if first tokens are due and a long prompt would delay them.
@@ -186,6 +205,7 @@ class TogetherTurns(PromptTurns):
         self,
         reads: Sequence[PromptRead],
         sizes: Mapping[int, int],
+        depths: Mapping[int, int],
         *,
         decode_rows: int,
         took_s: float,
@@ -198,6 +218,7 @@ class TogetherTurns(PromptTurns):
             longest=max(read_sizes, default=0),
             decode_rows=decode_rows + begun,
             took_s=took_s,
+            depth=min((depths[uid] for uid, size in sizes.items() if size), default=0),
         )
 
 
@@ -207,6 +228,10 @@ class SerialTurns(PromptTurns):
     def chunk(self, *, decode_rows: int) -> int:
         """See `PromptTurns.chunk`."""
         return self._pacer.chunk(prefill_rows=1, decode_rows=decode_rows)
+
+    def shared_pass_s(self, tokens: int) -> float:
+        """Nothing: each prompt has its own pass."""
+        return 0.0
 
     def plan(self, *, decode_rows: int) -> dict[int, int]:
         """The prompts whose turn it is.
@@ -246,6 +271,7 @@ class SerialTurns(PromptTurns):
         self,
         reads: Sequence[PromptRead],
         sizes: Mapping[int, int],
+        depths: Mapping[int, int],
         *,
         decode_rows: int,
         took_s: float,
@@ -258,5 +284,6 @@ class SerialTurns(PromptTurns):
                     longest=sizes[read.uid],
                     decode_rows=decode_rows,
                     took_s=read.took_s,
+                    depth=depths[read.uid],
                 )
                 decode_rows = 0

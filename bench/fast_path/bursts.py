@@ -1,0 +1,215 @@
+"""A burst of prompts, answered by mlxsup, by one process alone and by mlx_lm.server."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mlxsup.client import AsyncClient
+
+from ..floor import Floor
+from ..peers import MlxLmServer
+from .results import Found
+from .stages import tell
+from support.verdict import NotShown
+
+OURS, FLOOR, SERVER = "mlxsup", "in process", "mlx_lm.server"
+PROMPT_WORDS = (
+    "is the number of this prompt of the benchmark which has some more words so that it is as long"
+    " as a short question"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """What a burst has shown.
+
+    Attributes:
+        sent_s: when each prompt was sent, in seconds after the first.
+        times: when each token of each answer was there, by the same clock.
+    """
+
+    sent_s: Sequence[float]
+    times: Sequence[Sequence[float]]
+
+    @property
+    def whole_per_s(self) -> float:
+        """Tokens per second, from the first prompt sent to the last token."""
+        return sum(map(len, self.times)) / max(own[-1] for own in self.times)
+
+    @property
+    def steady_per_s(self) -> float:
+        """Tokens per second while all streams run; 0 if they never do at the same time."""
+        begin = max(own[0] for own in self.times)
+        end = min(own[-1] for own in self.times)
+        if end <= begin:
+            return 0.0
+        return sum(begin < at <= end for own in self.times for at in own) / (end - begin)
+
+    @property
+    def first_s(self) -> float:
+        """Time to first token, the median of all."""
+        pairs = zip(self.times, self.sent_s, strict=True)
+        return statistics.median(own[0] - sent for own, sent in pairs)
+
+
+def prompts_of(count: int, seed: int) -> list[str]:
+    """Prompts that no cache has seen: they differ from their first word on."""
+    return [f"{seed} {number} {PROMPT_WORDS}" for number in range(count)]
+
+
+async def burst_of(client: AsyncClient, model: str, prompts: Sequence[str], tokens: int) -> Burst:
+    """Sends all prompts at once to mlxsup.
+
+    Raises:
+        AssertionError: an answer has another length.
+    """
+    times: list[list[float]] = [[] for _ in prompts]
+    sent_s: list[float] = []
+    begin = time.perf_counter()
+
+    async def read(prompt: str, own: list[float]) -> None:
+        sent_s.append(time.perf_counter() - begin)
+        async for delta in client.generate(model, prompt=prompt, max_tokens=tokens):
+            own += [time.perf_counter() - begin] * len(delta.token_ids)
+
+    await asyncio.gather(*(read(*pair) for pair in zip(prompts, times, strict=True)))
+    assert [len(own) for own in times] == [tokens] * len(prompts), "an answer ended early"
+    return Burst(sent_s=sent_s, times=times)
+
+
+async def served(
+    server: MlxLmServer, model: str, prompts: Sequence[str], tokens: int
+) -> Burst | None:
+    """The same from mlx_lm.server, which shows pieces of text; None if it answers otherwise.
+
+    A piece may hold several tokens, and the last one of an answer is counted as often as it takes.
+    """
+    times: list[list[float]] = [[] for _ in prompts]
+    sent_s: list[float] = []
+    has_failed = False
+    begin = time.perf_counter()
+
+    async def read(prompt: str, own: list[float]) -> None:
+        sent_s.append(time.perf_counter() - begin)
+        await server.ask(model, prompt, tokens, lambda now: own.append(now - begin))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for pair in zip(prompts, times, strict=True):
+                group.create_task(read(*pair))
+    except* (AssertionError, OSError) as errors:
+        tell(f"mlx_lm.server no longer takes part: {errors.exceptions[0]}")
+        has_failed = True
+    if has_failed or not all(times):
+        return None
+    whole = [own + [own[-1]] * (tokens - len(own)) for own in times]
+    return Burst(sent_s=sent_s, times=whole)
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Bursts of mlxsup and of one process in turn, at one number of streams.
+
+    Attributes:
+        ours: mlxsup's.
+        floor: those of one process, one for each of ours.
+        server: those of mlx_lm.server; empty unless it has answered every time.
+    """
+
+    ours: list[Burst] = field(default_factory=list)
+    floor: list[Burst] = field(default_factory=list)
+    server: list[Burst] = field(default_factory=list)
+
+    def ratio(self, of: str, unit: str, times: float = 1.0) -> Found:
+        """Ours to one process's, pair by pair.
+
+        Args:
+            of: the name of a property of `Burst`.
+            unit: in which the sides are shown.
+            times: the number of these units in the property's own.
+
+        Raises:
+            NotShown: one process has no such speed.
+        """
+        sides = self._sides(of, times)
+        if not all(sides[FLOOR]):
+            raise NotShown("in one process the streams never ran together: too short")
+        values = [our / its for our, its in zip(sides[OURS], sides[FLOOR], strict=True)]
+        return Found(values=values, sides=sides, unit=unit)
+
+    def difference_ms(self) -> Found:
+        """How much later our first tokens come, pair by pair."""
+        sides = self._sides("first_s", 1000.0)
+        values = [our - its for our, its in zip(sides[OURS], sides[FLOOR], strict=True)]
+        return Found(values=values, sides=sides, unit="ms")
+
+    def _sides(self, of: str, times: float) -> dict[str, list[float]]:
+        found = {OURS: self.ours, FLOOR: self.floor, SERVER: self.server}
+        return {
+            name: [float(getattr(burst, of)) * times for burst in bursts]
+            for name, bursts in found.items()
+            if bursts
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Contest:
+    """Everybody who answers, loaded.
+
+    Attributes:
+        client: of mlxsup.
+        floor: one process alone.
+        server: None if there is none, or once it has failed: it may still be at work.
+        model: the name that all of them know.
+        seed: of the latest prompts."""
+
+    client: AsyncClient
+    floor: Floor
+    server: MlxLmServer | None
+    model: str
+    seed: int = 0
+
+    async def pair(self, pairs: Pairs | None, streams: int, tokens: int) -> None:
+        """One more burst of each, those of mlxsup and of one process in changing order.
+
+        Args:
+            pairs: takes them; None to warm up.
+            streams: how many prompts at once.
+            tokens: length of each answer.
+        """
+        self.seed += 1
+        ours, floor = await self._both(streams, tokens)
+        theirs = None
+        if self.server is not None:
+            theirs = await served(self.server, self.model, self._prompts(streams), tokens)
+            if theirs is None:
+                self.server = None
+        if pairs is None:
+            return
+        pairs.ours.append(ours)
+        pairs.floor.append(floor)
+        if theirs is None:
+            pairs.server.clear()
+        else:
+            pairs.server.append(theirs)
+
+    async def _both(self, streams: int, tokens: int) -> tuple[Burst, Burst]:
+        """Ours and the floor's, with the same times between the prompts."""
+        prompts = self._prompts(streams)
+        if self.seed % 2:
+            ours = await burst_of(self.client, self.model, prompts, tokens)
+            return ours, await self._alone(prompts, ours.sent_s, tokens)
+        # Nobody knows yet when ours will be sent: all of them are there at once.
+        floor = await self._alone(prompts, [0.0] * streams, tokens)
+        return await burst_of(self.client, self.model, prompts, tokens), floor
+
+    async def _alone(self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int) -> Burst:
+        times = await asyncio.to_thread(self.floor.burst, prompts, sent_s, tokens)
+        return Burst(sent_s=sent_s, times=times)
+
+    def _prompts(self, streams: int) -> list[str]:
+        return prompts_of(streams, 1000 * self.seed + streams)

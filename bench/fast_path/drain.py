@@ -1,0 +1,70 @@
+"""A client that does nothing but receive: asks for streams, and reads frames without decoding them.
+
+Run as a child process: `drain ENDPOINT MODEL CONNECTIONS STREAMS TOP_LOGPROBS`. It prints a line
+once something has come for every connection, and what it has received so far for each line of
+standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import zmq
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.codec import encode, encode_body
+from mlxsup.protocol.ids import ModelName, RequestId
+
+PROMPT_TOKENS = 16
+
+
+def question(model: str, number: int, top_logprobs: int) -> list[bytes]:
+    """The frames of a request for an answer that fills the context."""
+    tokens = [1 + (number * 31 + place) % 100 for place in range(PROMPT_TOKENS)]
+    body = RequestBody(
+        prompt_tokens=tokens,
+        logprobs=True if top_logprobs else None,
+        top_logprobs=top_logprobs or None,
+    )
+    id = RequestId(f"stream-{number}")
+    return encode(Generate(id=id, model=ModelName(model), body=encode_body(body)))
+
+
+def main(endpoint: str, model: str, connections: int, streams: int, top_logprobs: int) -> None:
+    """Receives until standard input ends."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    poller = zmq.Poller()
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    sockets = []
+    for _ in range(connections):
+        socket = context.socket(zmq.DEALER)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        poller.register(socket, zmq.POLLIN)
+        sockets.append(socket)
+    for number in range(streams):
+        sockets[number % connections].send_multipart(question(model, number, top_logprobs))
+    messages = size_bytes = 0
+    silent = set(sockets)
+    while True:
+        ready = dict(poller.poll())
+        if ready.pop(sys.stdin.fileno(), None):
+            if not sys.stdin.readline():
+                break
+            print(json.dumps({"messages": messages, "bytes": size_bytes}), flush=True)
+        for socket in ready:
+            frames = socket.recv_multipart()
+            messages += 1
+            size_bytes += sum(map(len, frames))
+            if silent:
+                silent.discard(socket)
+                if not silent:
+                    print(json.dumps({"connections": connections}), flush=True)
+    context.destroy()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,0 +1,57 @@
+"""What the worker's step loop adds to the engine's step: this tree next to one from before.
+
+`python -m bench.loop_cost [--base COMMIT_OR_FOLDER] [--repeats N]`. Each repeat asks a fresh
+process of each tree in turn; a figure is the processor time of the quickest of many batches of
+steps. Nothing is sent, so what a socket costs comes on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from .handle_cost import REPEATS, ROOT, NoTreeError, Times, interleaved, tree_of
+from .report import machine_lines, print_table, spread
+
+CHILD = ROOT / "bench" / "loop_steps.py"
+BEFORE = "a66137d"
+"""The last commit at which every token was sorted into lists of pieces."""
+
+FIXED_US, ROW_US = 60.0, 2.0
+"""The target: so much for a step, and so much for each row."""
+
+
+def print_cost(before: Times, now: Times) -> None:
+    """One row for each number of rows."""
+    table = []
+    for rows in before:
+        most_us = FIXED_US + ROW_US * rows
+        verdict = "kept" if statistics.median(now[rows]) <= most_us else "MISSED"
+        table.append(
+            [
+                str(rows),
+                spread(before[rows], " µs", 1),
+                spread(now[rows], " µs", 1),
+                f"≤{most_us:.0f} µs, {verdict}",
+            ]
+        )
+    print_table(("rows", "before", "now", "target"), table)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench.loop_cost", description=__doc__)
+    parser.add_argument("--base", default=BEFORE, help="a commit, or the folder of a tree")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    given = parser.parse_args()
+    print("\n".join(machine_lines()) + "\n", flush=True)
+    print("## What the step loop adds to the engine's step (no engine, no socket)\n")
+    try:
+        with tree_of(given.base) as base:
+            print_cost(*interleaved(base, given.repeats, CHILD))
+    except NoTreeError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

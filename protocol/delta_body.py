@@ -1,0 +1,55 @@
+"""What a client is shown of one piece of a stream: packed by the worker, and passed on unread.
+
+The supervisor copies these bytes from a worker's message into a client's. Only the client reads
+them, and a body that cannot be read concerns one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .codec import pack, unpack_part
+from .message import Logprobs, Record, TokenLogprob, record
+from .states import Channel
+
+
+@record
+class DeltaBody(Record):
+    """The text of a piece, and what is known of its tokens.
+
+    Attributes:
+        text: new text; may be empty while a character or a stop string may be incomplete.
+        channel: which part of the answer it belongs to.
+        logprobs: those of each new token, if the request asked for them.
+    """
+
+    text: str = ""
+    channel: Channel = Channel.CONTENT
+    logprobs: list[Logprobs] | None = None
+
+
+def pack_body(text: str, channel: Channel, logprobs: Sequence[Logprobs] | None = None) -> bytes:
+    """The bytes of a body; fields with their default are left out."""
+    plain: dict[str, Any] = {"text": text} if text else {}
+    if channel is not Channel.CONTENT:
+        plain["channel"] = channel.value
+    if logprobs is not None:
+        plain["logprobs"] = [
+            {"chosen": _plain(one.chosen), "top": [_plain(other) for other in one.top]}
+            for one in logprobs
+        ]
+    return pack(plain)
+
+
+def read_body(packed: bytes) -> DeltaBody:
+    """The body of these bytes; fields that a newer worker adds are ignored.
+
+    Raises:
+        DecodeError: they are not a body.
+    """
+    return unpack_part(DeltaBody, packed, "the body of a piece")
+
+
+def _plain(one: TokenLogprob) -> dict[str, Any]:
+    return {"token": one.token, "logprob": one.logprob, "text": one.text}

@@ -1,0 +1,128 @@
+"""The rows of a `Step` as they travel: what the supervisor decides by is plain, and what only
+clients read is a `DeltaBody` that stays packed.
+
+The supervisor trusts no worker: it checks everything that it reads and counts, and of a body
+nothing but that it is there, because whoever is sent it checks the rest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .codec import read_part, undecodable
+from .ids import RequestKey
+from .plain import FORM, Form
+from .states import FinishReason, PauseReason, RowState
+
+BYTES_PER_TOKEN = 4
+REQUIRED = frozenset({"key", "tokens", "body"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Row(ABC):
+    """What the supervisor reads of what one step did for one row in one channel.
+
+    Attributes:
+        key: the request this belongs to.
+        tokens: new token ids, packed; empty for a row that only ended.
+        warning: a sentence for people, shown with the result.
+        finish: set on the row's last delta; by then the row has left the batch.
+        paused: set on the last delta of a row that was paused; it has left the batch, too.
+        pause_reason: why it was paused if nobody asked for that: `memory`.
+        prefill_s: from insert to the first token; set with the first token.
+        cached_tokens: of the prompt, taken from a cache; set with the first token.
+    """
+
+    key: RequestKey
+    tokens: bytes = b""
+    warning: str | None = None
+    finish: FinishReason | None = None
+    paused: RowState | None = None
+    pause_reason: PauseReason | None = None
+    prefill_s: float | None = None
+    cached_tokens: int = 0
+
+    @property
+    @abstractmethod
+    def body(self) -> bytes:
+        """What the client is shown, packed by `delta_body.pack_body`; empty: nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PackedRow(Row):
+    """A row of a `Step` that has arrived; not frozen, because one is made for every token.
+
+    It travels as a list of `key`, `tokens` and `body`, and a map if there is more to say.
+    """
+
+    body: bytes = b""
+
+
+def pack_rows(rows: Sequence[Row]) -> list[Any]:
+    """The rows as msgpack packs them."""
+    packed = []
+    for row in rows:
+        plain: list[Any] = [row.key, row.tokens, row.body]
+        if more := _more(row):
+            plain.append(more)
+        packed.append(plain)
+    return packed
+
+
+def read_rows(value: Any, path: str) -> list[PackedRow]:
+    """The rows of a message that has arrived.
+
+    Raises:
+        DecodeError: something is wrong with one of them.
+    """
+    if type(value) is not list:
+        raise undecodable(f"{path} takes a list")
+    rows = []
+    for item in value:
+        if type(item) is list and len(item) == 3:
+            key, tokens, body = item
+            if type(key) is int and type(tokens) is type(body) is bytes:
+                rows.append(PackedRow(key=RequestKey(key), tokens=tokens, body=body))
+                continue
+        rows.append(_read_row(item, path))
+    for row in rows:
+        if len(row.tokens) % BYTES_PER_TOKEN:
+            raise undecodable(f"{path}.tokens takes {BYTES_PER_TOKEN} bytes for each token")
+        if row.tokens and not row.body:
+            raise undecodable(f"{path}.body is empty, though there are tokens")
+    return rows
+
+
+def _read_row(item: Any, path: str) -> PackedRow:
+    """One with a map, or one that something is wrong with."""
+    if type(item) is not list or not 3 <= len(item) <= 4:
+        raise undecodable(f"{path} takes lists of key, tokens, body, and a map if there is more")
+    key, tokens, body, more = *item[:3], item[3] if len(item) == 4 else {}
+    if type(more) is not dict or more.keys() & REQUIRED:
+        raise undecodable(f"{path} takes a map of the other fields at the end of a list")
+    return read_part(PackedRow, {"key": key, "tokens": tokens, "body": body, **more}, path)
+
+
+def _more(row: Row) -> dict[str, Any]:
+    """What most rows have nothing to say about."""
+    more: dict[str, Any] = {}
+    if row.prefill_s is not None:
+        more["prefill_s"] = row.prefill_s
+    if row.cached_tokens:
+        more["cached_tokens"] = row.cached_tokens
+    if row.warning is not None:
+        more["warning"] = row.warning
+    if row.finish is not None:
+        more["finish"] = row.finish.value
+    if row.paused is not None:
+        more["paused"] = row.paused.value
+    if row.pause_reason is not None:
+        more["pause_reason"] = row.pause_reason.value
+    return more
+
+
+ROWS = {FORM: Form(to_plain=pack_rows, check=read_rows)}
+"""The metadata of a field that takes rows."""

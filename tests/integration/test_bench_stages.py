@@ -1,0 +1,118 @@
+"""How the rows of the fast path are run: resumed, interrupted, and each with tiny shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.fast_path.claims import ROWS
+from bench.fast_path.cpu import STAGES as CPU_STAGES
+from bench.fast_path.results import TRIAL, Found, Store
+from bench.fast_path.router import thread_ns
+from bench.fast_path.stages import Stage, main, run_stage
+from bench.gpu.__main__ import STAGES as GPU_STAGES
+from support.verdict import EXIT_CODES, Verdict
+
+NOT_SHOWN = EXIT_CODES[Verdict.NOT_SHOWN]
+
+
+def run(script: str, limit_s: float = 60.0) -> str:
+    return run_stage([sys.executable, "-c", script], limit_s)
+
+
+def test_a_stage_that_fails_says_why_with_its_last_words() -> None:
+    assert run("import bench.report, support.verdict") == ""
+    assert run("raise RuntimeError('no room')") == "RuntimeError: no room"
+    assert run("raise SystemExit(7)") == "it ended with exit code 7"
+
+
+def test_a_stage_that_takes_too_long_may_end_what_it_has_started(tmp_path: Path) -> None:
+    marker = tmp_path / "ended"
+    script = (
+        "import time\ntry:\n    time.sleep(600)\n"
+        f"except KeyboardInterrupt:\n    open({str(marker)!r}, 'w').close()"
+    )
+    assert run(script, limit_s=5.0) == "it took longer than 5 s"
+    assert marker.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux tells it in /proc")
+def test_the_clock_of_a_thread_counts_what_it_works() -> None:
+    before = thread_ns(os.getpid())
+    sum(range(3_000_000))
+    assert thread_ns(os.getpid()) > before + 1_000_000
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_rows_that_are_there_are_not_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = {claim.id: Found(values=[0.0]) for claim in ROWS["router"].claims}
+    Store(tmp_path, TRIAL).save("router", claims, 1.0)
+    words = [str(tmp_path), "--small", "--rows", "router"]
+    assert main(CPU_STAGES, "no.such.module", None, words=words) == 0
+    assert capsys.readouterr().out.count("kept") == 3
+    claims["router_many"] = Found(values=[9.1])
+    Store(tmp_path, TRIAL).save("router", claims, 1.0)
+    missed = main(CPU_STAGES, "no.such.module", None, words=words)
+    assert missed == EXIT_CODES[Verdict.MISSED]
+
+
+def test_a_row_without_figures_is_an_attempt_and_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tmp_path), "--small", "--rows", "tiny_1", "router"]
+    assert main(CPU_STAGES, "no.such.module", None, words=words) == NOT_SHOWN
+    failures = Store(tmp_path, TRIAL).failures()
+    assert [failure.rows for failure in failures] == [["tiny_1"], ["router"]]
+    assert all("no.such" in failure.reason for failure in failures)
+    assert capsys.readouterr().out.count("no.such") == 2
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--rows", "nothing"], "nothing: known are tiny_1"),
+        (["--small", "--keep"], "nobody"),
+    ):
+        with pytest.raises(SystemExit):
+            main(CPU_STAGES, "no.such.module", None, words=[str(tmp_path), *words])
+        assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- every row, small
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.slow
+@pytest.mark.mlx
+@pytest.mark.parametrize(
+    ("module", "stage"),
+    [
+        pytest.param(module, stage, id=stage.name)
+        for module, stages in (("bench.gpu", GPU_STAGES), ("bench.fast_path", CPU_STAGES))
+        for stage in stages
+    ],
+)
+def test_every_row_can_be_tried_on_this_machine(
+    module: str, stage: Stage, tmp_path: Path, models: Path
+) -> None:
+    stages = GPU_STAGES if module == "bench.gpu" else CPU_STAGES
+    words = [str(tmp_path), "--small", "--models", str(models), "--rows", *stage.rows]
+    main(stages, module, None, words=words)
+    assert Store(tmp_path, TRIAL).failures() == []
+    for row in stage.rows:
+        entry = json.loads((tmp_path / f"{row}.json").read_text())
+        assert set(entry["found"]) == {claim.id for claim in ROWS[row].claims}
+        assert all(found["values"] for found in entry["found"].values())
+    shutil.rmtree(tmp_path)

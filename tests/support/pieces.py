@@ -1,0 +1,59 @@
+"""Pieces of streams with what clients are shown, packed as workers do and read as clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mlxsup.protocol.client_messages import ClientDelta, Deltas
+from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
+from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Logprobs
+from mlxsup.protocol.packed_rows import Row
+from mlxsup.protocol.states import Channel
+from mlxsup.protocol.worker_messages import RowDelta
+
+
+def piece(
+    id: str,
+    seq: int,
+    text: str = "",
+    *,
+    tokens: bytes = b"",
+    channel: Channel = Channel.CONTENT,
+    logprobs: Sequence[Logprobs] | None = None,
+) -> ClientDelta:
+    """A piece of a stream."""
+    body = pack_body(text, channel, logprobs)
+    return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
+
+
+def body_of(one: ClientDelta | Row) -> DeltaBody:
+    """What a client is shown of it; nothing if it has no body."""
+    return read_body(one.body) if one.body else DeltaBody()
+
+
+def texts_of(message: Deltas) -> list[str]:
+    """The text of each piece."""
+    return [body_of(delta).text for delta in message.deltas]
+
+
+def unpacked(rows: Iterable[Row]) -> list[RowDelta]:
+    """The rows that a worker has sent, as it made them."""
+    return [_unpacked(row) for row in rows]
+
+
+def _unpacked(row: Row) -> RowDelta:
+    body = body_of(row)
+    return RowDelta(
+        key=row.key,
+        text=body.text,
+        tokens=row.tokens,
+        channel=body.channel,
+        logprobs=body.logprobs,
+        warning=row.warning,
+        finish=row.finish,
+        paused=row.paused,
+        pause_reason=row.pause_reason,
+        prefill_s=row.prefill_s,
+        cached_tokens=row.cached_tokens,
+    )

@@ -1,0 +1,134 @@
+"""What the measures of the fast path make of what they have seen: no process, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.fast_path.bursts import Burst, Pairs, prompts_of
+from bench.fast_path.router import Backlog, us_per_token, whole
+from bench.gpu.against import founds as against_founds
+from bench.gpu.recovery import Live, founds
+from bench.gpu.together import deaths
+from bench.two_models import gaps_s, largest_gap_s
+from support.verdict import NotShown
+
+
+def burst(*times: list[float], sent: float = 0.0) -> Burst:
+    return Burst(sent_s=[sent] * len(times), times=times)
+
+
+def test_steady_is_while_all_run_and_whole_is_everything() -> None:
+    one = burst([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0])
+    assert one.steady_per_s == 2.0, "four tokens from 2 to 4: the first ones come at 2"
+    assert one.whole_per_s == 8 / 5
+    assert one.first_s == 1.5
+
+
+def test_first_tokens_count_from_their_own_question() -> None:
+    late = Burst(sent_s=[0.0, 0.5, 0.9], times=[[1.0], [1.1], [1.2]])
+    assert late.first_s == pytest.approx(0.6)
+
+
+def test_a_burst_that_never_runs_together_has_no_steady_speed() -> None:
+    apart = burst([1.0, 2.0], [3.0, 4.0])
+    assert apart.steady_per_s == 0.0
+    together = burst([1.0, 2.0], [1.0, 2.0])
+    assert Pairs(ours=[apart], floor=[together]).ratio("steady_per_s", "tok/s").values == [0.0]
+    with pytest.raises(NotShown, match="never ran together"):
+        Pairs(ours=[together], floor=[apart]).ratio("steady_per_s", "tok/s")
+
+
+def test_no_prompt_comes_twice() -> None:
+    prompts = [*prompts_of(16, 1016), *prompts_of(64, 1064), *prompts_of(16, 2016)]
+    assert len({prompt.split(" is ")[0] for prompt in prompts}) == len(prompts)
+
+
+def pairs() -> Pairs:
+    slow, quick = burst([2.0, 4.0]), burst([1.0, 2.0])
+    return Pairs(ours=[slow, quick], floor=[quick, quick], server=[slow, slow])
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    found = pairs().ratio("whole_per_s", "tok/s")
+    assert found.values == [0.5, 1.0]
+    assert found.sides == {
+        "mlxsup": [0.5, 1.0], "in process": [1.0, 1.0], "mlx_lm.server": [0.5, 0.5]
+    }  # fmt: skip
+    assert pairs().difference_ms().values == [1000.0, 0.0]
+
+
+def test_a_server_that_did_not_take_part_is_not_named() -> None:
+    alone = pairs()
+    alone.server.clear()
+    assert "mlx_lm.server" not in alone.ratio("first_s", "ms", 1000.0).sides
+
+
+@pytest.mark.parametrize(
+    ("name", "streams", "first"),
+    [("7b", 16, [2.0, 1.0]), ("03b", 16, [1000.0, 0.0]), ("03b", 4, [2.0, 1.0])],
+)
+def test_first_tokens_are_a_ratio_unless_their_limit_is_in_milliseconds(
+    name: str, streams: int, first: list[float]
+) -> None:
+    found = against_founds(name, streams, pairs())
+    assert found[f"{name}_{streams}_first"].values == first
+
+
+# ---------------------------------------------------------------- kills
+
+
+def test_an_answer_continues_after_its_longest_silence_since_the_kill() -> None:
+    live = Live(times=[0.0, 5.0, 5.1, 6.0, 6.1, 16.0, 16.1])
+    assert live.continued_s(6.05) == pytest.approx(9.95), "6.1 was on its way already"
+    assert live.continued_s(1.0) == pytest.approx(15.0)
+
+
+def test_an_answer_that_had_ended_shows_nothing() -> None:
+    with pytest.raises(NotShown, match="had ended"):
+        Live(times=[0.0, 1.0]).continued_s(2.0)
+
+
+def test_recovery_is_held_against_the_load_next_to_it() -> None:
+    without = founds("recovery", [12.0, 14.0], [10.0, 11.0], [0, 1])
+    assert without["recovery"].values == [2.0, 3.0]
+    assert without["recovery_lost"].values == [0, 1]
+    spare = founds("recovery_spare", [9.0], [10.0], [0])["recovery_spare"]
+    assert (spare.values, spare.note) == ([0.9], "")
+    assert "2 streams" in founds("recovery_spare", [9.0], [10.0], [2])["recovery_spare"].note
+
+
+def test_each_new_process_of_any_engine_is_a_death() -> None:
+    before = {"one": {"generation": 1}, "other": {"generation": 4}}
+    after = {"one": {"generation": 3}, "other": {"generation": 5}}
+    assert deaths(before, after) == 3
+    assert deaths(after, after) == 0
+
+
+# ---------------------------------------------------------------- gaps
+
+
+def test_a_gap_counts_if_it_touches_the_window() -> None:
+    times = [0.0, 4.0, 5.0, 8.0, 20.0]
+    assert gaps_s(times, 4.5, 7.0) == [1.0, 3.0]
+    assert gaps_s(times, 8.0, 9.0) == [12.0]
+    assert largest_gap_s(times, 1.0, 2.0) == 4.0
+    assert largest_gap_s([], 1.0, 2.0) == 0.0
+
+
+# ---------------------------------------------------------------- the router
+
+
+def backlog(spent_ns: int, steps: int, messages: int) -> Backlog:
+    return Backlog(spent_ns=spent_ns, steps=steps, messages=messages)
+
+
+def test_a_backlog_of_which_messages_were_merged_does_not_count() -> None:
+    apart, merged = backlog(1, 10, 161), backlog(1, 10, 159)
+    assert whole([merged, apart], 16) == [apart]
+    with pytest.raises(NotShown, match="keep up with any of 1"):
+        whole([merged], 16)
+
+
+def test_the_router_costs_what_its_thread_spent_over_the_tokens_of_all_steps() -> None:
+    found = [backlog(1_000_000, 10, 10), backlog(3_000_000, 40, 40)]
+    assert us_per_token(found) == 4000 / 50 / 16

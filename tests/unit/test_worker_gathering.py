@@ -1,0 +1,288 @@
+"""Prompts that come together begin together: who waits, for whom, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import FinishReason, RowState, WorkerPhase
+from mlxsup.protocol.worker_messages import CancelRow, Exit, Heartbeat, PauseRow, Step
+from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
+from mlxsup.worker.engine import RowToken, StepResult
+from mlxsup.worker.engines.fake.text import encode_text
+from mlxsup.worker.gathering import DEAR, MOST_S, PASSES, QUIET_S, Gathering
+
+from support.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C
+
+DEAR_PASS_S = 0.02
+X = encode_text("x")[0]
+
+
+# ---------------------------------------------------------------- alone, on a played clock
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gathering() -> tuple[Gathering, Clock]:
+    clock = Clock()
+    made = Gathering(clock)
+    made.arrived()
+    return made, clock
+
+
+def test_the_numbers_are_those_of_the_document() -> None:
+    assert (QUIET_S, MOST_S, DEAR, PASSES) == (0.002, 0.025, 4.0, 2.0)
+
+
+def test_a_lone_request_waits_for_two_milliseconds_from_its_arrival() -> None:
+    made, clock = gathering()
+    clock.now += 0.0005  # it was tokenised meanwhile
+    assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=False)
+    assert made.left_s == pytest.approx(0.0015)
+    clock.now += 0.0015
+    assert not made.is_on(pass_s=DEAR_PASS_S, is_preparing=False)
+    assert made.left_s is None
+
+
+def test_who_took_longer_to_prepare_does_not_wait() -> None:
+    made, clock = gathering()
+    clock.now += QUIET_S
+    assert not made.is_on(pass_s=DEAR_PASS_S, is_preparing=False)
+
+
+def test_each_arrival_extends_the_wait_and_so_does_a_preparation_up_to_a_limit() -> None:
+    made, clock = gathering()
+    for _ in range(11):
+        assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=False)
+        clock.now += 0.0015
+        made.arrived()
+    assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
+    assert made.left_s == pytest.approx(MOST_S - 11 * 0.0015), "its preparation ends by itself"
+    clock.now = 50.0 + MOST_S
+    made.arrived()
+    assert not made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
+
+
+def test_two_passes_are_the_most_that_a_row_waits() -> None:
+    made, _ = gathering()
+    assert made.is_on(pass_s=0.009, is_preparing=True)
+    assert made.left_s == pytest.approx(0.018)
+
+
+@pytest.mark.parametrize(("pass_s", "waits"), [(0.0, False), (0.0079, False), (0.0081, True)])
+def test_nobody_waits_for_passes_that_cost_little(pass_s: float, waits: bool) -> None:
+    made, _ = gathering()
+    assert made.is_on(pass_s=pass_s, is_preparing=True) is waits
+    assert (made.left_s is not None) is waits
+
+
+def test_the_next_burst_counts_anew() -> None:
+    made, clock = gathering()
+    assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
+    made.ends()
+    clock.now += 1.0
+    made.arrived()
+    assert made.is_on(pass_s=DEAR_PASS_S, is_preparing=True)
+    assert made.left_s == pytest.approx(MOST_S)
+
+
+# ---------------------------------------------------------------- in the loop
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench(places=4)
+    made.engine.pass_s = DEAR_PASS_S
+    return made
+
+
+def test_a_burst_is_inserted_together_and_is_one_step(bench: Bench) -> None:
+    for key in (A, B, C):
+        bench.dispatch(key)
+        bench.prepare(key)
+        assert not bench.loop.turn()
+        bench.now += 0.001
+    assert bench.engine.rows == {}
+    assert bench.engine.made == []
+    bench.now += 0.001
+    assert bench.loop.turn()
+    assert list(bench.engine.rows) == [A, B, C]
+    assert bench.engine.made == ["step"]
+
+
+def test_the_loop_waits_no_longer_than_the_rows(bench: Bench) -> None:
+    bench.dispatch(A)
+    bench.prepare(A)
+    bench.now += 0.0005
+    assert not bench.loop.turn()
+    assert bench.loop.wait_s() == pytest.approx(0.0015)
+    bench.dispatch(B)
+    assert not bench.loop.turn()
+    assert bench.loop.wait_s() == pytest.approx(MOST_S)
+
+
+def test_nobody_waits_when_all_places_are_taken(bench: Bench) -> None:
+    keys = [RequestKey(number) for number in range(1, 6)]
+    bench.dispatch(*keys)
+    for key in keys[:4]:
+        bench.prepare(key)
+    assert bench.loop.turn()
+    assert list(bench.engine.rows) == keys[:4]
+
+
+def test_who_comes_while_others_run_joins_at_once_C2(bench: Bench) -> None:
+    bench.dispatch(A)
+    bench.prepare(A)
+    bench.now += QUIET_S
+    bench.loop.turn()
+    bench.dispatch(B, C)
+    bench.prepare(B)
+    bench.loop.turn()
+    assert list(bench.engine.rows) == [A, B]
+
+
+def test_a_prompt_that_is_mostly_tokens_is_waited_for_by_nobody(bench: Bench) -> None:
+    bench.engine.cheap_tokens = 3
+    bench.dispatch(A, B)
+    bench.prepare(A)
+    assert not bench.loop.turn()
+    bench.engine.cheap_tokens = 2
+    assert bench.loop.turn()
+    assert list(bench.engine.rows) == [A]
+
+
+def test_nobody_waits_for_others_where_passes_cost_nothing(bench: Bench) -> None:
+    bench.engine.pass_s = 0.0
+    bench.dispatch(A, B)
+    bench.prepare(A)
+    assert bench.loop.turn()
+
+
+@pytest.mark.parametrize("how", ["cancel", "pause"])
+def test_who_leaves_while_it_waits_is_answered_at_once_and_the_others_still_begin_D2(
+    bench: Bench, how: str
+) -> None:
+    bench.dispatch(A, B)
+    bench.prepare(A)
+    bench.prepare(B)
+    assert not bench.loop.turn()
+    bench.sent()
+    leaving = CancelRow(key=A) if how == "cancel" else PauseRow(key=A, keep=True)
+    bench.around.inbox.append(leaving)
+    assert not bench.loop.turn()
+    [step] = bench.sent()
+    assert isinstance(step, Step)
+    assert [(row.key, row.finish, row.paused) for row in step.rows] == [
+        (A, FinishReason.CANCELLED, None) if how == "cancel" else (A, None, RowState.DROPPED)
+    ]
+    assert step.step == 0, "no step was made for it"
+    bench.now += QUIET_S
+    assert bench.loop.turn()
+    assert list(bench.engine.rows) == [B]
+
+
+def test_when_all_who_wait_have_left_the_loop_is_idle(bench: Bench) -> None:
+    bench.dispatch(A)
+    bench.prepare(A)
+    assert not bench.loop.turn()
+    bench.around.inbox.append(CancelRow(key=A))
+    bench.loop.turn()
+    assert bench.loop.wait_s() == 0.5, "until the memory is looked at"
+
+
+def test_an_exit_ends_the_wait(bench: Bench) -> None:
+    bench.dispatch(A, B)
+    bench.prepare(A)
+    assert not bench.loop.turn()
+    bench.around.inbox.append(Exit())
+    assert not bench.loop.turn()
+    assert bench.loop.is_exit_asked
+    assert bench.engine.rows == {}
+
+
+def test_a_supervisor_that_does_not_read_is_waited_for_without_a_limit(bench: Bench) -> None:
+    """The wait of a row must not make the loop look every millisecond."""
+    bench.dispatch(A)
+    bench.prepare(A)
+    assert not bench.loop.turn()
+    bench.now += 1.0
+    bench.around.flushes = [False]
+    assert not bench.loop.turn()
+    assert bench.loop.wait_s() is None
+
+
+def test_the_watchdog_sees_requests_that_are_all_there_F5(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they wait nothing is lost, stuck or idle for too long."""
+    bench.dispatch(A, B)
+    bench.prepare(A)
+    bench.around.received = 2
+    waits: list[tuple[float | None, Heartbeat]] = []
+
+    def wait(timeout_s: float | None) -> None:
+        waits.append((timeout_s, bench.board.beat()))
+        bench.around.inbox.append(Exit())
+
+    monkeypatch.setattr(bench.around, "wait", wait)
+    bench.loop.run(lambda: False)
+    [(left_s, beat)] = waits
+    assert left_s == pytest.approx(MOST_S)
+    watch = Watch.over(bench.now)
+    for _ in (A, B):
+        watch.was_told(bench.now)
+    watch.said(bench.now)  # A was accepted
+    assert (beat.phase, beat.requests, beat.preparing) == (WorkerPhase.IDLE, 2, 1)
+    now = bench.now + MOST_S
+    watch.beat(beat, 2, now)
+    assert (beat.sent, beat.received) == (watch.heard, watch.told), "so its count is believed"
+    assert watch.judge(now, STEP_TIMEOUT_S, 2) is Alarm.NONE
+
+
+# ---------------------------------------------------------------- any order of things
+
+
+@given(st.lists(st.one_of(
+    st.sampled_from(["arrive", "prepare", "end"]), st.integers(1, 9000)
+), max_size=60))  # fmt: skip
+def test_nobody_waits_longer_than_was_said_and_nobody_for_ever(events: list[str | int]) -> None:
+    """Integers are microseconds that pass. What is due is known from what was done to the loop."""
+    bench = Bench(places=3)
+    bench.engine.pass_s = DEAR_PASS_S
+    preparing: list[RequestKey] = []
+    ready_at: dict[RequestKey, float] = {}
+    arrived_at, last = 0.0, 0
+    for event in [*events, *["prepare"] * 60, 9000, 9000, 9000]:
+        match event:
+            case "arrive" if len(bench.loop.open_keys) < 3:
+                last += 1
+                arrived_at = bench.now
+                preparing.append(RequestKey(last))
+                bench.dispatch(RequestKey(last))
+            case "prepare" if preparing:
+                ready_at[preparing[0]] = bench.now
+                bench.prepare(preparing.pop(0))
+            case "end" if bench.engine.rows:
+                key = next(iter(bench.engine.rows))
+                end = RowToken(key=key, token=X, finish=FinishReason.LENGTH)
+                bench.engine.results = [StepResult(tokens=[end])]
+            case int():
+                bench.now += event / 1e6
+        had_rows = bool(bench.engine.rows)
+        bench.loop.turn()
+        waiting = [key for key in ready_at if key in bench.loop.open_keys - {*bench.engine.rows}]
+        ready_at = {key: ready_at[key] for key in waiting}
+        if waiting:
+            assert not had_rows, "somebody runs, so nobody waits"
+            assert len(waiting) < 3
+            assert bench.now < min(ready_at.values()) + MOST_S
+            assert preparing or bench.now < arrived_at + QUIET_S
+    assert not ready_at

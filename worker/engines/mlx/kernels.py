@@ -1,0 +1,87 @@
+"""Where MLX for CUDA keeps the kernels that it compiles, so that they survive a reboot; no MLX.
+
+By itself it keeps them in the folder for temporary files. It reads whatever it finds there, so
+a kernel that was only half written when its process was killed would end every later one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from mlxsup.protocol.text import log_line
+
+VARIABLE = "MLX_PTX_CACHE_DIR"
+FOLDER_NAME = "kernels"
+MARK = "made-by-mlxsup"
+"""The name of an empty file: only a folder that has it is ever cleared."""
+
+_PARTS = (".txt", ".cu")
+"""MLX writes these after the kernel itself, in this order."""
+
+_UNLOADABLE = re.compile(r"failed to load compiled|there is no kernel named", re.IGNORECASE)
+"""How MLX says that a kernel that it has read is not what it compiled."""
+
+logger = logging.getLogger(__name__)
+
+
+def use_kernel_folder(learned_dir: str | None, *, model: str, version: str) -> None:
+    """Has MLX keep its kernels there, unless the user has said where; before anything is computed.
+
+    A folder that cannot be used is ignored, which is logged once; so is what is damaged in it.
+
+    Args:
+        learned_dir: where what was learned of the model is kept; None: nothing is.
+        model: the model's name, for the log.
+        version: of MLX and of the device; kernels of others are deleted.
+    """
+    if learned_dir is None or VARIABLE in os.environ:
+        return
+    parent = Path(learned_dir) / FOLDER_NAME
+    folder = parent / re.sub(r"[^\w.-]", "_", version)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+        for other in parent.iterdir():
+            if other != folder:
+                shutil.rmtree(other)
+        damaged = remove_damaged(folder)
+    except OSError as error:
+        logger.warning(log_line("compiled kernels not kept", model=model, cause=error.strerror))
+        return
+    if damaged:
+        logger.warning(log_line("damaged kernels deleted", model=model, kernels=damaged))
+    os.environ[VARIABLE] = str(folder)
+
+
+def remove_damaged(folder: Path) -> int:
+    """Deletes each kernel that was not written to its end; returns how many those were.
+
+    Raises:
+        OSError: the folder cannot be read, or nothing can be deleted in it.
+    """
+    damaged = [
+        kernel
+        for kernel in folder.glob("*.ptx")
+        if not all(_has_content(path) for path in (kernel, *map(kernel.with_suffix, _PARTS)))
+    ]
+    for kernel in damaged:
+        kernel.unlink()
+    return len(damaged)
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def discard_if_unloadable(error: Exception) -> None:
+    """Deletes what is in the folder if an error says that a kernel from it cannot be used, so that
+    the next process compiles its kernels anew; a folder that the user has chosen stays."""
+    folder = os.environ.get(VARIABLE)
+    is_about_kernels = _UNLOADABLE.search(str(error)) is not None
+    if folder and is_about_kernels and (Path(folder) / MARK).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        logger.warning(log_line("unusable kernels deleted", folder=folder))

@@ -1,0 +1,224 @@
+"""Short requests before READY, so that the first one is as fast as the second (B10) and the pacer
+knows what a pass costs and what its tokens do.
+
+With CUDA they also have the kernels compiled that requests of a usual size need, which may take
+half a minute for one of them: while the model loads, each step of them is progress.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.parameters import Sampling
+from mlxsup.protocol.states import Batching
+from mlxsup.protocol.text import log_line
+
+from ...engine import EngineFacts, Row
+from .batch import WARMUP_KEY, MlxBatch
+from .pace import Pace
+from .pace_file import PaceFile, this_machine
+from .prefill import FIRST_CHUNK
+from .prefix_size import free_memory_bytes
+
+SHOWN = (128, 1024)
+"""Tokens that one pass reads after the first chunk, in this order, to show the pacer their cost."""
+
+CHEAP_S = 0.1
+"""A larger pass is only shown if the one before took less than that, as the pacer learned it."""
+
+COMPILED = (32, 512, 2048)
+"""Tokens of the passes whose kernels are compiled."""
+
+COMPILE_LIMIT_S = 120.0
+"""Nothing more is compiled before READY after this long; what is left compiles when it is needed,
+under the longer limit of a new shape."""
+
+PROMPT_TOKENS = 2
+"""Of the rows that only have decoding compiled."""
+
+ANSWER_TOKENS = 2
+
+STEPS_TO_JOIN = 4
+"""At most this many steps pass from when one row joins those that decode until the next does."""
+
+SAMPLED = Sampling(temperature=0.7, top_p=0.9)
+"""Of every other row of several: most requests are sampled."""
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up(
+    batch: MlxBatch, spec: LaunchSpec, facts: EngineFacts, report: Callable[[], None]
+) -> None:
+    """Warms up a batch, and keeps what it has shown for the lives after this one.
+
+    Args:
+        batch: empty, before and after.
+        spec: the worker's launch spec.
+        facts: of the load.
+        report: called after each step.
+    """
+    began = batch.clock()
+    paces = open_paces(spec, facts)
+    work = WarmUp(
+        batch,
+        vocabulary_size=facts.vocabulary_size,
+        context_length=facts.context_length,
+        free_bytes=lambda: free_memory_bytes(facts.backend, spec.memory_limit_bytes),
+        report=report,
+    )
+    pace = paces.read()
+    most_rows = 1 if facts.batching is Batching.ONE_ROW else spec.max_concurrency
+    work.run(
+        pace,
+        most_rows=most_rows,
+        compiles=facts.backend == "cuda",
+        is_again=pace is not None and spec.generation > 1,
+    )
+    if pace is None:
+        paces.keep(batch.pacer.learned())
+    batch.paces = paces
+    if facts.backend != "cpu":
+        batch.give_back()
+    logger.info(
+        log_line(
+            "model warmed up",
+            model=spec.model,
+            rows=work.rows,
+            pace="measured" if pace is None else "learned",
+            seconds=batch.clock() - began,
+        )
+    )
+
+
+def open_paces(spec: LaunchSpec, facts: EngineFacts) -> PaceFile:
+    """The file of a model's paces, for this machine, device and way of batching."""
+    info = mx.device_info()
+    device = info.get("device_name", info.get("architecture", facts.backend))
+    return PaceFile(
+        spec.learned_dir,
+        model=spec.model,
+        of={
+            "machine": this_machine(f"{facts.backend} {device}"),
+            "model or version of MLX": facts.fingerprint,
+            "way of batching": str(facts.batching.value),
+        },
+    )
+
+
+class WarmUp:
+    """Runs requests in an empty batch, and leaves it empty.
+
+    Args:
+        batch: warmed up; no prefix of its rows is kept yet.
+        vocabulary_size: of the tokenizer; the ids of the prompts are below it.
+        context_length: in tokens; larger requests than that are left out.
+        free_bytes: how much memory the process may still take.
+        report: called after each step.
+    """
+
+    def __init__(
+        self,
+        batch: MlxBatch,
+        *,
+        vocabulary_size: int,
+        context_length: int,
+        free_bytes: Callable[[], int],
+        report: Callable[[], None],
+    ) -> None:
+        self._batch = batch
+        self._vocabulary_size = vocabulary_size
+        self._context_length = context_length
+        self._free_bytes = free_bytes
+        self._report = report
+        self._largest = FIRST_CHUNK
+        self._largest_bytes = 0
+        self.rows = 0
+
+    def run(self, pace: Pace | None, *, most_rows: int, compiles: bool, is_again: bool) -> None:
+        """Runs what this load needs.
+
+        Args:
+            pace: what an earlier life has learned; None: nothing is known.
+            most_rows: rows that may decode in one pass.
+            compiles: whether the device compiles what it runs for the first time.
+            is_again: whether an earlier life of the same daemon has compiled it.
+        """
+        self._read(FIRST_CHUNK)
+        if compiles:
+            if not is_again:
+                self._compile(most_rows)
+            # Until here, passes had kernels compiled, or loaded from where they are kept.
+            self._batch.pacer.forget()
+            self._read(FIRST_CHUNK)
+        if pace is not None:
+            self._batch.pacer.resume(pace)
+            return
+        for tokens in SHOWN:
+            if not self._fits(tokens) or not self._batch.pacer.shows_chunk(tokens, CHEAP_S):
+                break
+            self._read(tokens)
+
+    def _compile(self, most_rows: int) -> None:
+        """Has the usual shapes compiled, those that every request needs first."""
+        ends_at = self._batch.clock() + COMPILE_LIMIT_S
+        for count in powers_up_to(most_rows):
+            if self._batch.clock() >= ends_at:
+                return
+            self._run([PROMPT_TOKENS] * count)
+        for tokens in COMPILED:
+            if self._batch.clock() >= ends_at or not self._fits(tokens):
+                return
+            self._batch.pacer.shows_chunk(tokens, float("inf"))
+            self._read(tokens)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether a prompt has room in the context, and its pass in memory: at most what attention
+        takes, which grows with the square of the tokens."""
+        growth = (tokens / self._largest) ** 2
+        has_memory = growth * self._largest_bytes <= self._free_bytes()
+        return has_memory and tokens + 1 + ANSWER_TOKENS <= self._context_length
+
+    def _read(self, tokens: int) -> None:
+        """A request with one token more, which a pass of its own reads; notes what it took."""
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        self._run([tokens + 1])
+        self._largest, self._largest_bytes = tokens, max(mx.get_peak_memory() - before, 0)
+
+    def _run(self, lengths: list[int]) -> None:
+        """Requests side by side, until all have decoded in one pass; their rows are removed in
+        every case (B5)."""
+        keys = [RequestKey(WARMUP_KEY - number) for number in range(len(lengths))]
+        self.rows += len(keys)
+        got: Counter[RequestKey] = Counter()
+        try:
+            for number, length in enumerate(lengths):
+                self._batch.insert(self._row(keys[number], length, of=len(keys)))
+            while any(got[key] < ANSWER_TOKENS for key in keys):
+                got.update(token.key for token in self._batch.step().tokens)
+                self._report()
+        finally:
+            self._batch.remove(*keys)
+
+    def _row(self, key: RequestKey, length: int, *, of: int) -> Row:
+        """A request as long as the context allows; of several, the first decode until all do."""
+        length = max(min(length, self._context_length - ANSWER_TOKENS), 1)
+        return Row(
+            key=key,
+            tokens=[token % self._vocabulary_size for token in range(length)],
+            max_tokens=ANSWER_TOKENS + STEPS_TO_JOIN * (of - 1),
+            sampling=Sampling() if key % 2 else SAMPLED,
+            seed=0,
+        )
+
+
+def powers_up_to(most: int) -> list[int]:
+    """1, 2, 4 … and the number itself, ascending."""
+    return [*(1 << bits for bits in range((most - 1).bit_length())), most]

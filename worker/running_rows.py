@@ -1,0 +1,128 @@
+"""The rows of the batch, and what the supervisor has not been sent of those that have left it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.text import log_line
+from mlxsup.protocol.worker_messages import RowDelta
+
+from .engine import RowToken
+from .rows import RunningRow
+
+logger = logging.getLogger(__name__)
+
+
+class RunningRows:
+    """Every row of the batch, in the order in which they joined; all bounded by its places.
+
+    What happens between two steps is reported with the next message of a step.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[RequestKey, RunningRow] = {}
+        self._reading: set[RequestKey] = set()  # those whose first token has not come
+        self._ended: list[RowDelta] = []
+        self._refused: list[tuple[RequestKey, RemoteError]] = []  # by their grammars
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[RequestKey]:
+        return iter(self._rows)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
+    def values(self) -> Collection[RunningRow]:
+        """The rows themselves."""
+        return self._rows.values()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the first token of a row has not come yet."""
+        return bool(self._reading)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is something to report besides a step."""
+        return bool(self._ended)
+
+    @property
+    def unreported(self) -> int:
+        """How many requests have left, and the supervisor has not been sent that."""
+        if not self._ended and not self._refused:
+            return 0
+        return len(self._refused) + sum(bool(delta.finish or delta.paused) for delta in self._ended)
+
+    def join(self, row: RunningRow) -> None:
+        """The engine has its row."""
+        self._rows[row.key] = row
+        self._reading.add(row.key)
+
+    def leave(self, key: RequestKey) -> RunningRow | None:
+        """The engine has it no longer, or will not; None if it had none."""
+        self._reading.discard(key)
+        return self._rows.pop(key, None)
+
+    def end(self, *deltas: RowDelta) -> None:
+        """The rest of an answer that ends, or leaves, between two steps."""
+        self._ended += deltas
+
+    def take(
+        self, tokens: Iterable[RowToken], now: float
+    ) -> tuple[list[RowDelta], int, list[RequestKey]]:
+        """What there is to say after a step.
+
+        Args:
+            tokens: what it gave.
+            now: monotonic seconds.
+
+        Returns:
+            The deltas; how many of the first are from before the step; and the rows that the engine
+            must be rid of.
+        """
+        deltas, self._ended = self._ended, []
+        between_steps = len(deltas)
+        leaving: list[RequestKey] = []
+        for token in tokens:
+            row = self._rows.get(token.key)
+            if row is None:
+                # A row that has left must not linger as a phantom that fills a slot (D8).
+                logger.warning(log_line("token for a row that is gone", key=token.key))
+                leaving.append(token.key)
+                continue
+            said = row.advance(token, now)
+            deltas += said
+            if said[-1].finish is not None:
+                self._end(row, said)
+                self.leave(token.key)
+                if token.finish is None:
+                    leaving.append(token.key)
+            elif self._reading:
+                self._reading.discard(token.key)
+        return deltas, between_steps, leaving
+
+    def advance(self, row: RunningRow, token: RowToken, now: float) -> tuple[list[RowDelta], bool]:
+        """What the last token of a row that leaves means for its stream, and whether the answer is
+        over with it."""
+        deltas = row.advance(token, now)
+        is_over = deltas[-1].finish is not None
+        if is_over:
+            self._end(row, deltas)
+        return deltas, is_over
+
+    def _end(self, row: RunningRow, deltas: list[RowDelta]) -> None:
+        """An answer that its grammar has given up ends with an error, and not with these."""
+        refusal = row.grammar.refusal if row.grammar is not None else None
+        if refusal is not None:
+            deltas[-1].finish = None
+            self._refused.append((row.key, refusal))
+
+    def take_refused(self) -> list[tuple[RequestKey, RemoteError]]:
+        """The answers that their grammars have given up, to be reported after their deltas."""
+        refused, self._refused = self._refused, []
+        return refused
