@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-PARTS = ("protocol", "supervisor", "worker", "client", "cli")
+PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
 folders = find_packages(include=[*PARTS, *(f"{part}.*" for part in PARTS)])
 setup(
     packages=[f"mlxsup.{folder}" for folder in folders],

@@ -24,6 +24,8 @@ from .terminal.output import Output
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
+REQUESTS_HINT = "see what runs, waits or is paused with `mlxsup status --json`"
+
 LOAD_HINT = (
     "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
@@ -202,6 +204,8 @@ def explain_request_error(error: RequestError) -> CliError:
         "shutting_down": "start a daemon with `mlxsup start`",
         "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
     }.get(error.code, "")
+    if error.code == "invalid_request" and ("request" in detail or "numbers" in detail):
+        hint = REQUESTS_HINT
     return CliError(message, code=str(error.code), hint=hint.replace("MODEL", _model_in(detail)))
 
 
@@ -236,7 +240,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of more than 4300 digits
         message = f"{path} is not TOML: {error}"
     raise CliError(
         message,

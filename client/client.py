@@ -228,8 +228,8 @@ class Client(ClientBase[Stream]):
         """Makes the daemon read its configuration file again; a wrong one changes nothing.
 
         Returns:
-            The names of the models that were `added`, `changed` and `removed`, and in `later` the
-            keys that take effect at the next start.
+            The names of the models that were `added`, `changed` and `removed`, the other `settings`
+            that have changed, and in `later` the keys that take effect at the next start.
 
         Raises:
             RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.

@@ -19,6 +19,8 @@ BEAT_SUFFIX = ".beat"
 """Added to the name of a worker's socket for the one that its heartbeats come through."""
 DAEMON_LOG_NAME = "mlxsup"
 """Names the daemon's log; a model's log has the model's name, and no model has this one."""
+GATEWAY_LOG_NAME = "mlxsup-gateway"
+"""Names the log of what the gateway prints; no model has this name either."""
 
 MAX_SPAWNS = 9_999_999
 """Only used for the length of a worker's socket path."""

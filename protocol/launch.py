@@ -173,7 +173,10 @@ class LaunchSpec(LaunchSettings):
         """
         if len(line) > MAX_LAUNCH_SPEC_BYTES or not line.endswith(b"\n"):
             raise ValueError("a launch spec is one line of JSON of at most 64 KiB")
-        values = json.loads(line)
+        try:
+            values = json.loads(line)
+        except RecursionError:
+            raise ValueError("a launch spec is nested less deeply") from None
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"a launch spec has exactly the keys {', '.join(sorted(names))}")

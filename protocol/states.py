@@ -37,6 +37,7 @@ class Why(StrEnum):
     """Why that is wanted."""
 
     USER = "user"
+    PRELOAD = "preload"
     REQUEST = "request"
     IDLE = "idle"
     EVICT = "evict"

@@ -12,6 +12,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
 
+KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
@@ -38,6 +39,10 @@ def parse_duration(text: str, *, default_unit: str | None = None) -> float:
 
 def size_text(count: int) -> str:
     """At least that many bytes, in the form that the configuration takes: `512.0MiB`."""
+    if 0 < count < KIB:
+        return f"{count}B"
+    if 0 < count < MIB // 10:
+        return f"{math.ceil(count * 10 / KIB) / 10:.1f}KiB"
     if count < GIB:
         return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
     return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"

@@ -17,7 +17,8 @@ class Announcer:
 
     Args:
         log: the daemon's log.
-        on_change: called with each change of a model's state.
+        on_change: called with each change of a model's state, and with `gateway` (its URL) and
+            `pid` when the gateway accepts connections.
     """
 
     def __init__(self, log: DaemonLog, on_change: OnChange) -> None:
@@ -32,6 +33,13 @@ class Announcer:
         self._log.write("info" if is_new_state else "debug", "model state", model=model, **facts)
         if change["batching"] is not None:
             self._log_ready(model, change)
+        self._pass_on(change)
+
+    def gateway_listens(self, url: str, pid: int) -> None:
+        """The gateway accepts connections."""
+        self._pass_on({"gateway": url, "pid": pid})
+
+    def _pass_on(self, change: dict[str, Any]) -> None:
         try:
             self._on_change(change)
         except OSError as error:  # a terminal or a pipe that is gone must not end the daemon

@@ -25,6 +25,7 @@ from .core.actions import (
     Action,
     Announce,
     BudgetChanged,
+    CloseListener,
     EndSpare,
     Finish,
     ForgetModel,
@@ -37,6 +38,7 @@ from .core.actions import (
     SendToWorker,
     SignalWorker,
     Spawn,
+    StartGateway,
     StartSpare,
     WakeAt,
 )
@@ -54,6 +56,7 @@ from .core.events import (
     WorkerSeen,
 )
 from .facts import daemon_facts
+from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
 from .memory.briefing import MemoryBriefing
@@ -62,6 +65,7 @@ from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_withi
 from .signals import Signals
 from .sockets.clients import Clients
 from .sockets.transport import Context
+from .timer import Timer
 from .workers.incarnation import Surroundings
 from .workers.leftovers import WorkerRecord
 from .workers.measure import Sampler, keep_measuring
@@ -74,8 +78,8 @@ LEFT_BEHIND_EXIT_CODE = 71
 FAREWELL_S = 2.0
 """How long clients may take to read their last messages."""
 
-FIXED_KEYS = ("runtime_dir", "log_dir", "log_level")
-"""Keys of `[supervisor]` that take effect at the next start."""
+FIXED_KEYS = ("runtime_dir", "log_dir", "log_level", "gateway")
+"""Keys of `[supervisor]`, and a table, that take effect at the next start."""
 
 LOOK_DELAY_S = 0.05
 """The time between inspecting a silent process and reporting it to the core."""
@@ -131,6 +135,9 @@ class App:
             now=self._clock.now,
         )
         self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
+        self._gateway = GatewayKeeper(
+            self._surroundings, config.log_dir, writer, self._announcer.gateway_listens
+        )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
         self._briefing.adopt(config.models, self._briefing.needs_of(config))
         self._core = Core(
@@ -139,14 +146,14 @@ class App:
             facts=daemon_facts(config, folder.client_socket),
             random=random.Random(),
             is_strict=False,
+            gateway=config.http or config.gateway,
         )
         # Emptied before the loop continues: it only holds what follows from the current event.
         self._pending: deque[Event] = deque()
         self._is_handling = False
         self._is_broken = False
         self._finished = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = 0.0
+        self._timer = Timer(self._clock, lambda now: self.dispatch(Tick(now=now)))
 
     async def run(self, on_listening: OnListening, *, open_files: int) -> int:
         """Serves until `Finish`; returns the exit code.
@@ -191,6 +198,7 @@ class App:
                 if self._is_broken:
                     await self._workers.end()
                 await self._workers.spares.end()
+                await self._gateway.end()
                 left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
         except ExceptionGroup as group:  # a bug in a task; processes are gone
@@ -198,6 +206,7 @@ class App:
         finally:
             self._clients.close(0.0 if self._is_broken else FAREWELL_S)
             self._workers.close()
+            self._gateway.close()
         if self._is_broken:
             return INTERNAL_EXIT_CODE
         return LEFT_BEHIND_EXIT_CODE if left_behind else 0
@@ -236,13 +245,17 @@ class App:
                 if unit is not None:
                     unit.send(message)
             case WakeAt(when=when):
-                self._wake_at(when)
+                self._timer.wake_at(when, self._loop)
             case Spawn():
                 self._workers.spawn(action, self._tasks)
             case StartSpare(number=number):
                 self._workers.spares.start(number, self._tasks)
             case EndSpare(number=number):
                 self._workers.spares.kill(number)
+            case StartGateway():
+                self._gateway.start(action, self._tasks)
+            case CloseListener():
+                self._gateway.close_listener()
             case SignalWorker(model=model, generation=generation, signal=worker_signal):
                 self._log.write("info", "worker signalled", model=model, signal=worker_signal.value)
                 unit = self._workers.get(model, generation)
@@ -285,22 +298,6 @@ class App:
 
         # What has arrived in the meantime is read first: a late beat is a sign of life.
         self._loop.call_later(LOOK_DELAY_S, tell)
-
-    def _wake_at(self, when: float) -> None:
-        if self._timer is not None:
-            if self._wakes_at <= when:
-                return
-            self._timer.cancel()
-        self._wakes_at = when
-        self._timer = self._loop.call_later(self._clock.delay_until(when), self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        now = self._clock.now()
-        if now < self._wakes_at:  # the clock stood still in the meantime
-            self._wake_at(self._wakes_at)
-        else:
-            self.dispatch(Tick(now=now))
 
     # ------------------------------------------------------------ what happens by itself
 

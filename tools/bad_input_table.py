@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS
+from support.bad_http import REQUESTS
 from support.bad_learned import LEARNED
 from support.bad_memory import MEMORY
 from support.bad_messages import RAW, UNANSWERED
@@ -41,6 +42,14 @@ Every body above whose parameters `generate` has is also tried through the Pytho
 raises `RequestError` with the same code and message. What can be checked without the model is
 checked before anything is sent, with the worker's code, and raised by the call itself. So are
 these, all `invalid_request`:
+"""
+
+HTTP = """\
+## HTTP
+
+`tests/integration/test_bad_http.py` sends each of these to a real [gateway](gateway.md). A body
+that never ends is refused with 413, and senders that dawdle are cut off
+([limits](gateway.md#what-it-puts-up-with)).
 """
 
 COMMAND_LINE = """\
@@ -109,6 +118,7 @@ def page() -> str:
             [(case.name, f"… {case.words} …") for case in CLIENT_ONLY],
         )
     )
+    parts.append(http_section())
     parts.append(
         COMMAND_LINE
         + "\n"
@@ -142,6 +152,15 @@ def page() -> str:
         )
     parts.append(CLOSED + "\n" + table(("what is sent", "what happens"), UNANSWERED))
     return "\n".join(parts)
+
+
+def http_section() -> str:
+    """What the gateway refuses."""
+    rows = [
+        (case.name, str(case.status), f"… {case.words} …" if case.words else "nothing")
+        for case in REQUESTS
+    ]
+    return f"{HTTP}\n{table(('what is sent', 'status', 'its message says'), rows)}"
 
 
 def _command(arguments: Sequence[str], standard_input: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from mlxsup.supervisor.config.gateway_table import GatewayTable
 from mlxsup.supervisor.config.kinds import Table
 from mlxsup.supervisor.config.sampling_table import SamplingTable
 from mlxsup.supervisor.config.schema import config_schema
@@ -34,6 +35,8 @@ HEAD = """\
 # The configuration of mlxsup: every key with its default. `mlxsup config check FILE` checks a file.
 # Relative paths are relative to this file. Keys that end in _s also take "90s", "5m" or "1h".
 """
+GATEWAY = "[gateway]"
+GATEWAY_TITLE = "OpenAI's API over HTTP; needs pip install 'mlxsup[gateway]'"
 CLIENTS = '[clients."*"]'
 MODEL = "smollm2"
 COPY = f"""
@@ -45,6 +48,7 @@ MAX_COLUMNS = 100
 
 SECTIONS: tuple[tuple[str, type[Table]], ...] = (
     ("[supervisor]", SupervisorTable),
+    ("[gateway]", GatewayTable),
     ("[clients.NAME]", ClientTable),
     ("[models.NAME]", ModelTable),
     ("[models.NAME.restart]", RestartTable),
@@ -93,6 +97,8 @@ def unit(name: str, field: FieldInfo) -> str:
 def example() -> str:
     """The whole example file."""
     lines = [HEAD, *_section("[supervisor]", SupervisorTable), ""]
+    # Not in effect: it needs an extra, and a port.
+    lines += [f"# {line}" for line in _section(GATEWAY, GatewayTable, GATEWAY_TITLE)] + [""]
     clients = FileTable.model_fields["clients"].title
     lines += [_commented(CLIENTS, clients), *_section("", ClientTable), ""]
     lines += [_commented("[defaults]", FileTable.model_fields["defaults"].title), ""]
@@ -126,8 +132,8 @@ def with_tables(page: str) -> str:
     return page
 
 
-def _section(header: str, table: type[Table]) -> list[str]:
-    lines = [header] if header else []
+def _section(header: str, table: type[Table], title: str = "") -> list[str]:
+    lines = [_commented(header, title) if title else header] if header else []
     for name, field in keys(table):
         value = f'"models/{MODEL}"' if name == "path" else shown_default(name, field)
         lines.append(_commented(f"{name} = {value}", field.title))

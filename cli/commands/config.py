@@ -9,7 +9,7 @@ import click
 
 from ..connection import output_options
 from ..terminal.output import Output
-from .start import read_configuration
+from .start import configuration_errors, read_configuration
 
 
 @click.group(short_help="Check configuration files.")
@@ -28,7 +28,11 @@ def check(file: Path, output: Output) -> None:
 
     Lists everything that is wrong with FILE, or says that it is valid.
     """
-    read_configuration(file, has_sockets=True)
+    configuration = read_configuration(file, has_sockets=True)
+    with configuration_errors(file):
+        from mlxsup.supervisor.memory.problems import check_memory
+
+        check_memory(configuration)
     if output.is_json:
         output.object({"path": str(file), "valid": True})
     else:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from mlxsup.protocol.folders import DEFAULT_LOG_DIR, log_path
+from mlxsup.protocol.folders import (
+    DAEMON_LOG_NAME,
+    DEFAULT_LOG_DIR,
+    GATEWAY_LOG_NAME,
+    log_path,
+)
 
 from ..connection import (
     Target,
@@ -42,8 +47,8 @@ FOLLOW_INTERVAL_S = 0.15
 
 DEFAULT_LINES = 100
 
-DAEMON_LOG = "mlxsup"
-"""The name of the daemon's own log; no model has it."""
+OWN_LOGS = {DAEMON_LOG_NAME: "the daemon's own", GATEWAY_LOG_NAME: "the HTTP gateway's"}
+"""Logs that are no model's; no model has their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +62,13 @@ class LogFolder:
 def complete_log(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The names of models, and that of the daemon's own log."""
+    """The names of models, and of the logs that are no model's."""
     from click.shell_completion import CompletionItem
 
-    own = [CompletionItem(DAEMON_LOG, help="the daemon's own")]
+    own = [CompletionItem(name, help=whose) for name, whose in OWN_LOGS.items()]
     return [
         *complete_model(context, parameter, incomplete),
-        *(item for item in own if DAEMON_LOG.startswith(incomplete)),
+        *(item for item in own if item.value.startswith(incomplete)),
     ]
 
 
@@ -130,13 +135,13 @@ def logs(
     """Example: mlxsup logs smollm2 -f
 
     Shows the output of MODEL's process, or of every model, each line with its model's name. The
-    daemon's own log is called mlxsup.
+    daemon's own log is called mlxsup, that of its HTTP gateway mlxsup-gateway.
     """
     if is_following and is_previous:
         message = "--previous shows a process that has ended, so there is nothing to follow"
         raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
     folder = _find_folder(target)
-    if model is not None and model not in [*folder.models, DAEMON_LOG]:
+    if model is not None and model not in [*folder.models, *OWN_LOGS]:
         raise unknown_model(model, folder.models)
     names = folder.models if model is None else [model]
     show = _shower(names, output, is_prefixed=model is None)
@@ -213,5 +218,6 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
         return None
     found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
     known = dict.fromkeys([*names, *found])
-    known.pop(DAEMON_LOG, None)
+    for own in OWN_LOGS:
+        known.pop(own, None)
     return LogFolder(path=path, models=list(known))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.core.memory.budget import Budget
     from mlxsup.supervisor.core.memory.need import Figure, Need
     from mlxsup.supervisor.core.memory.plan import Placement
+    from mlxsup.supervisor.memory.appraiser import Appraiser
 
 
 @click.command(short_help="Show which models fit into memory.")
@@ -52,24 +53,21 @@ def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
     from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.appraiser import Appraiser
     from mlxsup.supervisor.memory.backend import find_backend
-    from mlxsup.supervisor.memory.folder import FolderError
     from mlxsup.supervisor.memory.measurements import Measurements
 
     backend = find_backend()
     budget = _find_budget(configuration, backend)
     measurements = Measurements(configuration.runtime_dir)
-    appraiser = Appraiser(backend, measurements)
-    appraised: dict[ModelName, Need] = {}
-    problems: dict[ModelName, str] = {}
-    for model in configuration.models:
-        try:
-            appraised[model.name] = appraiser.appraise(model.launch)
-        except FolderError as error:
-            problems[model.name] = str(error)
+    appraised, problems = _appraise(configuration, Appraiser(backend, measurements))
     pinned = [model.name for model in configuration.models if model.pinned]
     bounds = bounded(appraised, pinned, budget.size_bytes)
     candidates = [
-        Candidate(model=model.name, need=bounds[model.name], is_resident=model.preload)
+        Candidate(
+            model=model.name,
+            need=bounds[model.name],
+            is_resident=model.preload,
+            is_pinned=model.pinned,
+        )
         for model in configuration.models
         if model.name in bounds
     ]
@@ -96,6 +94,29 @@ def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
             for model in configuration.models
         ],
     }
+
+
+def _appraise(
+    configuration: DaemonConfig, appraiser: Appraiser
+) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
+    """What the models need, and what is wrong with the others."""
+    from mlxsup.supervisor.core.memory.given import known_problem
+    from mlxsup.supervisor.memory.folder import FolderError
+
+    appraised: dict[ModelName, Need] = {}
+    problems: dict[ModelName, str] = {}
+    for model in configuration.models:
+        try:
+            need = appraiser.appraise(model.launch)
+        except FolderError as error:
+            problems[model.name] = str(error)
+            continue
+        too_little = known_problem(need)
+        if too_little:
+            problems[model.name] = too_little
+        else:
+            appraised[model.name] = need
+    return appraised, problems
 
 
 def _find_budget(configuration: DaemonConfig, backend: str) -> Budget:

@@ -52,8 +52,11 @@ def reload(target: Target, output: Output) -> None:
         show_models(output, status, rows)
     else:
         output.data(_summary(value))
+    if value["settings"] and rows:
+        output.note(f"settings changed: {', '.join(value['settings'])}")
 
 
 def _summary(value: dict[str, Any]) -> str:
-    removed = ", ".join(value["removed"])
-    return f"removed {removed}" if removed else "no model has changed"
+    parts = {"removed": value["removed"], "settings changed:": value["settings"]}
+    said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+    return "; ".join(said) or "nothing has changed"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
+from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
 from mlxsup.protocol.ids import ModelName
 
 from ..connection import Target, output_options
@@ -44,10 +46,21 @@ SHOW_DRAIN_TIMEOUT_S = 1.0
     multiple=True,
     help="Serve this model folder without a configuration file; may be repeated.",
 )
+@click.option(
+    "--http",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value=DEFAULT_LISTEN,
+    help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}.",
+)
 @click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @output_options
 def start(
-    config_path: Path | None, models: tuple[str, ...], is_detached: bool, output: Output
+    config_path: Path | None,
+    models: tuple[str, ...],
+    http: str | None,
+    is_detached: bool,
+    output: Output,
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
@@ -64,6 +77,9 @@ def start(
         path = find_configuration(config_path)
         configuration = read_configuration(path)
         arguments = ["--config", str(path.expanduser().resolve())]
+    if http is not None:
+        configuration = with_http(configuration, http)
+        arguments += ["--http", http]
     target = Target(config=config_path)
     try:
         if is_detached:
@@ -166,6 +182,7 @@ def serve_two(
         log_dir=folder / "logs",
         core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
         models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
+        gateway=None,
     )
     return serve(shown, on_change=lambda _: None, on_listening=on_listening)
 
@@ -234,6 +251,21 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
     return configuration
 
 
+def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
+    """The configuration, with a gateway that listens there.
+
+    Raises:
+        CliError: it is no address, or none that may be used, or the extra is not installed.
+    """
+    from mlxsup.supervisor.config.gateway_table import gateway_problems
+
+    if problems := list(gateway_problems(listen)):
+        message = "; ".join(f"--http {problem}" for problem in problems)
+        hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
+        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+    return replace(configuration, http=Address.parse(listen))
+
+
 def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     """A checked configuration.
 
@@ -253,10 +285,26 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
             "`mlxsup start --model FOLDER`",
             status=ExitStatus.BAD_CONFIGURATION,
         )
-    from mlxsup.supervisor.config.load import ConfigError, load_config
+    from mlxsup.supervisor.config.load import load_config
+
+    with configuration_errors(path):
+        return load_config(expanded, has_sockets=has_sockets)
+
+
+@contextmanager
+def configuration_errors(path: Path) -> Iterator[None]:
+    """Says what is wrong with a configuration that is read or checked.
+
+    Args:
+        path: the file, as the user named it.
+
+    Raises:
+        CliError: names every problem.
+    """
+    from mlxsup.supervisor.config.load import ConfigError
 
     try:
-        return load_config(expanded, has_sockets=has_sockets)
+        yield
     except ConfigError as error:
         lines = "".join(f"\n  {problem}" for problem in error.problems)
         raise CliError(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..connection import Target, connect, daemon_options
+from ..terminal.gateway_lines import gateway_lines
 from ..terminal.memory_lines import memory_lines
 from ..terminal.output import Output, width_of
 from ..terminal.sharing_lines import sharing_lines
@@ -40,6 +41,7 @@ def status(is_watching: bool, is_debug: bool, target: Target, output: Output) ->
                 *memory_lines(value, width),
                 *sharing_lines(value, width),
                 *spare_lines(value, width),
+                *gateway_lines(value, width),
             ):
                 table.append(output.style(line, sys.stdout, dim=True))
             if not is_debug:

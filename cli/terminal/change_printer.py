@@ -45,8 +45,8 @@ class ChangePrinter:
         self._put({"endpoint": endpoint, "pid": os.getpid()})
 
     def changed(self, change: Mapping[str, Any]) -> None:
-        """A model changed state, or its load progressed."""
-        if change.get("from") != change.get("to") or self._is_live:
+        """A model changed state, or its load progressed; or the gateway accepts connections."""
+        if "gateway" in change or change.get("from") != change.get("to") or self._is_live:
             self._put(dict(change))
 
     def close(self) -> bool:
@@ -79,16 +79,23 @@ class ChangePrinter:
             self._output.object(value)
         elif "endpoint" in value:
             self._output.data(f"listening at {value['endpoint']} (pid {value['pid']})")
+        elif "gateway" in value:
+            self._end_progress()
+            self._output.data(f"HTTP at {value['gateway']} (pid {value['pid']})")
         elif value.get("from") == value.get("to"):
             self._output.data(f"{CLEAR_LINE}{change_line(value)}", newline=False)
             self._has_live_line = True
         else:
-            if self._has_live_line:
-                self._output.data(CLEAR_LINE, newline=False)
-                self._has_live_line = False
+            self._end_progress()
             self._output.data(change_line(value))
             for line in warning_lines(value.get("model"), value.get("warnings")):
                 self._output.note(line)
+
+    def _end_progress(self) -> None:
+        """What comes next replaces the line that shows how a load progresses."""
+        if self._has_live_line:
+            self._output.data(CLEAR_LINE, newline=False)
+            self._has_live_line = False
 
     def _end_live_line(self) -> None:
         if self._has_live_line:

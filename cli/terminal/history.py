@@ -56,6 +56,6 @@ def _append(path: Path, entries: list[str]) -> None:
 def _parse(line: str) -> str | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, str) else None

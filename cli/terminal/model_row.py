@@ -52,8 +52,9 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
     """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
-    waits in which class, how rows are batched and how many warnings there are. Then how many
-    requests are paused, and how many wait because they gave way to others."""
+    waits in which class, how rows are batched and how many warnings there are. Then what a
+    pinned model keeps though it is STOPPED, how many requests are paused, and how many wait because
+    they gave way to others."""
     parts = []
     progress = progress_text(model.get("progress"))
     if progress and model["state"] in ("LOADING", "PENDING"):
@@ -67,6 +68,8 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
     if cause and (not parts or model["state"] == "BACKOFF"):
         parts.append(cause)
     parts = parts or _remarks(model)
+    if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
+        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} stay reserved")
     if model.get("paused"):
         parts.append(f"{len(model['paused'])} paused")
     if model.get("yielded"):

@@ -50,7 +50,8 @@ def _conclusion(value: Mapping[str, Any]) -> str:
     if value["change"] is not None:
         return f"not everything fits: {value['change']}"
     if not value["fits"]:
-        return "everything fits that can be read"
+        wrong = ", ".join(model["name"] for model in value["models"] if model["problem"])
+        return f"everything else fits; cannot be loaded: {wrong}"
     if not loaded:
         return "each model fits, loaded on request"
     return f"everything fits: {', '.join(loaded)} ({format_bytes(value['needed_bytes'])})"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mlxsup.protocol.folders import check_runtime_dir
+from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
@@ -21,6 +21,7 @@ from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
+from .gateway_table import GatewayTable, gateway_problems
 from .kinds import Table
 from .lines import LineIndex
 from .sampling_table import SamplingTable
@@ -39,8 +40,8 @@ CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
 CLIENT_NAME_EXPECTED = (
     "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first a letter or digit"
 )
-RESERVED_NAME = "mlxsup"
-"""The daemon's own log file has this name."""
+RESERVED_NAMES = (DAEMON_LOG_NAME, GATEWAY_LOG_NAME)
+"""The log files of the daemon and of its gateway have these names."""
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)
@@ -78,6 +79,7 @@ class Check:
             self._add((key,), f"unknown key {key}{_suggestion((key,))}")
         supervisor = self._table(SupervisorTable, ("supervisor",))
         defaults = self._table(ModelTable, ("defaults",))
+        gateway = self._table(GatewayTable, ("gateway",)) if "gateway" in self._values else None
         clients = self._clients()
         entries = self._values.get("models", {})
         if not isinstance(entries, dict):
@@ -93,6 +95,7 @@ class Check:
                 models[name] = entry
         return FileTable(
             supervisor=supervisor or SupervisorTable(),
+            gateway=gateway,
             clients=clients,
             defaults=defaults or ModelTable(),
             models=models,
@@ -189,6 +192,13 @@ class Check:
         if problem:
             self._add(("models", [*pinned][-1], "pinned"), problem)
 
+    def gateway(self, table: GatewayTable | None) -> None:
+        """Checks that the gateway, if there is one, could run on this machine."""
+        where = ("gateway", "listen")
+        if table is not None and where not in self._wrong:
+            for problem in gateway_problems(table.listen):
+                self._add(where, f"gateway.listen {problem}")
+
     def runtime_dir(self, path: Path) -> None:
         """Checks that the paths of the sockets in this folder are short enough."""
         try:
@@ -203,8 +213,8 @@ class Check:
             where = ("models", name)
             if not MODEL_NAME.fullmatch(name):
                 self._add(where, f"models.{name!r}: a model's name takes {MODEL_NAME_EXPECTED}")
-            elif name.lower() == RESERVED_NAME:
-                self._add(where, f"models.{name}: the name {RESERVED_NAME} is the daemon's own")
+            elif name.lower() in RESERVED_NAMES:
+                self._add(where, f"models.{name}: the name {name.lower()} is the daemon's own")
             elif name.lower() in seen:  # names become log files, and some file systems ignore case
                 other = seen[name.lower()]
                 self._add(where, f"models.{name}: differs from models.{other} only in case")
@@ -249,6 +259,8 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
     match where:
         case ("supervisor", _):
             return SupervisorTable
+        case ("gateway", _):
+            return GatewayTable
         case ("clients", _, _):
             return ClientTable
         case ("defaults", _) | ("models", _, _):
@@ -272,6 +284,7 @@ def _suggestion(where: tuple[str, ...]) -> str:
     known = list(_table_at(where).model_fields)
     for table, title in (
         (SupervisorTable, "[supervisor]"),
+        (GatewayTable, "[gateway]"),
         (ClientTable, "[clients.NAME]"),
         (ModelTable, "[models.NAME] or [defaults]"),
         (RestartTable, "[models.NAME.restart]"),

@@ -7,8 +7,9 @@ import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
@@ -20,6 +21,11 @@ from .tables import ClientTable, FileTable, ModelTable
 from .values import count_or_auto, size_or_auto
 
 EXIT_CODE = 78
+
+MAX_DEPTH = 100
+"""Tables and arrays of a useful configuration are nested less deeply; so whatever reads them later
+may descend into them."""
+
 _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -50,6 +56,8 @@ class DaemonConfig:
         memory_budget: what all models may take together, in bytes; None: automatic.
         core: the limits.
         models: the entries, in the order of the file.
+        gateway: where the gateway listens; None without a table `[gateway]`.
+        http: the same, as the command line gives it; it takes precedence.
     """
 
     config_path: Path | None
@@ -59,6 +67,8 @@ class DaemonConfig:
     memory_budget: int | None
     core: CoreSettings
     models: tuple[ModelSettings, ...]
+    gateway: Address | None = None
+    http: Address | None = None
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
@@ -103,6 +113,7 @@ def parse_config(
         check.effective(name, entry)
     check.memory_budget(table.supervisor.memory_budget)
     check.pins(effective, table.supervisor.memory_budget)
+    check.gateway(table.gateway)
     runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
     if has_sockets:
         check.runtime_dir(runtime_dir)
@@ -115,6 +126,7 @@ def parse_config(
         memory_budget=size_or_auto(table.supervisor.memory_budget),
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
+        gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
     )
 
 
@@ -133,10 +145,11 @@ def _read(path: Path) -> str:
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    too_deep = f"{path}: is nested too deeply to be a configuration"
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError([f"{path}: is nested too deeply to be a configuration"]) from None
+        raise ConfigError([too_deep]) from None
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = _SYNTAX_PLACE.search(message)
@@ -146,6 +159,20 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}:{line}: is not TOML: {what}{column}"]) from None
     except ValueError:  # Python reads no integers of more than 4300 digits
         raise ConfigError([f"{path}: contains an integer of more than 64 bits"]) from None
+    if _is_deeper_than(MAX_DEPTH, values):  # dotted keys nest as deeply as they are long
+        raise ConfigError([too_deep])
+    return values
+
+
+def _is_deeper_than(depth: int, values: dict[str, Any]) -> bool:
+    """Whether tables and arrays are nested more than that deeply in one another."""
+    level: list[object] = [values]
+    for _ in range(depth):
+        below: list[object] = []
+        for value in level:
+            below += value.values() if isinstance(value, dict) else cast(list[object], value)
+        level = [value for value in below if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:

@@ -11,6 +11,7 @@ from mlxsup.protocol.text import DURATION_PATTERN
 
 from ..core.settings import ANYONE
 from .check import CLIENT_NAME, MODEL_NAME
+from .gateway_table import GatewayTable
 from .sampling_table import SamplingTable
 from .tables import ClientTable, FileTable, ModelTable, RestartTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
@@ -31,6 +32,11 @@ COUNTS = {"max_parallel_prefills": AUTO}
 """Keys that take an integer from 1, and the word that they take as well."""
 
 
+TABLES = (
+    FileTable, SupervisorTable, GatewayTable, ClientTable, ModelTable, RestartTable, SamplingTable
+)  # fmt: skip
+
+
 class _Generate(GenerateJsonSchema):
     """Generates a schema without the titles that pydantic derives from names."""
 
@@ -47,7 +53,7 @@ def config_schema() -> dict[str, Any]:
     """
     schema = FileTable.model_json_schema(schema_generator=_Generate)
     tables = schema["$defs"]
-    for table in (FileTable, SupervisorTable, ClientTable, ModelTable, RestartTable, SamplingTable):
+    for table in TABLES:
         shape = schema if table is FileTable else tables[table.__name__]
         shape.pop("title", None)
         for name, entry in shape["properties"].items():

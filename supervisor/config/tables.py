@@ -15,6 +15,7 @@ from mlxsup.protocol.launch import LaunchSettings
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .fields import default_of, documented, duration, integer
+from .gateway_table import GatewayTable
 from .kinds import (
     CLASS_EXPECTED,
     Class,
@@ -276,7 +277,8 @@ class ModelTable(Table):
         json_schema_extra=documented(
             ", `mlxsup plan` counts this much, and what the weights and the process leave of it is"
             ' the limit of its rows; `"auto"`: MLX\'s own limit, and what the model'
-            " needs. Smaller than the weights: FAILED; more than 0.8 of it in"
+            " needs. Less than the weights, the process and a request of 256 tokens take: exit code"
+            " 78 if the files show it, otherwise FAILED after the load; more than 0.8 of it in"
             " use before the first request: a warning"
         ),
     )
@@ -338,7 +340,8 @@ class ClientTable(Table):
         title="its share of each model, next to other clients that wait for it",
         description=f"a number from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
         json_schema_extra=documented(
-            "; with 2 it gets twice as much of the engine's time", "factor"
+            f"; with 2 it gets twice the engine's time; from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
+            "factor",
         ),
     )
     priority: Class = Field(
@@ -350,7 +353,7 @@ class ClientTable(Table):
         default_of(ClientSettings, "max_priority").value,
         title="the highest class that its requests may name",
         description=CLASS_EXPECTED,
-        json_schema_extra=documented("; others are answered `invalid_request`"),
+        json_schema_extra=documented("; others are refused. Below `normal`, set `priority` too"),
     )
     max_queue: int = integer(
         ClientSettings,
@@ -375,6 +378,9 @@ class FileTable(Table):
 
     supervisor: SupervisorTable = Field(
         default_factory=SupervisorTable, title="the daemon itself", description="a table"
+    )
+    gateway: GatewayTable | None = Field(
+        None, title="the HTTP gateway; without this table there is none", description="a table"
     )
     clients: dict[str, ClientTable] = Field(
         default_factory=dict,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from mlxsup.protocol.client_messages import MessageToClient
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
@@ -46,6 +47,20 @@ class EndSpare:
     """End a spare worker at once; answered by `SpareEnded`."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGateway:
+    """Start the gateway; answered by `GatewayListening` once it accepts connections, and by
+    `GatewayEnded` when its process has ended, or if its address could not be bound."""
+
+    number: int
+    address: Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseListener:
+    """Stop listening at the gateway's address: whoever connects is refused until the next start."""
 
 
 class WorkerSignal(StrEnum):
@@ -188,6 +203,8 @@ Action = (
     Spawn
     | StartSpare
     | EndSpare
+    | StartGateway
+    | CloseListener
     | SignalWorker
     | LookAtWorker
     | LookAtFiles

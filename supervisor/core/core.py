@@ -10,13 +10,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import RequestKey
 
 from .actions import Action, Finish, WakeAt
 from .appraising import Appraising
 from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
-from .deadlines import Deadlines
+from .deadlines import Deadlines, Housekeeping
 from .endings import Endings
 from .errors import bad_configuration, shutting_down
 from .events import (
@@ -27,6 +28,8 @@ from .events import (
     Event,
     Exited,
     FilesSeen,
+    GatewayEnded,
+    GatewayListening,
     Reloaded,
     ReloadRefused,
     Sampled,
@@ -43,13 +46,14 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
+from .gateway import Gateway
 from .giving_back import GivingBack
 from .leasing import Leasing
 from .lifecycle.triggers import FilesDoubted
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
-from .reload import differences
+from .reload import changed_settings, differences
 from .requests.ledger import Ledger
 from .residents import overshoot_bytes
 from .serving import Serving
@@ -69,6 +73,7 @@ class Core:
         facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
         is_strict: raise if the table has no rule (tests) instead of ending that one life.
+        gateway: where the gateway listens; None: there is none.
 
     Attributes:
         fleet: the models.
@@ -84,11 +89,13 @@ class Core:
         facts: Mapping[str, Any],
         random: random.Random,
         is_strict: bool,
+        gateway: Address | None = None,
     ) -> None:
         self.outbox = Outbox()
         self._deadlines = Deadlines()
         self.ledger = Ledger(Terms(settings))
-        self._daemon = Daemon(facts=facts)
+        self._gateway = Gateway(gateway, self._deadlines, self.outbox)
+        self._daemon = Daemon(facts=facts, gateway=self._gateway)
         meter = Meter()
         pausing = Pausing(self.ledger, self._deadlines, self.outbox)
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing)
@@ -175,6 +182,13 @@ class Core:
             case SpareEnded(number=number):
                 self._spares.ended(number, event.now)
                 self.fleet.look_at_all()
+            case GatewayListening(number=number, pid=pid, address=address):
+                self._gateway.listening(number, pid, address, event.now)
+            case GatewayEnded(number=number, cause=cause, is_crash=is_crash):
+                is_ending = self.fleet.is_shutting_down
+                self._gateway.ended(
+                    number, cause, event.now, is_crash=is_crash, is_ending=is_ending
+                )
             case Sampled():
                 self._on_sampled(event)
             case Appraised(needs=needs):
@@ -182,6 +196,7 @@ class Core:
             case Started():
                 self._daemon.started_at = event.now
                 self.fleet.preload(event.now)
+                self._gateway.start(event.now)
             case ShutdownAsked(is_immediate=is_immediate):
                 self.fleet.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
             case Reloaded():
@@ -199,6 +214,8 @@ class Core:
                 self.fleet.due(subject, now)
             elif isinstance(subject, int):
                 self._request_due(subject, now)
+            elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
+                self._gateway.start(now)
 
     def _request_due(self, key: RequestKey, now: float) -> None:
         request = self.ledger.get(key)
@@ -228,6 +245,7 @@ class Core:
                 self.outbox.fail(event.caller, shutting_down())
             return
         changes = differences(self.fleet, event.models)
+        changes["settings"] = changed_settings(self.fleet.settings, event.settings)
         settings = self._giving_back.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
         self._appraising.settle()

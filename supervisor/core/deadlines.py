@@ -14,6 +14,8 @@ class Housekeeping(Enum):
 
     SPARES = auto()
     """The next attempt to start a spare worker."""
+    GATEWAY = auto()
+    """The next attempt to start the gateway."""
 
 
 Subject = ModelName | RequestKey | Housekeeping

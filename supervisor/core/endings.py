@@ -126,7 +126,11 @@ class Endings:
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answers everything that runs, while the process is still alive."""
         for request in list(model.running.values()):
-            self.fail(model, request, error, now)
+            if request.acceptance is None:
+                self.fail(model, request, error, now)
+            else:
+                begun = for_interrupted(error, model.name, request.tokens_sent)
+                self.fail(model, request, begun, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
         """The process is gone with its rows, which queue again, ahead of all others.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from mlxsup.protocol.client_messages import ClientMessage
+from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.worker_messages import WorkerMessage
 
@@ -195,6 +196,33 @@ class SpareEnded(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayListening(_Event):
+    """The gateway that was started under this number accepts connections.
+
+    Attributes:
+        address: with the port that it was given if any free one would do.
+    """
+
+    number: int
+    pid: int
+    address: Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayEnded(_Event):
+    """The gateway's process has ended, or it could not be started.
+
+    Attributes:
+        cause: one phrase for people.
+        is_crash: whether there was a process.
+    """
+
+    number: int
+    cause: str
+    is_crash: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(_Event):
     """What the monitor measured.
 
@@ -277,6 +305,8 @@ Event = (
     | Exited
     | SpareReady
     | SpareEnded
+    | GatewayListening
+    | GatewayEnded
     | Sampled
     | Appraised
     | ShutdownAsked

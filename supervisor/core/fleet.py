@@ -182,7 +182,7 @@ class Fleet:
         """The supervisor is up: loads what the configuration wants loaded."""
         for model in self:
             if model.life.settings.preload:
-                self.trigger(model, WantUp(why=Why.USER), now)
+                self.trigger(model, WantUp(why=Why.PRELOAD), now)
 
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """The configuration was read again: removes, adds and changes models."""

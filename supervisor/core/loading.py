@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import Why
 from mlxsup.protocol.text import size_text
 
 from .changed_files import must_be_compared
@@ -27,6 +28,7 @@ from .lifecycle.triggers import (
     SwappedOut,
     Trigger,
     Turn,
+    WantDown,
 )
 from .load_turns import LoadTurns
 from .memory.planner import (
@@ -46,7 +48,7 @@ from .memory.planner import (
 )
 from .memory.sentences import needs
 from .model import Model
-from .pending import as_trigger, pending, turn_order, wait_for
+from .pending import as_trigger, is_unwanted, pending, turn_order, wait_for
 from .requests.line import MayRun
 from .residents import residents_of
 from .settings import CoreSettings
@@ -89,6 +91,9 @@ def next_steps(
     desk = _Desk(everybody, spares, settings, may_run, now)
     for model in swapping:
         desk.call_off(model)
+    unwanted = [model for model in waiting if is_unwanted(model)]
+    desk.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
+    waiting = [model for model in waiting if model not in unwanted]
     for model in sorted(waiting, key=turn_order):
         desk.weigh(model)
     desk.swap(waiting)

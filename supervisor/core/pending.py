@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlxsup.protocol.states import Why
+
 from .lifecycle.states import Lack, Pending
 from .lifecycle.triggers import LacksMemory
 from .memory.planner import GiveBack, Urgency, Wait
@@ -13,6 +15,13 @@ def pending(model: Model) -> Pending:
     phase = model.life.phase
     assert isinstance(phase, Pending)
     return phase
+
+
+def is_unwanted(model: Model) -> bool:
+    """Whether it only waits because it has made room, and nobody waits for it any longer: like an
+    evicted one, it loads with its next request."""
+    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    return model.life.why is Why.SWAP and is_for_nobody
 
 
 def turn_order(model: Model) -> tuple[bool, bool, bool, float, bool]:

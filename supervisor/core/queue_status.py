@@ -18,7 +18,7 @@ MOST_LISTED = 32
 
 
 def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
-    """What waits, over all models; `per_client` and `waiting` leave out interrupted answers."""
+    """What waits, over all models; `per_client` and `waiting` leave out answers that have begun."""
     per_class: Counter[str] = Counter()
     for model in models:
         per_class.update(per_class_map(model))

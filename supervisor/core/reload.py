@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from mlxsup.protocol.states import Wanted
 
 from .model import Model
-from .settings import ModelSettings
+from .settings import CoreSettings, ModelSettings
+
+
+def changed_settings(old: CoreSettings, new: CoreSettings) -> list[str]:
+    """The settings, by their keys, that a reload changes at once and that are about no model."""
+    names = [one.name for one in fields(CoreSettings) if one.name not in ("budget", "spare_bytes")]
+    changed = [name for name in names if getattr(old, name) != getattr(new, name)]
+    is_other_budget = _size_of(old) != _size_of(new)
+    return [*changed, "memory_budget"] if is_other_budget else changed
+
+
+def _size_of(settings: CoreSettings) -> int | None:
+    return None if settings.budget is None else settings.budget.whole_bytes
 
 
 def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> dict[str, list[str]]:

@@ -69,13 +69,11 @@ def bare_bytes(model: Model) -> int:
 
 def claim_of(model: Model) -> Claim:
     """What its rows need: one row, as long as its longest open answer. With `memory` in its entry
-    that is what there is, but never less than a short row: weights that nearly fill it are slow,
-    and not useless."""
+    that is what there is; it is enough for a short row, or the load would have failed."""
     need = model.life.need
     assert need is not None
     if need.given_bytes is not None:
-        short_bytes = _bytes_of(model, rows=1, longest=GROWTH_TOKENS)
-        limit_bytes = max(short_bytes, need.given_bytes - fixed_bytes(model))
+        limit_bytes = max(0, need.given_bytes - fixed_bytes(model))
         return Claim(least_bytes=limit_bytes, wanted_bytes=limit_bytes)
     longest = min(max(need.least_tokens, longest_stream(model)), need.context_tokens)
     least_bytes = _bytes_of(model, rows=1, longest=longest)

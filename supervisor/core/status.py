@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxsup.protocol.states import State, WaitReason, Why
 
+from .gateway import Gateway
 from .lifecycle.states import Backoff, Loading, Pending, Ready
 from .memory.budget import Budget
 from .model import Model
@@ -33,9 +34,11 @@ class Daemon:
         facts: version, pid, endpoint and the like, as the shell found them.
         started_at: monotonic seconds.
         machine_bytes: memory of the machine; 0 before it was measured.
+        gateway: what is known of its gateway.
     """
 
     facts: Mapping[str, Any]
+    gateway: Gateway | None = None
     started_at: float = 0.0
     machine_bytes: int = 0
 
@@ -68,6 +71,7 @@ def status_map(
             "machine_bytes": daemon.machine_bytes,
         },
         "spares": spares,
+        "gateway": daemon.gateway.status(now) if daemon.gateway else None,
         "queue": queue_map(fleet, ledger),
         "models": rows,
     }

@@ -44,8 +44,10 @@ from .lifecycle.triggers import (
     Greeted,
     GreetedByOtherVersion,
     HasPid,
+    LoadedTooLarge,
     Progressed,
 )
+from .memory.given import loaded_problem
 from .memory.residency import Residency
 from .model import Model
 from .serving import Serving
@@ -234,6 +236,10 @@ class WorkerEvents:
     def _on_ready(self, model: Model, message: Ready, now: float) -> None:
         if model.life.state in SERVES:
             self._fleet.trigger(model, Broke(detail="said READY twice"), now)
+            return
+        too_large = loaded_problem(model.life.need, message)
+        if too_large:
+            self._fleet.trigger(model, LoadedTooLarge(detail=too_large), now)
             return
         if isinstance(model.life.phase, Loading):
             model.learn(message)

@@ -94,7 +94,7 @@ class Appraiser:
         layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
         return Need(
             weights=Figure(size_bytes=0, source=Source.MEASURED),
-            own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.ESTIMATED),
+            own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.GIVEN),
             layers=layers,
             layers_source=Source.MEASURED,
             context_tokens=context,

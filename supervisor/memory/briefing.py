@@ -10,10 +10,9 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.text import size_text
 
-from ..config.load import ConfigError, DaemonConfig
+from ..config.load import DaemonConfig
 from ..core.memory.budget import Budget
 from ..core.memory.need import Need
-from ..core.memory.pins import pins_problem
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
 from .appraiser import FIRST_GUESS_BYTES, Appraiser, raised_to
@@ -21,6 +20,7 @@ from .backend import find_backend
 from .folder import FolderError
 from .machine import NoDeviceMemoryError, find_budget
 from .measurements import Measurements
+from .problems import check_needs
 from .watch import Watch, find_watch
 
 
@@ -81,19 +81,15 @@ class MemoryBriefing:
         loaded either.
 
         Raises:
-            ConfigError: the pinned ones do not fit into the budget together.
+            ConfigError: the pinned ones do not fit into the budget together, or a model cannot do
+                with its `memory`.
         """
         needs = {}
         for model in config.models:
             need = self._appraise(model.launch)
             if need is not None:
                 needs[model.name] = need
-        budget = self._budget(config.memory_budget)
-        pinned = {m.name: needs[m.name].unraised_bytes for m in config.models if _counts(m, needs)}
-        problem = pins_problem(pinned, budget.size_bytes) if budget else ""
-        if problem:
-            where = f"{config.config_path}: " if config.config_path else ""
-            raise ConfigError([where + problem])
+        check_needs(config, needs, self._budget(config.memory_budget))
         return needs
 
     def adopt(self, models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]) -> None:
@@ -144,7 +140,3 @@ class MemoryBriefing:
             except NoDeviceMemoryError as error:
                 self._log.write("warning", "memory not budgeted", cause=error)
         return self._automatic
-
-
-def _counts(model: ModelSettings, needs: Mapping[ModelName, Need]) -> bool:
-    return model.pinned and model.name in needs

@@ -83,7 +83,7 @@ class Measurements:
             entries, raised = _read(self._path)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             cause = error.strerror if isinstance(error, OSError) else "it is damaged"
             self.problem = f"{self._path} is not used ({cause}): models are measured again"
             return
@@ -152,7 +152,7 @@ def _read(path: Path) -> tuple[list[Measured], list[Raised]]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError, LookupError, TypeError: it is damaged, or of another format.
+        ValueError, LookupError, TypeError, RecursionError: it is damaged, or of another format.
     """
     value = json.loads(path.read_bytes())
     if value["format"] != FORMAT:

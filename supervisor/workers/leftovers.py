@@ -110,7 +110,7 @@ class WorkerRecord:
     def _read(self) -> list[tuple[str, int, str]]:
         try:
             values = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return []
         result = []
         for value in values if isinstance(values, list) else ():

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path:
     assert here["is_loaded"]
     done = run_cli("plan", "--config", str(tmp_path / "mlxsup.toml"))
     assert f"  the model folder {tmp_path / 'gone'} does not exist" in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-1] == "everything fits that can be read"
+    assert done.stdout.splitlines()[-1] == "everything else fits; cannot be loaded: gone"
 
 
 def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(

@@ -157,7 +157,7 @@ def test_completion_knows_commands_options_and_live_models() -> None:
         for command in ("load", "unload", "restart", "generate", "chat"):
             offers(f"mlxsup {command} ", ["alpha", "beta"], **live)
         offers("mlxsup load b", ["beta"], **live)
-        offers("mlxsup logs ", ["alpha", "beta", "mlxsup"], **live)
+        offers("mlxsup logs ", ["alpha", "beta", "mlxsup", "mlxsup-gateway"], **live)
         offers(f"mlxsup load --config {daemon.config} a", ["alpha"])
     assert complete("mlxsup load ", **live) == []
 

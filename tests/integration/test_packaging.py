@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PARTS = ("protocol", "supervisor", "worker", "client", "cli")
+PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
 PEER = "supervisor"
 """PyPI's process supervisor: its package has the name of one of our folders."""
 

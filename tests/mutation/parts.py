@@ -41,8 +41,9 @@ SIMULATION = "tests/unit/test_core_simulation.py"
 
 SHELL_ROOMS = ("config", "memory", "sockets", "workers")
 
-UNMEASURED = ("worker/engines/fake/*.py", "cli/**/*.py")
-"""The engine of tests and demonstrations, and the command line: no parts of the promises' code."""
+UNMEASURED = ("worker/engines/fake/*.py", "cli/**/*.py", "gateway/**/*.py")
+"""The engine of tests and demonstrations, the command line, and the gateway, which is a client: no
+parts of the promises' code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ COUNTED = (
     "evicted", "refused for memory", "dry run", "memory short", "asked to give back",
     "loaded side by side",
     "spare used", "spare died", "spare made room", "spare started within budget",
+    "gateway started", "gateway ended",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.client_messages import Generate
 
 from . import shares
-from .asks import Ask
+from .asks import Ask, Place
 from .books import Book, Wanted
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ def _is_full(record: Record, book: Book, ask: Ask) -> bool:
 
 
 def _held(ask: Ask) -> int:
-    """Bytes: the body, and once it is no longer needed, what it takes to resume."""
+    """Bytes: the body, and once it is no longer needed, what it takes to resume; while somebody has
+    paused it, 4 KiB more."""
+    own = 4096 if ask.place is Place.PAUSED else 0
     if ask.acceptance is None:
-        return len(ask.prompt.body)
+        return own + len(ask.prompt.body)
     parameters = len(repr(ask.acceptance.parameters))
-    return len(ask.acceptance.prompt_tokens) + parameters + len(ask.sent)
+    return own + len(ask.acceptance.prompt_tokens) + parameters + len(ask.sent)
 
 
 def can_start(record: Record, book: Book, account: str) -> bool:

@@ -141,8 +141,9 @@ class Ask:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it takes a place in the queue: not if its answer has begun."""
-        return self.place in (Place.LINE, Place.PAUSED) and self.acceptance is None
+        """Whether it takes a place in the queue: not if its answer has begun, nor while somebody
+        has paused it."""
+        return self.place is Place.LINE and self.acceptance is None
 
     def ends_pause(self, now: float) -> None:
         """It is dispatched, or may be."""

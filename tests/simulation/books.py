@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.launch import LaunchSettings
@@ -39,6 +39,7 @@ class Cause(StrEnum):
     STALL = "stall"
     BROKEN = "broken"
     VERSION = "version"
+    TOO_LARGE = "too large"
     SWAP = "swap"
 
 
@@ -144,7 +145,7 @@ class Life:
                 return Says.ACCUSES if self.ready_at is not None else Says.NOTHING
             case Cause.BROKEN:
                 return Says.NOTHING
-            case Cause.ASKED | Cause.SWAP | Cause.VERSION:
+            case Cause.ASKED | Cause.SWAP | Cause.VERSION | Cause.TOO_LARGE:
                 return Says.ASKED
         if self.ready_at is None:
             return Says.NOTHING
@@ -165,6 +166,16 @@ class Life:
     def was_told(self, what: str | WorkerSignal) -> float | None:
         """When it was first told so."""
         return next((when for one, when in self.told if one == what), None)
+
+
+class UpFor(Enum):
+    """What a model is wanted for."""
+
+    SOMEBODY = auto()
+    FILE = auto()
+    """The configuration says so: what cannot be loaded now waits on, even if nobody does."""
+    NEXT_TURN = auto()
+    """It has made room, and is wanted as long as somebody waits for it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -198,6 +209,7 @@ class Book:
         due_since: since when nothing has forbidden that others are swapped out for it.
         swaps_until: when its rows must have left for another model; None if they need not leave.
         swaps: how often it had to make room.
+        up_for: what it was last wanted for.
     """
 
     entry: ModelSettings
@@ -230,6 +242,7 @@ class Book:
     due_since: float | None = None
     swaps_until: float | None = None
     swaps: int = 0
+    up_for: UpFor = UpFor.SOMEBODY
 
     @property
     def name(self) -> ModelName:

@@ -108,6 +108,8 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     is_restart = life.is_restart if cause is not None else was_draining and life.cause is None
     if cause is Cause.VERSION:
         _fails(record, book, "version")
+    elif cause is Cause.TOO_LARGE and not is_restart:
+        _fails(record, book, "too large")
     elif is_permanent or (is_alike and cause is None):
         _fails(record, book, "load")
     elif finding.is_broken:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.core.events import Exited
 
 from . import room
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = 75
 LEAST_SHARE = 10
+SHORT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,19 @@ def need_of(record: Record, book: Book) -> int:
     """What a model needs: the limit of its entry, or what it was appraised at and raised by."""
     limit = book.entry.launch.memory_limit_bytes
     return limit or record.plan.needs[book.name] + raised(record, book)
+
+
+def is_too_large(record: Record, book: Book, said: Ready) -> bool:
+    """Whether a model that says READY leaves no room in its entry's limit for a short request. What
+    a worker does not measure counts as appraised, and without a budget nothing is."""
+    limit, plan = book.entry.launch.memory_limit_bytes, record.plan
+    if limit is None or plan.budget_bytes is None:
+        return False
+    own = said.own_bytes
+    if own is None:
+        own = plan.needs[book.name] - plan.row_bytes - plan.weights(book.name)
+    row = cache_bytes(said.cache_layers, rows=1, longest=SHORT_TOKENS)
+    return limit < said.active_bytes + own + row
 
 
 def raised(record: Record, book: Book) -> int:

@@ -17,8 +17,8 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.core.events import Sampled, Spawned, WorkerBroke, WorkerUnlinked
 
-from . import costs, leases, memory, pieces, pressure, room
-from .books import Book, Cause, Life
+from . import costs, estimates, leases, memory, pieces, pressure, room
+from .books import Book, Cause, Life, UpFor
 
 if TYPE_CHECKING:
     from .record import Record
@@ -85,9 +85,14 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
                 record.stops(life, Cause.VERSION)
         case LoadProgress(phase=phase, progress=progress):
             _progresses(record, life, (str(phase), progress))
+        case Ready() if life.cause is None and estimates.is_too_large(record, book, message):
+            record.stops(life, Cause.TOO_LARGE)
+            record.count("memory below the need")
         case Ready() if life.cause is None:
             life.ready_at, book.is_restarting = record.now, False
             book.busy_at = record.now
+            if book.up_for is UpFor.NEXT_TURN:
+                book.up_for = UpFor.SOMEBODY
             if life.launch.max_concurrency > 1:
                 book.batching = {
                     "fingerprint": message.fingerprint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import pressure, room
-from .books import Book, Life, Wanted
+from .books import Book, Life, UpFor, Wanted
 from .estimates import need_of, raised
 from .violation import check
 
@@ -105,8 +105,17 @@ def refuse(record: Record) -> None:
             record.must.setdefault(ask, set()).add("insufficient_memory")
         book.callers.clear()
         record.count("refused for memory")
-        if not book.entry.preload:
+        if not book.entry.preload or book.up_for is not UpFor.FILE:
             book.wanted, book.is_by_user, book.is_restarting = Wanted.DOWN, False, False
+
+
+def forget(record: Record) -> None:
+    """Who has made room is not wanted any longer once nobody waits for it."""
+    for book in record.books.values():
+        is_next = waits(book) and book.up_for is UpFor.NEXT_TURN
+        if is_next and not (is_wanted_by_somebody(book) or book.paused):
+            book.wanted, book.is_by_user, book.is_restarting = Wanted.DOWN, False, False
+            record.count("stopped after a swap")
 
 
 def _is_fixed(book: Book) -> bool:

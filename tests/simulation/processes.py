@@ -57,7 +57,11 @@ def signal(record: Record, model: ModelName, generation: Generation, signal: Wor
         case WorkerSignal.TERM if asked_at is not None:
             check("SIGTERM early", now >= asked_at + grace_s or is_hurried, detail)
         case WorkerSignal.TERM:
-            check("SIGTERM unasked", life.cause in (Cause.ASKED, Cause.VERSION), detail)
+            check(
+                "SIGTERM unasked",
+                life.cause in (Cause.ASKED, Cause.VERSION, Cause.TOO_LARGE),
+                detail,
+            )
         case WorkerSignal.KILL if kill_at is not None:
             check("SIGKILL again", is_hurried or life.told[0][0] == signal, detail)
         case WorkerSignal.KILL if dump_at is not None:

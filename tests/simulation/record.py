@@ -185,11 +185,12 @@ class Record:
             case Started():
                 for book in self.books.values():
                     if book.entry.preload:
-                        wishes.up(self, book, by_user=True)
+                        wishes.preload(self, book)
         for book in self.books.values():
             wishes.drained(self, book)
         self._note_who_works()
         memory.refuse(self)
+        memory.forget(self)
 
     def act(self, action: Action) -> None:
         """Holds an action against what is known."""
@@ -203,6 +204,7 @@ class Record:
         check("delta lost", not self.deltas, self.deltas[:1])
         check("duplicate answered", not self.is_twin, self.event)
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
+        memory.forget(self)
         pressure.check_others(self)
         pauses.look(self)
         higher.look(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.protocol.states import Priority, State, Why
 
 from . import giving_way, memory, pressure
-from .books import Book, Cause, Life, Wanted
+from .books import Book, Cause, Life, UpFor, Wanted
 from .violation import check
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def begins(record: Record, book: Book, life: Life) -> None:
         check("swapped for a lower class", False, name)
     book.swaps_until = now + settings.drain_timeout_s
     book.swaps += 1
+    book.up_for = UpFor.NEXT_TURN
     record.count("swapped out")
 
 
@@ -89,7 +90,7 @@ def announced(record: Record, change: dict[str, Any]) -> None:
 
 def is_called_off(record: Record, book: Book) -> None:
     """It serves on."""
-    book.swaps_until = None
+    book.swaps_until, book.up_for = None, UpFor.SOMEBODY
     record.count("swap called off")
 
 

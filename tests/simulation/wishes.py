@@ -10,7 +10,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from . import pauses
-from .books import Book, Cause, Wanted
+from .books import Book, Cause, UpFor, Wanted
 
 if TYPE_CHECKING:
     from .record import Record
@@ -45,6 +45,8 @@ def up(record: Record, book: Book, *, by_user: bool) -> None:
     if life is not None and life.is_abandoned:
         return  # refused: never two processes of one model
     book.wanted = Wanted.UP
+    if before is not Wanted.UP:
+        book.up_for = UpFor.SOMEBODY
     if life is None:
         if before is not Wanted.UP or book.is_resting:
             _starts_afresh(book, is_clean=by_user)
@@ -54,7 +56,14 @@ def up(record: Record, book: Book, *, by_user: bool) -> None:
         book.drain_until = None
 
 
+def preload(record: Record, book: Book) -> None:
+    """A model comes up because the configuration says so."""
+    up(record, book, by_user=True)
+    book.up_for = UpFor.FILE
+
+
 def _starts_afresh(book: Book, *, is_clean: bool) -> None:
+    book.up_for = UpFor.SOMEBODY
     if is_clean:
         book.clean()
     book.failed, book.retry, book.retry_at, book.is_after_crash = "", None, None, False
@@ -85,7 +94,7 @@ def restart(record: Record, book: Book, *, is_now: bool) -> None:
     if life is not None and life.is_abandoned:
         return
     is_at_rest = book.wanted is not Wanted.UP or book.is_resting
-    book.wanted = Wanted.UP
+    book.wanted, book.up_for = Wanted.UP, UpFor.SOMEBODY
     if life is None and is_at_rest:
         _starts_afresh(book, is_clean=True)
     book.is_restarting = True
@@ -182,7 +191,7 @@ def reloaded(record: Record, event: Reloaded) -> None:
             continue
         book = record.books[entry.name] = Book(entry=entry)
         if entry.preload:
-            up(record, book, by_user=True)
+            preload(record, book)
 
 
 def _removed(record: Record, book: Book) -> None:
@@ -201,7 +210,7 @@ def _removed(record: Record, book: Book) -> None:
 
 def _wanted_by_reload(book: Book) -> None:
     """What comes up now does so for the reload: a restart does not join it."""
-    book.wanted = Wanted.UP
+    book.wanted, book.up_for = Wanted.UP, UpFor.FILE
     book.is_restarting = False
 
 
@@ -219,6 +228,7 @@ def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
         if is_resting:
             book.wanted = Wanted.UP
             _starts_afresh(book, is_clean=False)
+            book.up_for = UpFor.FILE
     elif life.is_abandoned or life.cause is not None:
         if book.wanted is not Wanted.DOWN:
             _wanted_by_reload(book)

@@ -42,6 +42,7 @@ from mlxsup.supervisor.core.events import (
 )
 
 from .clients import Client
+from .gateway import Gateways
 from .links import Link, Timeline
 from .machine import Machine
 from .people import People
@@ -145,6 +146,7 @@ class World:
             self.time.advance()
         self.people.check_ends()
         self.record.check_ends()
+        Gateways(self.plan.seed, self.record.count).run()
 
     def _has_healed(self) -> bool:
         is_served = not self.record.open and not self.people.awaited()

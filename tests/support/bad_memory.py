@@ -56,6 +56,14 @@ BEFORE_START = (
         arguments=("config", "check"),
         status=78,
     ),
+    BadMemory(
+        name="`memory` below what the model needs for one short request",
+        follows="exit code 78, also of `start`; FAILED if only the load shows it",
+        words="its memory is 30.0MiB, and it needs at least 64.0MiB for its process: set memory",
+        models={"a": {**SMALL, "memory": "30MiB"}},
+        arguments=("config", "check"),
+        status=78,
+    ),
 )
 """Found before a daemon serves."""
 

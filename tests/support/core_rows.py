@@ -63,11 +63,18 @@ class RowsDriver(MemoryDriver):
 
     Attributes:
         budgets: the budgets that each worker was sent, in order.
+        own_bytes: what each says of its process.
     """
 
     def __init__(
-        self, names: str, budget_bytes: int, needs: dict[str, Need] | None = None, **changes: Any
+        self,
+        names: str,
+        budget_bytes: int,
+        needs: dict[str, Need] | None = None,
+        own_bytes: int | None = FIXED // 4,
+        **changes: Any,
     ) -> None:
+        self.own_bytes = own_bytes
         self.budgets: dict[str, list[SetBudget]] = {name: [] for name in names}
         super().__init__([served(name) for name in names], limited(budget_bytes, **changes))
         self.obey = self.listen
@@ -91,7 +98,7 @@ class RowsDriver(MemoryDriver):
                 fingerprint="f",
                 backend="fake",
                 active_bytes=weights,
-                own_bytes=FIXED - weights,
+                own_bytes=self.own_bytes,
                 cache_layers=list(LAYERS),
             ),
             model,

@@ -51,9 +51,12 @@ def need(
     )
 
 
-def candidate(name: str, what: Need, *, is_resident: bool = True) -> Candidate:
+def candidate(
+    name: str, what: Need, *, is_resident: bool = True, is_pinned: bool = False
+) -> Candidate:
     """A model of this name."""
-    return Candidate(model=ModelName(name), need=what, is_resident=is_resident)
+    model = ModelName(name)
+    return Candidate(model=model, need=what, is_resident=is_resident, is_pinned=is_pinned)
 
 
 def budget(size_bytes: int, automatic_bytes: int | None = None) -> Budget:

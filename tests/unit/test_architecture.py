@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("protocol", "supervisor", "worker", "client", "cli")
+PACKAGES = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
 
 ALLOWED = {
     "protocol": set(),
     "worker": {"protocol"},
     "supervisor": {"protocol"},
     "client": {"protocol"},
+    "gateway": {"protocol", "client"},
     "cli": {"protocol", "client", "supervisor"},
 }
 MLX_ONLY_IN = "worker/engines/mlx/"

@@ -66,7 +66,15 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(None, "-"), (2**29, "0.50 GiB"), (3 * 2**30, "3.0 GiB")]
+    ("count", "text"),
+    [
+        (None, "-"),
+        (0, "0.00 GiB"),
+        (1, "1 B"),
+        (2**20, "1.000 MiB"),
+        (2**29, "0.50 GiB"),
+        (3 * 2**30, "3.0 GiB"),
+    ],
 )
 def test_sizes(count: int | None, text: str) -> None:
     assert format_bytes(count) == text
@@ -263,3 +271,11 @@ def test_who_waits_and_how_models_have_shared_stands_below_the_table() -> None:
     ]
     assert sharing_lines(value, 10) == ["waiting: a", "engine tim"]
     assert sharing_lines({"models": [{"name": "a", "share": 1.0}]}, None) == []
+
+
+def test_the_note_of_a_pinned_model_that_is_unloaded_says_what_stays_reserved() -> None:
+    unloaded: dict[str, Any] = {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": True}
+    assert note_of(model(**unloaded), NOW) == "pinned: 0.25 GiB stay reserved"
+    assert note_of(model(**unloaded | {"reserved_bytes": 0}), NOW) == ""
+    assert note_of(model(**unloaded | {"pinned": False}), NOW) == ""
+    assert note_of(model(**unloaded | {"state": "READY"}), NOW) == ""

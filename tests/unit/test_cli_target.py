@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxsup.cli.connection import Target
-from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.exit_status import CliError, ExitStatus
 
 
 @pytest.fixture
@@ -23,6 +23,15 @@ def test_what_is_named_beats_what_follows_from_something_else(config: Path) -> N
     assert both.find_endpoint() == "ipc:///named.sock"
     assert Target(config=config).find_endpoint() == f"ipc://{config.parent}/run/client.sock"
     assert Target().find_endpoint() == "ipc:///environment.sock"
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, f"x = {'9' * 5000}", "x", "x = '\xff'"])
+def test_a_configuration_that_cannot_be_read_is_to_be_checked(config: Path, text: str) -> None:
+    config.write_text(text, encoding="latin-1")
+    with pytest.raises(CliError) as caught:
+        Target(config=config).find_endpoint()
+    assert caught.value.status is ExitStatus.BAD_CONFIGURATION
+    assert caught.value.hint == f"check it with `mlxsup config check {config}`"
 
 
 def test_without_anything_it_is_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_history_is_bounded_and_survives_what_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "history"
-    path.write_bytes(b"no json\n\xff\n17\n")
+    path.write_bytes(b"no json\n\xff\n17\n" + b"[" * 100_000 + b"\n")
     history = History(path)
     assert history.load() == []
     for number in range(2 * MAX_ENTRIES):

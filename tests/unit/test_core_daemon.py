@@ -34,7 +34,7 @@ def test_what_is_preloaded_comes_up_in_the_order_of_the_file() -> None:
     driver = Driver([entry("a", preload=True), entry("b"), entry("c", preload=True)])
     assert driver.spawns() == ["a"]
     assert [driver.row(n)["wanted"] for n in "abc"] == ["up", "down", "up"]
-    assert (driver.row("c")["why"], driver.state("c")) == ("user", State.PENDING)
+    assert (driver.row("c")["why"], driver.state("c")) == ("preload", State.PENDING)
     driver.come_up("a")
     assert driver.spawns() == ["c"]
 
@@ -152,7 +152,8 @@ def test_a_reload_says_what_it_changes_and_not_again() -> None:
         driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models, caller=caller))
         added = ["n"] if removed else []
         changes: dict[str, object] = {"added": added, "changed": [], "removed": removed}
-        value = {**changes, "later": [], "over_budget_bytes": 0}
+        settings = ["max_queue", "max_queue_per_client", "drain_timeout_s"] if removed else []
+        value = {**changes, "settings": settings, "later": [], "over_budget_bytes": 0}
         assert driver.sent(Reply) == [Reply(id=RequestId("x"), value=value)]
     assert driver.row("n")["why"] == "reload"
 

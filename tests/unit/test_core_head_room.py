@@ -145,14 +145,6 @@ def test_a_given_memory_is_the_limit_of_its_rows() -> None:
     assert driver.reserved() == given_bytes
 
 
-def test_a_given_memory_that_the_weights_fill_still_leaves_room_for_a_short_row() -> None:
-    driver = RowsDriver("a", 10**9, {"a": need_of(given=FIXED + 1)})
-    driver.bring_up("a")
-    assert driver.budget("a") == bytes_for(rows=1, longest=256)
-    key = driver.begin("a", "r1", prompt=100)
-    assert key in driver.model("a").running
-
-
 def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
     driver = RowsDriver("a", 1, {"a": need_of(given=MODEL)}, budget=None)
     driver.bring_up("a")

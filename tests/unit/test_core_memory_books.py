@@ -72,14 +72,6 @@ def test_a_preload_that_can_never_fit_stays_wanted_and_refuses_requests_at_once_
     assert driver.spawns() == ["big"]
 
 
-def test_a_model_to_preload_says_at_once_why_it_waits_on_after_a_refusal() -> None:
-    driver = MemoryDriver([sized("big", 9 * GIB, preload=True)], limited(8 * GIB))
-    driver.unload("big")
-    driver.ask("r1", "big")
-    assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
-    assert driver.row("big")["memory_wait"]["reason"].startswith("needs 9.00GiB")
-
-
 def test_a_process_that_cannot_be_ended_keeps_its_memory_and_is_named_P26_I2() -> None:
     driver = pair_and_more()
     driver.unload("a")

@@ -6,6 +6,7 @@ measured at, until its exit. After each event they are compared with the status.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Dispatch, Exit
+from mlxsup.protocol.worker_messages import Dispatch, Exit, GiveBack
 from mlxsup.supervisor.core.actions import Abandon, Action, SendToWorker, SignalWorker, Spawn
 from mlxsup.supervisor.core.actions import WorkerSignal as Signal
 from mlxsup.supervisor.core.events import Reloaded, Sampled
+from mlxsup.supervisor.core.model import ASK_AGAIN_S
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_memory import MemoryDriver, limited, sized
@@ -35,9 +37,15 @@ ENDING = ("DRAINING", "STOPPING")
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """A process as the machine plays it, and what it holds of the budget."""
+    """A process as the machine plays it, what it holds of the budget, and what it was started with.
+
+    Attributes:
+        asked_back_at: when it was last asked to give back.
+    """
 
     held: int
+    granted: int
+    asked_back_at: float = -math.inf
     is_ready: bool = False
     is_ending: bool = False
     rows: list[int] = field(default_factory=list)
@@ -86,12 +94,15 @@ class MemoryMachine(RuleBasedStateMachine):
         match action:
             case Spawn(model=model, launch=launch):
                 assert model not in self.processes, "two processes of one model"
-                self.processes[model] = Process(held=launch.memory_limit_bytes or 0)
+                granted = launch.memory_limit_bytes or 0
+                self.processes[model] = Process(held=granted, granted=granted)
                 self.kept.pop(model, None)
                 reserved = self.driver.reserved()
                 assert reserved <= self.budget, f"{model} is spawned: {reserved} are reserved"
             case SendToWorker(model=model, message=Dispatch(key=key)):
                 self.processes[model].rows.append(key)
+            case SendToWorker(model=model, message=GiveBack()):
+                self.processes[model].asked_back_at = self.driver.now
             case SendToWorker(model=model, message=Exit()):
                 process = self.processes[model]
                 process.is_ending = True
@@ -167,14 +178,20 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(model=names, held=st.integers(1, 9))
     def one_is_measured(self, model: str, held: int) -> None:
+        """Nothing is seen of the others. Who was asked to give back may hold less than before."""
         row = self.rows()[model]
         if row["pid"] is not None:
-            process = self.processes[model]
-            process.held = max(process.held, held)
+            for name, process in self.processes.items():
+                least = process.granted if self.may_shrink(name) else process.held
+                process.held = max(least, held if name == model else 0)
             sampled = Sampled(
                 now=self.driver.now, footprint_bytes={row["pid"]: held}, machine_bytes=100
             )
             self.driver.do(sampled)
+
+    def may_shrink(self, name: str) -> bool:
+        is_recent = self.driver.now < self.processes[name].asked_back_at + ASK_AGAIN_S
+        return is_recent and self.rows()[name]["state"] in ("READY", "DRAINING")
 
     @rule(needs=all_sizes, budget=budgets, pin=pins, is_same=st.booleans())
     def somebody_reloads(

@@ -265,16 +265,6 @@ def test_a_waiting_request_leaves_the_line_and_its_limit_stands_still() -> None:
     assert driver.failure_of().error["code"] == "queue_timeout"
 
 
-def test_a_paused_request_counts_against_max_queue_only_if_its_answer_has_not_begun() -> None:
-    driver = paused()
-    assert driver.core.ledger.waiting == 0
-    driver = Driver()
-    driver.ask()
-    driver.pause()
-    assert driver.core.ledger.waiting == 1
-    driver.core.check_invariants()
-
-
 @pytest.mark.parametrize("limit", ["timeout_s", "first_token_timeout_s"])
 def test_other_limits_run_on(limit: str) -> None:
     driver = Driver()

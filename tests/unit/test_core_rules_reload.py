@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from mlxsup.protocol.client_messages import Failed, Reload, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.supervisor.core.actions import Finish, ReadConfiguration
-from mlxsup.supervisor.core.events import Reloaded, ReloadRefused
-from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from mlxsup.supervisor.core.events import Caller, Reloaded, ReloadRefused
+from mlxsup.supervisor.core.memory.budget import Budget
+from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings
 
 from support.core_driver import LAUNCH, Driver, entry
+from support.core_looks import ALICE
 from support.core_states import in_state
 
 # ---------------------------------------------------------------- reload
@@ -95,7 +98,25 @@ def test_a_reload_that_was_asked_for_is_answered_with_what_it_changes() -> None:
     assert reply.value == {
         "added": ["d"], "changed": ["b"], "removed": ["c"], "later": ["log_dir"],
         "over_budget_bytes": 0,
+        "settings": ["max_queue", "max_queue_per_client", "drain_timeout_s"],
     }  # fmt: skip
+
+
+def test_a_reload_names_the_settings_that_it_changes_and_only_those() -> None:
+    driver = Driver(settings=CoreSettings())
+    caller = Caller(connection=ALICE, id=RequestId("x"))
+    memory = Budget(size_bytes=9, machine_bytes=99, is_given=True, reason="memory_budget")
+    changes: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, []),
+        ({"clients": {"ann": ClientSettings(weight=2.0)}}, ["clients"]),
+        ({"clients": {"ann": ClientSettings(weight=2.0)}, "budget": memory}, ["memory_budget"]),
+        ({"aging_s": 5.0, "budget": replace(memory, reason="another")}, ["aging_s", "clients"]),
+    ]
+    for change, names in changes:
+        settings = CoreSettings(**change)
+        driver.do(Reloaded(now=driver.now, settings=settings, models=(entry(),), caller=caller))
+        [reply] = driver.sent(Reply)
+        assert (reply.value["changed"], reply.value["settings"]) == ([], names)
 
 
 def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:

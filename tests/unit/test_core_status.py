@@ -142,6 +142,7 @@ def test_the_whole_status_of_a_daemon() -> None:
         "version": VERSION,
         "uptime_s": 12.0,
         "memory": {**NO_BUDGET, "reserved_bytes": 340, "machine_bytes": 9000},
+        "gateway": None,
         "spares": {"wanted": 0, "retry_in_s": None, "workers": []},
         "queue": {
             "waiting": 1,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("protocol", "supervisor", "worker", "client", "cli")
+PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "config.example.toml", "Makefile",
     "tests/README.md",

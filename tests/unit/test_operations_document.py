@@ -16,6 +16,7 @@ import pytest
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
 from mlxsup.protocol.launch import PERMANENT_EXITS, TEXT_LIMIT_STEPS, ExitCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor import log_files, runtime_folder
@@ -46,6 +47,7 @@ def example_tables() -> dict[str, dict[str, Any]]:
     restart, sampling = model.pop("restart"), model.pop("sampling")
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
+        "`[gateway]`": {"listen": DEFAULT_LISTEN},
         "`[clients.NAME]`": EXAMPLE["clients"]["*"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,

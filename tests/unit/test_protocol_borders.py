@@ -372,6 +372,8 @@ def test_a_launch_is_one_line_that_is_read_as_it_was_written() -> None:
     for keys in (b"[]\n", b"{}\n", line.replace(b'"token"', b'"tokens"')):
         with pytest.raises(ValueError, match=r"^a launch spec has exactly the keys cache_limit"):
             LaunchSpec.from_line(keys)
+    with pytest.raises(ValueError, match=r"^a launch spec is nested less deeply$"):
+        LaunchSpec.from_line(b"[" * (MAX_LAUNCH_SPEC_BYTES - 1) + b"\n")
 
 
 def test_a_worker_is_started_without_the_working_folder_in_its_path() -> None:

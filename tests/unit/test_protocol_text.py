@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxsup.protocol.text import log_line, parse_duration, timestamp
+from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,21 @@ def test_a_number_alone_needs_a_default_unit() -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match=rf"^{text!r} is not a duration$"):
         parse_duration(text, default_unit="s")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0.0MiB"),
+        (1, "1B"),
+        (1023, "1023B"),
+        (1025, "1.1KiB"),
+        (2**20, "1.0MiB"),
+        (2**30 + 1, "1.01GiB"),
+    ],
+)
+def test_a_size_is_rounded_up_and_in_a_unit_that_shows_it(count: int, text: str) -> None:
+    assert size_text(count) == text
 
 
 def test_a_time_is_written_in_utc_to_the_second_or_the_millisecond() -> None:

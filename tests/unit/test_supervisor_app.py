@@ -271,7 +271,7 @@ def test_the_limits_of_time_are_those_that_are_documented() -> None:
     limits = (app_module.FAREWELL_S, app_module.LOOK_DELAY_S)
     codes = (app_module.INTERNAL_EXIT_CODE, app_module.LEFT_BEHIND_EXIT_CODE)
     assert (limits, codes) == ((2.0, 0.05), (70, 71))
-    assert app_module.FIXED_KEYS == ("runtime_dir", "log_dir", "log_level")
+    assert app_module.FIXED_KEYS == ("runtime_dir", "log_dir", "log_level", "gateway")
 
 
 # ---------------------------------------------------------------- what sockets hold

@@ -350,14 +350,6 @@ def test_a_folder_gives_its_name_unless_one_is_given(
         config_of_folders({"a=b": tmp_path / "a=b"})
 
 
-def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "deep.toml"
-    path.write_text("x = " + "[" * 100_000)
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert "nested too deeply" in caught.value.problems[0]
-
-
 def test_models_wire_nothing_unless_each_is_asked_to_I3(tmp_path: Path) -> None:
     """So the sum of what they wire is within the machine's; `auto` and sizes are a user's to add up
     (docs/known-limits.md)."""

@@ -68,7 +68,11 @@ UNKNOWN = [
     ),
     (f"{M}zzz = true\n", 3, f"unknown key models.m.zzz; known are {MODEL_KEYS}"),
     (f"[modles.m]\n{M}", 1, "unknown key modles; did you mean models?"),
-    (f"zzz = 1\n{M}", 1, "unknown key zzz; known are supervisor, clients, defaults, models"),
+    (
+        f"zzz = 1\n{M}",
+        1,
+        "unknown key zzz; known are supervisor, gateway, clients, defaults, models",
+    ),
     (
         f"{M}[models.m.restart]\nwindows_s = 1\n",
         4,

@@ -129,7 +129,9 @@ def test_who_goes_before_it_is_killed_is_no_leftover_and_the_next_is_looked_at_E
     assert asked == [2, 3, 4, group.pid]
 
 
-@pytest.mark.parametrize("text", ["", "{ half", "3", '{"model": "m"}', "[]"])
+@pytest.mark.parametrize(
+    "text", ["", "{ half", "3", '{"model": "m"}', "[]", "[" * 100_000], ids=lambda text: text[:14]
+)
 def test_a_record_that_cannot_be_read_is_an_empty_one(tmp_path: Path, text: str) -> None:
     (tmp_path / "workers.json").write_text(text)
     assert WorkerRecord(tmp_path).sweep() == []

@@ -199,6 +199,12 @@ def test_any_bytes_are_a_file_or_a_sentence(
     assert Measurements(folder).problem.endswith("models are measured again")
 
 
+@pytest.mark.parametrize("begin", [b"", b'{"format": 2, "models": '])
+def test_brackets_without_end_are_damage_as_well(tmp_path: Path, begin: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(begin + b"[" * 100_000)
+    assert "(it is damaged)" in Measurements(tmp_path).problem
+
+
 def test_a_file_that_cannot_be_read_is_named_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     assert "(Is a directory)" in Measurements(tmp_path).problem

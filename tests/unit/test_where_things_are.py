@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("protocol", "supervisor", "worker", "client", "cli")
+PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
 LEAST_FOUND = 17
 
 

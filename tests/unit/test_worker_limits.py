@@ -149,7 +149,7 @@ def test_a_limit_that_is_nearly_used_up_is_warned_of() -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(1, "0.1MiB"), (2**20, "1.0MiB"), (10 * 2**20 + 1, "10.1MiB"), (GIB, "1.00GiB"),
+    [(1, "1B"), (1025, "1.1KiB"), (2**20, "1.0MiB"), (10 * 2**20 + 1, "10.1MiB"), (GIB, "1.00GiB"),
      (int(1.499 * GIB), "1.50GiB")],
 )  # fmt: skip
 def test_sizes_can_be_put_into_the_configuration(size: int, text: str) -> None:

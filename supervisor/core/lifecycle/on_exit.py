@@ -155,6 +155,8 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
         match stopping.cause:
             case StopCause.ASKED | StopCause.SWAP | StopCause.VERSION | StopCause.INTERNAL:
                 return Evidence.ASKED
+            case StopCause.TOO_LARGE:
+                return Evidence.ASKED
             case StopCause.STALL:
                 return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
             case StopCause.BROKEN | StopCause.SUSPENDED:
@@ -215,6 +217,8 @@ def _judge(life: Life, died: Died) -> ExitReason:
                 return ExitReason.STALL
             case StopCause.VERSION:
                 return ExitReason.VERSION
+            case StopCause.TOO_LARGE:  # another entry may have come since then
+                return ExitReason.ASKED if stopping.is_restart else ExitReason.LOAD_ERROR
             case StopCause.INTERNAL:
                 return ExitReason.INTERNAL
             case StopCause.BROKEN:

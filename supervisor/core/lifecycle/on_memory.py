@@ -40,9 +40,10 @@ def lacks_no_longer(life: Life, phase: Pending, trigger: HasMemory, now: float) 
 
 
 def refused(life: Life, phase: Pending, trigger: NoMemory, now: float) -> None:
-    """Everybody who waits is answered. A model to preload stays wanted: a reload may make room."""
+    """Everybody who waits is answered. What came up for the configuration stays wanted, because a
+    reload may make room; what came up for those who are answered is not wanted any longer."""
     life.do(QueueEnds(error=trigger.error), UpWaitersEnd(error=trigger.error))
-    if life.settings.preload:
+    if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
         lacks(life, phase, LacksMemory(reason=trigger.reason, looks_again_at=None), now)
     else:
         life.want(Wanted.DOWN, Why.MEMORY)

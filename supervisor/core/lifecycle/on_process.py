@@ -22,6 +22,7 @@ from .triggers import (
     HasPid,
     HitBug,
     Hurry,
+    LoadedTooLarge,
     Progressed,
     Stalled,
     Suspended,
@@ -82,6 +83,10 @@ def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> N
             stalls_at=now + life.settings.load_stall_timeout_s,
         )
         life.do(Changed(note=f"{trigger.phase} {phase.progress:.0%}"))
+
+
+def too_large(life: Life, phase: Loading, trigger: LoadedTooLarge, now: float) -> None:
+    life.stop(StopCause.TOO_LARGE, now, stage=StopStage.TERM, detail=trigger.detail)
 
 
 def ready(life: Life, phase: Phase, trigger: BecameReady, now: float) -> None:

@@ -21,6 +21,7 @@ class StopCause(Enum):
     SUSPENDED = auto()
     BROKEN = auto()
     VERSION = auto()
+    TOO_LARGE = auto()
     INTERNAL = auto()
     SWAP = auto()
 

@@ -212,6 +212,13 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTooLarge:
+    """READY, but the `memory` of its entry leaves no room for a request."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BecameReady:
     """READY, announced after the warm-up."""
 
@@ -331,6 +338,7 @@ Trigger = (
     | Greeted
     | GreetedByOtherVersion
     | Progressed
+    | LoadedTooLarge
     | BecameReady
     | Drained
     | Broke

@@ -129,15 +129,29 @@ class LeaveOut:
         )
 
 
-Change = RaiseBudget | LowerContext | ForgetMemory | LoadOnRequest | LeaveOut | MoreMemory
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """Let models go for others though they are pinned.
+
+    Attributes:
+        models: the fewest that are enough.
+    """
+
+    models: tuple[ModelName, ...]
+
+    def __str__(self) -> str:
+        return f"set pinned = false for {_names(self.models)}"
+
+
+Change = RaiseBudget | LowerContext | ForgetMemory | Unpin | LoadOnRequest | LeaveOut | MoreMemory
 
 
 def find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | None:
     """The change that costs least and makes everything fit; None if everything does.
 
     Tried in this order: a larger budget, if the configuration sets it lower than it may be; a
-    shorter context for one model, then for all; an automatic `memory`; models loaded on request
-    only; one model less. If none of them is enough, how much memory is.
+    shorter context for one model, then for all; an automatic `memory`; models no longer pinned;
+    models loaded on request only; one model less. If none of them is enough, how much memory is.
     """
     if make_plan(candidates, budget.size_bytes).fits:
         return None
@@ -158,10 +172,13 @@ def find_change(candidates: Sequence[Candidate], budget: Budget) -> Change | Non
 
 
 def required_bytes(candidates: Sequence[Candidate]) -> int:
-    """The least budget in which everything fits: those that stay together, each other one alone."""
-    together = sum(one.need.needed_bytes for one in candidates if one.is_resident)
-    alone = max((one.need.needed_bytes for one in candidates), default=0)
-    return max(together, alone)
+    """The least budget in which everything fits: those that stay together, each other one next to
+    the pinned ones alone."""
+    pinned = sum(one.need.needed_bytes for one in candidates if one.is_pinned)
+    staying = (one for one in candidates if one.is_resident or one.is_pinned)
+    together = sum(one.need.needed_bytes for one in staying)
+    others = (one.need.needed_bytes for one in candidates if not one.is_pinned)
+    return max(together, pinned + max(others, default=0))
 
 
 def apply_change(
@@ -185,6 +202,12 @@ def apply_change(
                 for one in candidates
             ]
             return automatic, budget_bytes
+        case Unpin(models=models):
+            loose = [
+                replace(one, is_pinned=one.is_pinned and one.model not in models)
+                for one in candidates
+            ]
+            return loose, budget_bytes
         case LoadOnRequest(models=models):
             waiting = [
                 replace(one, is_resident=one.is_resident and one.model not in models)
@@ -207,9 +230,12 @@ def _settings(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[Ch
         needed = replace(one.need, given_bytes=None).needed_bytes
         if one.need.given_bytes is not None and needed < one.need.given_bytes:
             yield ForgetMemory(model=one.model, needed_bytes=needed)
-    residents = [one.model for one in candidates if one.is_resident]
+    pinned = [one.model for one in candidates if one.is_pinned]
+    for count in range(1, len(pinned) + 1):
+        yield Unpin(models=tuple(pinned[-count:]))
+    residents = [one.model for one in candidates if one.is_resident and not one.is_pinned]
     # The last ones first: the order of the file is that of importance.
-    for count in range(1, len(residents)):
+    for count in range(1, len(residents) + bool(pinned)):
         yield LoadOnRequest(models=tuple(residents[-count:]))
     for one in candidates:
         needed = one.need.needed_bytes

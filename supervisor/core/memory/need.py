@@ -17,7 +17,7 @@ class Source(StrEnum):
     ESTIMATED = "estimated"
     """From the files of the model, or a first guess."""
     GIVEN = "given"
-    """By the configuration."""
+    """By the configuration, or by convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

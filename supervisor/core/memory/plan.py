@@ -20,11 +20,14 @@ class Candidate:
         need: what it needs.
         is_resident: whether it is to be loaded all the time; otherwise on request, when others may
             go for it.
+        is_pinned: whether it never goes for others, and its memory is kept even while it is not
+            loaded.
     """
 
     model: ModelName
     need: Need
     is_resident: bool
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Plan:
 
     Attributes:
         placements: of all candidates, in their order.
-        reserved_bytes: what those that are loaded need together.
+        reserved_bytes: what those that are loaded need together, and the pinned ones.
         fits: whether all that are to be resident are, and each of the others can be loaded.
     """
 
@@ -66,7 +69,8 @@ class Plan:
 
 
 def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
-    """Loads models in their order as long as they fit, and looks what the others would displace.
+    """Loads models in their order as long as they fit, the pinned ones first, and looks what the
+    others would displace.
 
     What is left goes to the caches of those that are loaded: first until a row of each can have
     its whole context, then for more rows, in equal parts. Who has to go for another model goes in
@@ -78,17 +82,22 @@ def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
     """
     needs = {one.model: one.need for one in candidates}
     reserved: dict[ModelName, int] = {}
-    for one in candidates:
-        if one.is_resident:
+    pinned = [one for one in candidates if one.is_pinned]
+    for one in (*pinned, *(one for one in candidates if not one.is_pinned)):
+        if one.is_resident or one.is_pinned:
             size = one.need.needed_bytes
             room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=())
             if isinstance(room, Fits):
                 reserved[one.model] = size
-    granted = _share_out({name: needs[name] for name in reserved}, reserved, budget_bytes)
+    loaded = {one.model: one.need for one in candidates if one.is_resident}
+    taken = {name: size for name, size in reserved.items() if name in loaded}
+    kept_bytes = sum(reserved.values()) - sum(taken.values())
+    granted = _share_out({name: needs[name] for name in taken}, taken, budget_bytes - kept_bytes)
+    may_go = [one.model for one in candidates if one.model in taken and not one.is_pinned]
     placements = tuple(
         _placed(one, granted[one.model])
         if one.model in granted
-        else _displacing(one, reserved, budget_bytes)
+        else _displacing(one, reserved, may_go, budget_bytes)
         for one in candidates
     )
     fits = all(
@@ -111,12 +120,16 @@ def _placed(candidate: Candidate, memory_bytes: int) -> Placement:
 
 
 def _displacing(
-    candidate: Candidate, reserved: Mapping[ModelName, int], budget_bytes: int
+    candidate: Candidate,
+    reserved: Mapping[ModelName, int],
+    may_go: Sequence[ModelName],
+    budget_bytes: int,
 ) -> Placement:
     """One that is not loaded: who would have to go for it, and what it could have then."""
     need = candidate.need
     size = need.needed_bytes
-    room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=list(reserved))
+    others = {name: held for name, held in reserved.items() if name != candidate.model}
+    room = find_room(size, budget_bytes=budget_bytes, reserved=others, may_go=may_go)
     if not isinstance(room, Fits | FitsWithout):
         tokens = need.tokens_in(min(size, budget_bytes))
         return Placement(

@@ -21,6 +21,9 @@ from ..sharing.accounts import Account, Terms
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After this many deaths in a row without a new token a request is given up."""
 
+PAUSED_BYTES = 4096
+"""A request that somebody has paused counts as so much more, because only bytes limit those."""
+
 
 class Stage(Enum):
     """The stage of an open request.
@@ -138,7 +141,7 @@ class Request:
     @property
     def is_counted(self) -> bool:
         """Whether it counts as waiting in the queue: not if its answer has begun."""
-        return not self.has_row and self.acceptance is None
+        return self.stage is Stage.QUEUED and self.acceptance is None
 
     @property
     def has_row(self) -> bool:
@@ -152,8 +155,9 @@ class Request:
 
     @property
     def held_bytes(self) -> int:
-        """How much memory the request takes, not counting what is bounded for every request."""
-        return len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
+        """How much memory the request takes, not counting what the queue and the rows bound."""
+        own_bytes = PAUSED_BYTES if self.stage is Stage.PAUSED else 0
+        return own_bytes + len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
 
     @property
     def repeat_s(self) -> float:
@@ -216,13 +220,13 @@ class Ledger:
 
     Attributes:
         terms: what each account is granted.
-        waiting: requests that are queued or paused and have not begun, over all models.
+        waiting: requests that are queued and have not begun, over all models.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
-        # that, plus the rows of every engine.
+        # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.
         self._by_key: dict[RequestKey, Request] = {}
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
         self._waiting_by_account: Counter[Account] = Counter()
@@ -241,7 +245,7 @@ class Ledger:
 
     @property
     def waiting_by_account(self) -> dict[Account, int]:
-        """Requests that are queued or paused and have not begun, by account."""
+        """Requests that are queued and have not begun, by account."""
         return dict(self._waiting_by_account)
 
     @property
@@ -265,7 +269,7 @@ class Ledger:
         return self._listening > 0
 
     def waiting_of(self, account: Account) -> int:
-        """Requests of one account that are queued or paused and have not begun."""
+        """Requests of one account that are queued and have not begun."""
         return self._waiting_by_account[account]
 
     def may_run(self, account: Account) -> bool:
@@ -331,7 +335,9 @@ class Ledger:
     def move(self, request: Request, stage: Stage) -> None:
         """A request was dispatched, must leave, or waits again."""
         was_counted, had_row = request.is_counted, request.has_row
+        self._held_bytes -= request.held_bytes
         request.stage = stage
+        self._held_bytes += request.held_bytes
         if request.has_row is not had_row:
             self._count_running(request, 1 if request.has_row else -1)
         if request.is_counted is not was_counted:

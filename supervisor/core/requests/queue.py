@@ -46,7 +46,7 @@ class Queue:
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
-        # Bounded by admission: at most twice `max_queue` over all models.
+        # Bounded by admission: at most twice `max_queue` over all models, and those who come back.
         self._requests: dict[RequestKey, Request] = {}
         self._waiting: Counter[Account] = Counter()
         self._lines = {priority: Line(counters) for priority in Priority}

@@ -8,6 +8,7 @@ from . import (
     estimates,
     files,
     fleet,
+    gateway,
     giving_way,
     health,
     leases,
@@ -48,6 +49,7 @@ _THEMES = (
     swaps,
     files,
     spares,
+    gateway,
     rows,
 )
 

@@ -24,4 +24,8 @@ MUTANTS = (
         "    life.do(RowsLeave(reason=PauseReason.SWAP))\n", ""),
     bug("swaps: killed without a word", "lifecycle.on_swap",
         "StopCause.SWAP, now, stage=StopStage.ASK", "StopCause.SWAP, now, stage=StopStage.KILL"),
+    bug("swaps: who has made room returns for nobody", "loading",
+        "if is_unwanted(model)]", "if False]"),
+    bug("swaps: who has made room stops though somebody waits", "pending",
+        "model.urgency is Urgency.NOBODY and not model.paused\n", "True\n"),
 )  # fmt: skip

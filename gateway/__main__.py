@@ -1,0 +1,30 @@
+"""`python -m mlxsup.gateway`: started by the supervisor, which writes a spec to standard input."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mlxsup.protocol.gateway import GatewaySpec
+
+from .server import ORPHANED_EXIT, serve
+
+BAD_SPEC_EXIT = 64
+
+
+def run() -> int:
+    """Reads the spec and serves; returns the exit code."""
+    line = sys.stdin.buffer.readline()
+    try:
+        spec = GatewaySpec.from_line(line)
+    except ValueError as error:
+        print(f"mlxsup gateway: {error}; `mlxsup start --http` starts one", file=sys.stderr)
+        return BAD_SPEC_EXIT
+    if os.getppid() != spec.supervisor_pid:
+        return ORPHANED_EXIT
+    serve(spec)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

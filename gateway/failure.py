@@ -1,0 +1,50 @@
+"""An HTTP request that gets an error: raised anywhere, and shaped by the API that was asked."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+
+class Failure(Exception):
+    """The answer to a request is an error.
+
+    Attributes:
+        status: of the HTTP response, if nothing was sent before.
+        message: one sentence for people, which says what to do.
+        code: one word for programs; empty for none.
+        param: the field that is wrong, `messages[1].content`; empty for none.
+        is_retryable: whether the same request may succeed soon; None if that does not matter,
+            because no client tries this status again.
+        retry_after_s: when it may; None for no advice.
+        headers: further ones, by name.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str = "",
+        param: str = "",
+        is_retryable: bool | None = None,
+        retry_after_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.is_retryable = is_retryable
+        self.retry_after_s = retry_after_s
+        self.headers = headers or {}
+
+
+def bad_field(param: str, message: str) -> Failure:
+    """A field of the body that cannot be used."""
+    return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request", param=param)
+
+
+def closing(status: int, message: str, *, code: str) -> Failure:
+    """A request whose body was not read to its end: nothing else can follow on its connection."""
+    return Failure(status, message, code=code, headers={"connection": "close"})

@@ -1,0 +1,263 @@
+"""What answers look like: pieces of a stream, and whole ones. Pure: deltas in, JSON out."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.client import Channel, Delta, Logprobs, Result, TokenLogprob
+from mlxsup.client.tool_calls import read_tool_calls
+from mlxsup.protocol.version import VERSION
+
+FINGERPRINT = f"mlxsup-{VERSION}"
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class Counted:
+    """What the pieces of one choice say so far.
+
+    Attributes:
+        reasoning_tokens: generated as reasoning.
+        calls: tool calls that were sent.
+        characters: of the text that was sent; where the next token begins.
+    """
+
+    reasoning_tokens: int = 0
+    calls: int = 0
+    characters: int = 0
+
+    def take(self, delta: Delta) -> None:
+        """One more piece has come."""
+        if delta.channel is Channel.REASONING:
+            self.reasoning_tokens += len(delta.token_ids)
+
+
+@dataclass(slots=True)
+class Shape(ABC):
+    """The answers to one HTTP request.
+
+    Attributes:
+        id: of the answer.
+        created: seconds since the epoch.
+        model: as it was asked for.
+        prompts: how many answers belong to one prompt: `n`.
+        counted: of each choice, by its number.
+        begin: of every chunk, as JSON: made once, because there is a chunk for each token.
+    """
+
+    id: str
+    created: int
+    model: str
+    prompts: int = 1
+    counted: dict[int, Counted] = field(default_factory=dict)
+    begin: str = field(init=False)
+
+    KIND = ""
+    CHUNK_KIND = ""
+
+    def __post_init__(self) -> None:
+        self.begin = _encode(self._head(self.CHUNK_KIND)).removesuffix("}")
+
+    def count(self, index: int) -> Counted:
+        """What is known of one choice."""
+        return self.counted.setdefault(index, Counted())
+
+    # ------------------------------------------------------------ pieces
+
+    @abstractmethod
+    def first(self, index: int) -> bytes | None:
+        """What comes before the first piece of a choice."""
+
+    @abstractmethod
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """A piece; None if there is nothing to show yet."""
+
+    @abstractmethod
+    def last(self, index: int, result: Result) -> bytes:
+        """The end of a choice."""
+
+    def usage(self, results: Sequence[Result]) -> bytes:
+        """The chunk with the usage, after the last piece."""
+        return f'{self.begin},"choices":[],"usage":{_encode(self._usage(results))}}}'.encode()
+
+    # ------------------------------------------------------------ whole
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The whole answer."""
+        return {
+            **self._head(self.KIND),
+            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "usage": self._usage(results),
+        }
+
+    @abstractmethod
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        """One choice of a whole answer."""
+
+    # ------------------------------------------------------------ inside
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return f'{self.begin},"choices":[{_encode(choice)}]}}'.encode()
+
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        """Each prompt counts once, however many answers it has."""
+        firsts = results[:: self.prompts]
+        prompt = sum(result.usage.prompt_tokens for result in firsts)
+        completion = sum(result.usage.completion_tokens for result in results)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(result.usage.cached_tokens for result in firsts)
+            },
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self.counted.values())
+            },
+        }
+
+
+class ChatShape(Shape):
+    """`/v1/chat/completions`."""
+
+    KIND = "chat.completion"
+    CHUNK_KIND = "chat.completion.chunk"
+
+    def first(self, index: int) -> bytes | None:
+        """The role."""
+        return self._delta(index, {"role": "assistant", "content": ""})
+
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """New text, reasoning, or whole tool calls."""
+        counted = self.count(index)
+        counted.take(delta)
+        if not delta.text and delta.logprobs is None:
+            return None
+        if delta.channel is Channel.TOOL_CALL:
+            calls, _ = read_tool_calls(delta.text)
+            numbered = [{"index": counted.calls + nth, **call} for nth, call in enumerate(calls)]
+            counted.calls += len(calls)
+            content: dict[str, Any] = {"tool_calls": numbered} if numbered else {}
+        elif delta.channel is Channel.REASONING:
+            content = {"reasoning_content": delta.text}
+        else:
+            content = {"content": delta.text}
+        logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs)
+        return self._delta(index, content, logprobs)
+
+    def last(self, index: int, result: Result) -> bytes:
+        """Why it ended."""
+        reason = result.finish_reason.value
+        return self._chunk({"index": index, "delta": {}, "finish_reason": reason})
+
+    def _delta(
+        self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": content}
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        return self._chunk({**choice, "finish_reason": None})
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": result.text if result.text or not result.tool_calls else None,
+        }
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
+        if result.tool_calls:
+            message["tool_calls"] = result.tool_calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if result.logprobs is None else chat_logprobs(result.logprobs),
+            "finish_reason": result.finish_reason.value,
+        }
+
+
+class CompletionShape(Shape):
+    """`/v1/completions`: one text, whatever its parts are."""
+
+    KIND = "text_completion"
+    CHUNK_KIND = "text_completion"
+
+    def first(self, index: int) -> bytes | None:
+        """Nothing: there is no role."""
+        return None
+
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """New text of the answer; reasoning and calls of a bare prompt are no part of it."""
+        counted = self.count(index)
+        counted.take(delta)
+        text = delta.text if delta.channel is Channel.CONTENT else ""
+        if not text and delta.logprobs is None:
+            return None
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if delta.logprobs is not None:
+            choice["logprobs"] = completion_logprobs(delta.logprobs, counted.characters)
+        counted.characters += len(text)
+        return self._chunk(choice)
+
+    def last(self, index: int, result: Result) -> bytes:
+        """Why it ended."""
+        reason = result.finish_reason.value
+        return self._chunk({"index": index, "text": "", "logprobs": None, "finish_reason": reason})
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+        logprobs = result.logprobs
+        return {
+            "index": index,
+            "text": result.text,
+            "logprobs": None if logprobs is None else completion_logprobs(logprobs, 0),
+            "finish_reason": result.finish_reason.value,
+        }
+
+
+def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
+    """The log-probabilities of tokens, as a chat has them."""
+    content = [
+        {**_token(one.chosen), "top_logprobs": [_token(other) for other in one.top]}
+        for one in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(logprobs: Sequence[Logprobs], begin: int) -> dict[str, Any]:
+    """The log-probabilities of tokens, as a completion has them.
+
+    Args:
+        logprobs: of the tokens.
+        begin: characters of the text before them.
+    """
+    offsets = []
+    for one in logprobs:
+        offsets.append(begin)
+        begin += len(one.chosen.text)
+    return {
+        "tokens": [one.chosen.text for one in logprobs],
+        "token_logprobs": [one.chosen.logprob for one in logprobs],
+        "top_logprobs": [{other.text: other.logprob for other in one.top} for one in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.text.encode("utf-8", "replace")),
+    }

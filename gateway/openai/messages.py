@@ -1,0 +1,96 @@
+"""A chat in OpenAI's form, as the daemon takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..failure import bad_field
+from .fields import MESSAGE_FIELDS, check_fields
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""The roles, and what chat templates call them."""
+
+TEXT_PART = "text"
+REFUSAL_PART = "refusal"
+"""What an assistant's message may hold in place of a text: what the model had said."""
+
+NOT_TEXT = {
+    "image_url": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "file": "files",
+    "video_url": "videos",
+}
+
+NO_EFFECT_ON_TEXT = {"type", "text", "refusal", "cache_control", "annotations"}
+"""What a part of a message may have."""
+
+
+def read_messages(given: Any) -> list[dict[str, Any]]:
+    """The messages for the chat template.
+
+    Raises:
+        Failure: they are no chat, or hold what is not text; `param` names the place.
+    """
+    if not isinstance(given, list):
+        raise bad_field("messages", "messages takes a list of messages")
+    if not given:
+        raise bad_field("messages", "messages takes at least one message, not an empty list")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+
+
+def read_tools(given: Any) -> Any:
+    """The tools without what templates must not show: `strict` is no part of a description."""
+    if not isinstance(given, list):
+        return given
+    return [_tool(tool) for tool in given]
+
+
+def _message(message: Any, path: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_field(path, f"{path} takes an object with role and content")
+    read = check_fields(message, MESSAGE_FIELDS, within=path)
+    role = read.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
+    calls = read.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise bad_field(f"{path}.tool_calls", f"{path}.tool_calls takes a list of calls")
+    if read.get("content") is None and not calls and role != "assistant":
+        raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
+    return read | {"role": ROLES[role], "content": _content(read.get("content"), path)}
+
+
+def _content(content: Any, path: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_field(f"{path}.content", f"{path}.content takes a text, or a list of parts")
+    return "".join(_part(part, f"{path}.content[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in NOT_TEXT:
+        what = NOT_TEXT[kind]
+        raise bad_field(path, f"{path}: no model here takes {what}; send text")
+    text = part.get(kind) if kind in (TEXT_PART, REFUSAL_PART) else None
+    if not isinstance(text, str):
+        raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
+    for name in part:
+        if name not in NO_EFFECT_ON_TEXT:
+            raise bad_field(f"{path}.{name[:64]}", f"unknown field {path}.{name[:64]}")
+    return text
+
+
+def _tool(tool: Any) -> Any:
+    match tool:
+        case {"type": "function", "function": {"strict": _, **function}}:
+            return {**tool, "function": function}
+    return tool

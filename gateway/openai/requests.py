@@ -1,0 +1,154 @@
+"""What a request in OpenAI's form asks of the daemon. Pure: a map in, an `Ask` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import limits
+from ..failure import bad_field
+from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS, check_fields
+from .messages import read_messages, read_tools
+
+COMPLETION_TOKENS = 16
+"""What OpenAI generates for a completion that does not say how much."""
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One HTTP request.
+
+    Attributes:
+        model: who must answer.
+        inputs: one for each prompt: `messages`, `prompt` or `prompt_tokens`, for `generate`.
+        n: answers to each.
+        parameters: the other arguments of `generate`, which checks them.
+        is_streamed: whether the answer comes in pieces.
+        has_usage: whether a streamed answer ends with its usage.
+    """
+
+    model: str
+    inputs: tuple[dict[str, Any], ...]
+    n: int = 1
+    parameters: dict[str, Any] = field(default_factory=dict)
+    is_streamed: bool = False
+    has_usage: bool = False
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The arguments of `generate` for each answer, in the order of `choices`."""
+        seed = self.parameters.get("seed")
+        return [
+            {**self.parameters, **given, **({"seed": seed + nth} if type(seed) is int else {})}
+            for given in self.inputs
+            for nth in range(self.n)
+        ]
+
+
+def read_chat(body: dict[str, Any]) -> Ask:
+    """Reads the body of a chat completion.
+
+    Raises:
+        Failure: a field is missing, unknown or of another type; `param` names it.
+    """
+    given = check_fields(body, CHAT_FIELDS)
+    model = _model(given)
+    messages = read_messages(given.pop("messages", []))
+    older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
+    if older is not None and newer is not None and older != newer:
+        raise bad_field("max_tokens", "max_tokens and max_completion_tokens differ: send one")
+    effort = given.pop("reasoning_effort", None)
+    if effort is not None:
+        _add_to_template(given, effort)
+    if "tools" in given:
+        given["tools"] = read_tools(given["tools"])
+        if given["tools"] == []:
+            del given["tools"]
+    limit = older if newer is None else newer
+    if limit is not None:
+        given["max_tokens"] = limit
+    return _ask(model, ({"messages": messages},), given)
+
+
+def read_completion(body: dict[str, Any]) -> Ask:
+    """Reads the body of a completion.
+
+    Raises:
+        Failure: as for `read_chat`.
+    """
+    given = check_fields(body, COMPLETION_FIELDS)
+    model = _model(given)
+    if "prompt" not in given:
+        raise bad_field("prompt", "prompt is missing; it takes a text")
+    inputs = _prompts(given.pop("prompt"))
+    given.setdefault("max_tokens", COMPLETION_TOKENS)
+    listed = given.pop("logprobs", None)
+    if listed is not None:
+        if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
+            raise bad_field("logprobs", f"logprobs takes an integer from 0 to {MAX_TOP_LOGPROBS}")
+        given |= {"logprobs": True, "top_logprobs": listed}
+    return _ask(model, inputs, given)
+
+
+def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) -> Ask:
+    n = given.pop("n", 1)
+    most = limits.MAX_CHOICES // len(inputs)
+    if type(n) is not int or not 1 <= n <= most:
+        raise bad_field("n", f"n takes an integer from 1 to {most}")
+    is_streamed = given.pop("stream", False)
+    if not isinstance(is_streamed, bool):
+        raise bad_field("stream", "stream takes true or false")
+    options = given.pop("stream_options", {})
+    if not isinstance(options, dict):
+        raise bad_field("stream_options", "stream_options takes an object")
+    if options and not is_streamed:
+        raise bad_field("stream_options", "stream_options is for streamed answers only")
+    has_usage = check_fields(options, STREAM_FIELDS, within="stream_options").get(
+        "include_usage", False
+    )
+    if not isinstance(has_usage, bool):
+        path = "stream_options.include_usage"
+        raise bad_field(path, f"{path} takes true or false")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    return Ask(
+        model=model,
+        inputs=inputs,
+        n=n,
+        parameters=given,
+        is_streamed=is_streamed,
+        has_usage=has_usage,
+    )
+
+
+def _model(given: dict[str, Any]) -> str:
+    model = given.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    return model
+
+
+def _prompts(prompt: Any) -> tuple[dict[str, Any], ...]:
+    """The inputs that a prompt stands for: a text, token ids, or a list of several of them."""
+    several = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
+    prompts = prompt if several else [prompt]
+    if len(prompts) > limits.MAX_CHOICES:
+        raise bad_field("prompt", f"prompt takes at most {limits.MAX_CHOICES} prompts")
+    return tuple(_prompt(one) for one in prompts)
+
+
+def _prompt(prompt: Any) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        return {"prompt_tokens": prompt}
+    raise bad_field("prompt", "prompt takes a text, or a list of token ids, or a list of these")
+
+
+def _add_to_template(given: dict[str, Any], effort: Any) -> None:
+    if not isinstance(effort, str):
+        raise bad_field("reasoning_effort", "reasoning_effort takes a text")
+    extra = given.get("chat_template_kwargs", {})
+    if isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
+        given["chat_template_kwargs"] = {"reasoning_effort": effort} | extra

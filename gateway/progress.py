@@ -1,0 +1,61 @@
+"""Comments that tell a waiting reader that its request makes progress, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mlxsup.client import Notice, NoticeKind
+
+from . import limits
+from .sse import EventStream
+
+
+def progress_text(notice: Notice) -> str:
+    """What a comment says of a notice; empty if it is no progress."""
+    detail = notice.detail
+    match notice.kind:
+        case NoticeKind.QUEUED:
+            return f"queued, place {detail.get('position')}"
+        case NoticeKind.LOADING:
+            return f"loading, {float(detail.get('fraction') or 0.0):.0%}"
+        case NoticeKind.PREFILLING:
+            return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
+    return ""
+
+
+class Progress:
+    """Turns the notices of a streamed answer into comments.
+
+    Nothing is sent at first, so that a refusal can still be a status. A request that stands still
+    gets no comment: its reader's own time limit is right about it.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next_at = clock() + limits.HOLD_S
+        self._out: EventStream | None = None
+        # At most one: the next is a second later, and none is begun while it waits for a reader.
+        self._comment: asyncio.Task[None] | None = None
+
+    def attach(self, out: EventStream) -> None:
+        """Comments go there."""
+        self._out = out
+
+    def close(self) -> None:
+        """The answer has ended: nothing follows."""
+        self._out = None
+        if self._comment is not None:
+            self._comment.cancel()
+
+    def __call__(self, notice: Notice) -> None:
+        """A request has something new to wait for."""
+        text, now = progress_text(notice), self._clock()
+        is_busy = self._comment is not None and not self._comment.done()
+        if not text or self._out is None or is_busy or now < self._next_at:
+            return
+        self._next_at = now + limits.COMMENT_INTERVAL_S
+        self._comment = asyncio.create_task(self._out.comment(text))

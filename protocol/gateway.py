@@ -1,0 +1,120 @@
+"""The gateway's spawn contract, and the addresses at which it may listen.
+
+The supervisor binds the address, runs `python -P -m mlxsup.gateway`, which inherits the listening
+socket, and writes one `GatewaySpec` as a line of JSON to its standard input. It keeps that pipe
+open for as long as it lives: EOF on it means that the supervisor has died. The socket outlives the
+process: who connects while the gateway is being replaced waits, and is not refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from typing import Self
+
+DEFAULT_LISTEN = "127.0.0.1:8484"
+ADDRESS_EXPECTED = 'an address of this machine and a port, such as "127.0.0.1:8484"'
+LOCAL_NAME = "localhost"
+LOCAL_HOST = "127.0.0.1"
+
+EXTRA_MODULES = ("starlette", "uvicorn", "httptools")
+"""What the extra `gateway` installs and the gateway cannot run without."""
+
+INSTALL_HINT = "pip install 'mlxsup[gateway]'"
+
+MAX_SPEC_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the gateway listens.
+
+    Attributes:
+        host: an IP address, without brackets.
+        port: from 1 to 65535; 0 for any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What people type into a program that asks for a server."""
+        return f"http://{self}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `HOST:PORT`.
+
+        Raises:
+            ValueError: it is something else, or not an address of loopback; the message says what
+                is wrong, as a phrase that follows the value.
+        """
+        host, colon, digits = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+        is_port = digits.isascii() and digits.isdigit() and len(digits) <= 5
+        if not colon or not host or not is_port or int(digits) > 65535:
+            raise ValueError(f"is not {ADDRESS_EXPECTED}")
+        try:
+            ip = ipaddress.ip_address(LOCAL_HOST if host == LOCAL_NAME else host)
+        except ValueError:
+            raise ValueError(f"is not {ADDRESS_EXPECTED}") from None
+        if not ip.is_loopback:
+            raise ValueError(
+                "can be reached from other machines, and there are no keys yet that would keep"
+                f" strangers out: use {LOCAL_HOST} or [::1], and a tunnel if others must reach it"
+            )
+        return cls(host=str(ip), port=int(digits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySpec:
+    """Everything that a gateway gets at its start.
+
+    Attributes:
+        endpoint: where the daemon answers (`ipc://…`).
+        host: the address that it listens at.
+        port: the port that it listens at.
+        listener: the descriptor of the listening socket.
+        ready_pipe: the descriptor to which it writes one byte once it accepts connections.
+        supervisor_pid: the process whose death it watches for.
+        log_level: `debug`, `info`, `warning` or `error`.
+    """
+
+    endpoint: str
+    host: str
+    port: int
+    listener: int
+    ready_pipe: int
+    supervisor_pid: int
+    log_level: str = "info"
+
+    def to_line(self) -> bytes:
+        """One line of JSON, newline included."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Reads what `to_line` made.
+
+        Raises:
+            ValueError: the line is not a spec of this version; the message says why.
+        """
+        if len(line) > MAX_SPEC_BYTES or not line.endswith(b"\n"):
+            raise ValueError("a gateway's spec is one line of JSON of at most 16 KiB")
+        values = json.loads(line)
+        names = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ValueError(f"a gateway's spec has exactly the keys {', '.join(sorted(names))}")
+        return cls(**values)
+
+
+def gateway_argv(python: str = sys.executable) -> list[str]:
+    """The command that starts a gateway; -P keeps the working folder out of the import path."""
+    return [python, "-P", "-m", "mlxsup.gateway"]

@@ -1,0 +1,134 @@
+"""When the gateway is started, and started again after it has ended.
+
+It serves no request of the core's: to the core it is one more client. So it has no part in memory,
+in turns or in drains, and it ends last, when the shell does.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from mlxsup.protocol.gateway import Address
+
+from .actions import CloseListener, StartGateway
+from .deadlines import Deadlines, Housekeeping
+from .outbox import Outbox
+
+FIRST_DELAY_S = 0.5
+MOST_DELAY_S = 30.0
+"""Until the next attempt; doubled each time in between."""
+
+STABLE_S = 60.0
+"""The end of one that has listened for this long starts the delay afresh."""
+
+LOOP_ENDS = 3
+"""After this many crashes in a row it is in a crash loop."""
+
+
+class GatewayState(StrEnum):
+    """What the gateway does."""
+
+    STARTING = "starting"
+    LISTENING = "listening"
+    BACKOFF = "backoff"
+    CRASH_LOOP = "crash loop"
+
+
+class Gateway:
+    """The gateway's process, if the configuration has one.
+
+    Args:
+        address: where it listens; None: there is none.
+        deadlines: where the time of the next attempt is kept.
+        outbox: takes the actions.
+    """
+
+    def __init__(self, address: Address | None, deadlines: Deadlines, outbox: Outbox) -> None:
+        self._address = address
+        self._shown: Address | None = address
+        self._deadlines = deadlines
+        self._outbox = outbox
+        self._state = GatewayState.STARTING
+        self._since = 0.0
+        self._number = 0
+        self._pid: int | None = None
+        self._ends_in_a_row = 0
+        self._crashes_in_a_row = 0
+        self._cause: str | None = None
+        self._retry_at: float | None = None
+
+    def start(self, now: float) -> None:
+        """The supervisor is up, or the time of the next attempt has come."""
+        if self._address is None:
+            return
+        self._number += 1
+        self._retry_at = None
+        self._enter(GatewayState.STARTING, now)
+        self._outbox.add(StartGateway(number=self._number, address=self._address))
+
+    def listening(self, number: int, pid: int, address: Address, now: float) -> None:
+        """Its process accepts connections.
+
+        Args:
+            number: of the attempt.
+            pid: of its process.
+            address: with the port that it was given.
+            now: monotonic seconds.
+        """
+        if number == self._number:
+            self._pid, self._shown = pid, address
+            self._enter(GatewayState.LISTENING, now)
+
+    def ended(
+        self, number: int, cause: str, now: float, *, is_crash: bool, is_ending: bool
+    ) -> None:
+        """Its process has ended, or could not be started.
+
+        Args:
+            number: of the attempt.
+            cause: one phrase for people.
+            now: monotonic seconds.
+            is_crash: whether there was a process; otherwise its address could not be had.
+            is_ending: whether the daemon is ending, so that none is started again.
+        """
+        if number != self._number:
+            return
+        has_listened = self._state is GatewayState.LISTENING
+        if has_listened and now - self._since >= STABLE_S:
+            self._ends_in_a_row = self._crashes_in_a_row = 0
+        self._ends_in_a_row += 1
+        self._crashes_in_a_row = self._crashes_in_a_row + 1 if is_crash else 0
+        self._pid, self._cause = None, cause
+        is_loop = self._crashes_in_a_row >= LOOP_ENDS
+        self._enter(GatewayState.CRASH_LOOP if is_loop else GatewayState.BACKOFF, now)
+        if is_ending:
+            return
+        if has_listened and self._ends_in_a_row == 1:
+            self.start(now)
+            return
+        # Refused is better than to wait for somebody who is not about to come.
+        self._outbox.add(CloseListener())
+        delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self._ends_in_a_row - 1, 16))
+        self._retry_at = now + delay_s
+        self._deadlines.set(Housekeeping.GATEWAY, self._retry_at)
+
+    def status(self, now: float) -> dict[str, Any] | None:
+        """What the status says about it; None if there is none."""
+        if self._shown is None:
+            return None
+        is_up = self._state is GatewayState.LISTENING
+        return {
+            "state": self._state.value,
+            "address": str(self._shown),
+            "url": self._shown.url,
+            "pid": self._pid,
+            "since_s": now - self._since,
+            "restarts": max(0, self._number - 1),
+            "ends_in_a_row": 0 if is_up else self._ends_in_a_row,
+            "cause": self._cause,
+            "retry_in_s": None if self._retry_at is None else max(0.0, self._retry_at - now),
+        }
+
+    def _enter(self, state: GatewayState, now: float) -> None:
+        self._state, self._since = state, now

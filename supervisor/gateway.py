@@ -1,0 +1,234 @@
+"""The gateway's process, and the socket that it listens at, which outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.folders import GATEWAY_LOG_NAME
+from mlxsup.protocol.gateway import Address, GatewaySpec, gateway_argv
+
+from .core.actions import StartGateway
+from .core.events import GatewayEnded, GatewayListening
+from .log_files import LogWriter
+from .logs import ModelLog
+from .workers.incarnation import Surroundings, write_record
+from .workers.process import WorkerProcess, describe_exit
+from .workers.registry import report
+
+RECORDED_AS = "(gateway)"
+"""In the record of live workers, instead of a model: no model can have this name."""
+
+BACKLOG = 1024
+"""Connections that wait while the gateway is busy, or being replaced."""
+
+END_LIMIT_S = 4.0
+"""From asking it to end to SIGKILL: it takes two seconds for answers that are still open."""
+
+KILL_LIMIT_S = 10.0
+LAST_WORDS_S = 1.0
+
+OnListening = Callable[[str, int], None]
+"""Called with the URL and the pid when it accepts connections."""
+
+
+class GatewayKeeper:
+    """Starts the gateway when the core says so, and says when it listens and when it has ended.
+
+    Args:
+        around: what all processes of the supervisor share.
+        log_dir: the folder of the logs.
+        writer: writes the logs.
+        on_listening: see `OnListening`.
+        argv: the command that starts a gateway.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        log_dir: Path,
+        writer: LogWriter,
+        on_listening: OnListening,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self._around = around
+        self._log_dir = log_dir
+        self._writer = writer
+        self._on_listening = on_listening
+        self._argv = list(argv) if argv is not None else gateway_argv()
+        self._log: ModelLog | None = None
+        self._listener: socket.socket | None = None
+        self._process: WorkerProcess | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._refusal = ""
+        self._is_ending = False
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of its process, while it lives."""
+        process = self._process
+        return None if process is None or process.exited.done() else process.pid
+
+    def start(self, action: StartGateway, tasks: asyncio.TaskGroup) -> None:
+        """Begins a life of it, or says why that is not possible."""
+        log = self._around.log
+        try:
+            if self._listener is None:
+                self._listener = bind(action.address)
+        except OSError as error:
+            cause = why_not(action.address, error)
+            log.write("error", "gateway cannot listen", address=action.address, cause=cause)
+            if cause != self._refusal:  # once, and not with each attempt
+                report(f"mlxsup: the gateway cannot listen: {cause}")
+            self._refusal = cause
+            self._post_end(action.number, cause, is_crash=False)
+            return
+        self._refusal = ""
+        if self._log is None:
+            self._log = ModelLog(self._log_dir, GATEWAY_LOG_NAME, self._writer)
+        life = self._live(action.number, self._listener, self._log)
+        self._life = tasks.create_task(life)
+
+    def close_listener(self) -> None:
+        """Refuses who connects, until the next start."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def end(self) -> None:
+        """Lets it end what is open, for a short time; returns when it is gone."""
+        self._is_ending = True
+        self.close_listener()
+        process, life = self._process, self._life
+        if process is None or life is None or life.done():
+            return
+        process.signal(signal.SIGTERM)
+        await asyncio.wait([life], timeout=END_LIMIT_S)
+        if not life.done():
+            process.signal(signal.SIGKILL)
+            await asyncio.wait([life], timeout=KILL_LIMIT_S)
+        if not life.done():
+            self._around.log.write("error", "gateway left behind", pid=process.pid)
+            life.cancel()
+
+    def close(self) -> None:
+        """Closes its log and its socket."""
+        self.close_listener()
+        if self._log is not None:
+            self._log.close()
+
+    # ------------------------------------------------------------ one life
+
+    async def _live(self, number: int, listener: socket.socket, output: ModelLog) -> None:
+        ready_pipe, theirs = os.pipe()
+        try:
+            try:
+                process = self._spawn(listener, theirs, output)
+            except OSError as error:
+                cause = f"it could not be started: {error.strerror}"
+                self._around.log.write("error", "gateway not started", error=error.strerror)
+                self._post_end(number, cause, is_crash=True)
+                return
+            finally:
+                os.close(theirs)
+            output.begin(number, process.pid)
+            self._watch(ready_pipe, number, process.pid, listener)
+            await self._wait(number, process, output)
+        finally:
+            asyncio.get_running_loop().remove_reader(ready_pipe)
+            os.close(ready_pipe)
+            if self._process is not None:
+                self._process.close()
+                self._process.forget()
+
+    def _spawn(self, listener: socket.socket, ready_pipe: int, output: ModelLog) -> WorkerProcess:
+        around = self._around
+        address = address_of(listener)
+        spec = GatewaySpec(
+            endpoint=f"ipc://{around.folder.client_socket}",
+            host=address.host,
+            port=address.port,
+            listener=listener.fileno(),
+            ready_pipe=ready_pipe,
+            supervisor_pid=os.getpid(),
+            log_level=around.log_level,
+        )
+        inherited = [listener.fileno(), ready_pipe]
+        process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)
+        self._process = process
+        write_record(around.log, lambda: around.record.add(RECORDED_AS, process.pid))
+        around.log.write("info", "gateway started", pid=process.pid)
+        if self._is_ending:
+            process.signal(signal.SIGTERM)
+        return process
+
+    def _watch(self, ready_pipe: int, number: int, pid: int, listener: socket.socket) -> None:
+        """Waits for the byte that says that it accepts connections."""
+        loop, address = asyncio.get_running_loop(), address_of(listener)
+
+        def on_ready() -> None:
+            is_ready = os.read(ready_pipe, 1) != b""  # or it has ended, as is about to be seen
+            loop.remove_reader(ready_pipe)
+            if not is_ready:
+                return
+            around = self._around
+            around.log.write("info", "gateway listening", url=address.url, pid=pid)
+            around.post(GatewayListening(now=around.now(), number=number, pid=pid, address=address))
+            self._on_listening(address.url, pid)
+
+        loop.add_reader(ready_pipe, on_ready)
+
+    async def _wait(self, number: int, process: WorkerProcess, output: ModelLog) -> None:
+        code = await process.exited
+        around = self._around
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await process.output_ended.wait()
+        except TimeoutError:  # somebody else holds the pipe
+            pass
+        await output.ended(LAST_WORDS_S)
+        write_record(around.log, lambda: around.record.remove(process.pid))
+        exit_code, _, name = describe_exit(code)
+        facts: dict[str, Any] = {"signal": name} if name else {"code": exit_code}
+        around.log.write(
+            "warning" if not self._is_ending else "info", "gateway exited", pid=process.pid, **facts
+        )
+        if not self._is_ending:
+            cause = f"signal {name}" if name else f"exit code {exit_code}"
+            self._post_end(number, f"it ended with {cause}", is_crash=True)
+
+    def _post_end(self, number: int, cause: str, *, is_crash: bool) -> None:
+        around = self._around
+        ended = GatewayEnded(now=around.now(), number=number, cause=cause, is_crash=is_crash)
+        asyncio.get_running_loop().call_soon(around.post, ended)
+
+
+def bind(address: Address) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        OSError: the address is taken, or there is no such address.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+
+
+def address_of(listener: socket.socket) -> Address:
+    """Where a socket listens."""
+    host, port = listener.getsockname()[:2]
+    return Address(host=host, port=port)
+
+
+def why_not(address: Address, error: OSError) -> str:
+    """Why it cannot listen there, and what helps."""
+    if error.errno == errno.EADDRINUSE:
+        return f"the address {address} is taken: set another one as gateway.listen, or with --http"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"the port of {address} is not for ordinary users: set one from 1024 on"
+    return f"{address}: {error.strerror}"

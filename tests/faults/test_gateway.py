@@ -1,0 +1,154 @@
+"""The gateway while something breaks: a worker, the gateway itself, the daemon, its port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from mlxsup.supervisor.gateway import RECORDED_AS
+from mlxsup.supervisor.workers.leftovers import RECORD_NAME
+
+from support.daemon import Daemon, fake, is_alive, row
+from support.eventually import eventually
+from support.http_daemon import HttpDaemon, SseReader, chat, gateway_of
+from support.streams import Reader
+
+SLOW = {"step_s": 0.02}
+
+
+@pytest.fixture
+def daemon() -> Iterator[HttpDaemon]:
+    with HttpDaemon({"m": fake(fake=SLOW)}) as running:
+        with running.client() as client:
+            client.load("m")
+        yield running
+
+
+def test_a_worker_that_dies_in_mid_stream_is_only_a_delay(daemon: HttpDaemon) -> None:
+    body = chat("resumed", max_tokens=120, seed=1, temperature=1)
+    whole = SseReader(daemon, body).finished()
+    with daemon.client() as client:
+        reader = SseReader(daemon, body).started()
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        reader.finished()
+        assert row(client, "m")["generation"] == 2
+    assert (reader.text, reader.is_cut, reader.events[-1]) == (whole.text, False, "[DONE]")
+
+
+def test_a_worker_that_dies_in_mid_answer_is_only_a_delay(daemon: HttpDaemon) -> None:
+    body = chat("whole", max_tokens=120)
+    with daemon.client() as client:
+        _, expected = daemon.post("/v1/chat/completions", body)
+        other = Reader(client, "m", "other", max_tokens=200)
+        other.started()
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        status, value = daemon.post("/v1/chat/completions", body)
+        assert other.finished().resumed == 1
+    assert (status, value["choices"]) == (200, expected["choices"])
+
+
+def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: HttpDaemon) -> None:
+    with daemon.client() as client:
+        expected = client.complete("m", prompt="untouched", max_tokens=150).token_ids
+        untouched = Reader(client, "m", "untouched", max_tokens=150)
+        untouched.started()
+        through = SseReader(daemon, chat("cut", max_tokens=3000)).started()
+        first = gateway_of(client)
+        os.kill(first["pid"], signal.SIGKILL)
+        waiting = daemon.connect()
+        with waiting:
+            waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in waiting.recv(65536), "it was answered by the next one"
+        second = gateway_of(client, after=first["pid"])
+        assert (second["restarts"], second["url"]) == (1, daemon.url)
+        assert second["cause"] == "it ended with signal SIGKILL"
+        assert untouched.finished().token_ids == expected
+        through.finished()
+        assert through.is_cut
+        assert "[DONE]" not in through.events
+        eventually(lambda: not row(client, "m")["running"], what="the row of the cut stream")
+        assert row(client, "m")["generation"] == 1
+
+
+def test_a_gateway_that_dies_again_and_again_is_said_to_be_in_a_crash_loop(
+    daemon: HttpDaemon,
+) -> None:
+    with daemon.client() as client:
+        pid = None
+        for _ in range(3):
+            pid = gateway_of(client, after=pid)["pid"]
+            os.kill(pid, signal.SIGKILL)
+        gateway = eventually(
+            lambda: (value := client.status()["gateway"])["state"] == "crash loop" and value
+        )
+        assert gateway["ends_in_a_row"] == 3
+        assert gateway["retry_in_s"] > 0
+        assert "http: crash loop, 3 times in a row" in daemon.run("status").stdout
+        assert client.complete("m", prompt="still here", max_tokens=3).text
+        assert gateway_of(client, after=pid)["url"].startswith("http://127.0.0.1:")
+
+
+def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_frees_the_port() -> None:
+    daemon = HttpDaemon({"m": fake(fake=SLOW)})
+    with daemon:
+        readers = [SseReader(daemon, chat(f"{n}", max_tokens=3000)) for n in range(3)]
+        for reader in readers:
+            reader.started()
+        with daemon.client() as client:
+            gateway = psutil.Process(gateway_of(client)["pid"])
+        address = daemon.address
+        daemon.kill()
+        for reader in readers:
+            reader.finished()
+            assert reader.events[-1]["error"]["code"] == "daemon_lost"
+            assert reader.is_cut
+        eventually(lambda: not is_alive(gateway))
+        with socket.create_server(address):
+            pass
+        # The next daemon gets the same port.
+        daemon.listen = f"{address[0]}:{address[1]}"
+        daemon.start()
+        assert daemon.url == f"http://{daemon.listen}"
+
+
+def test_a_gateway_that_is_stopped_does_not_keep_the_port_from_the_next_daemon() -> None:
+    daemon = HttpDaemon({"m": fake()})
+    with daemon:
+        with daemon.client() as client:
+            gateway = psutil.Process(gateway_of(client)["pid"])
+        record = daemon.folder / "run" / RECORD_NAME
+        assert (RECORDED_AS, gateway.pid) in [
+            (entry["model"], entry["pid"]) for entry in json.loads(record.read_text())
+        ]
+        gateway.send_signal(signal.SIGSTOP)
+        daemon.kill()
+        daemon.listen = daemon.url.removeprefix("http://")
+        daemon.start()
+        assert not is_alive(gateway)
+        assert daemon.get("/health")[0] == 200
+
+
+def test_a_port_that_is_taken_is_said_in_the_log_and_status_and_serving_continues() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        daemon = Daemon({"m": fake()})
+        daemon.config.write_text(f'[gateway]\nlisten = "{listen}"\n{daemon.config.read_text()}')
+        with daemon, daemon.client() as client:
+            gateway = eventually(
+                lambda: (value := client.status()["gateway"])["ends_in_a_row"] >= 2 and value
+            )
+            assert gateway["state"] in ("backoff", "starting")
+            cause = f"the address {listen} is taken: set another one as gateway.listen"
+            assert gateway["cause"].startswith(cause)
+            assert daemon.output.count("mlxsup: the gateway cannot listen: ") == 1
+            assert "gateway cannot listen" in (daemon.logs / "mlxsup.log").read_text()
+            assert cause in daemon.run("status").stdout
+            assert client.complete("m", prompt="hi", max_tokens=3).text
+            taken.close()
+            assert gateway_of(client)["address"] == listen, "once it is free"

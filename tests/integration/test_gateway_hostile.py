@@ -1,0 +1,102 @@
+"""Senders that dawdle or flood: cut off or put up with, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from support.daemon import fake, row
+from support.eventually import eventually
+from support.http_daemon import HttpDaemon, SseReader, chat, everything
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[HttpDaemon]:
+    with HttpDaemon({"m": fake(fake={"step_s": 0.01})}) as running:
+        yield running
+
+
+def told(daemon: HttpDaemon, data: bytes) -> bytes:
+    """What comes back for these bytes, until the connection is closed."""
+    with daemon.connect() as connection:
+        connection.sendall(data)
+        return everything(connection)
+
+
+def test_two_hosts_are_none(daemon: HttpDaemon) -> None:
+    data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    with daemon.connect() as connection:
+        connection.sendall(data)
+        first = connection.recv(65536)
+    assert first.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
+
+
+def test_requests_behind_each_other_on_one_connection_are_answered_in_order(
+    daemon: HttpDaemon,
+) -> None:
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = told(daemon, get + get + last)
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"200", b"404"]
+
+
+def test_who_leaves_while_a_further_request_waits_frees_the_row(daemon: HttpDaemon) -> None:
+    body = json.dumps(chat("leaves", max_tokens=3000, stream=True)).encode()
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+    with daemon.client() as client:
+        with daemon.connect() as connection:
+            connection.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            eventually(lambda: row(client, "m")["running"])
+        eventually(lambda: not row(client, "m")["running"], what="a free row")
+
+
+def test_a_thousand_idle_connections_do_not_keep_others_out(daemon: HttpDaemon) -> None:
+    idle = [daemon.connect() for _ in range(1000)]
+    try:
+        assert daemon.get("/health")[0] == 200
+        reader = SseReader(daemon, chat("next to them", max_tokens=20)).finished()
+        assert reader.events[-1] == "[DONE]"
+        eventually(lambda: is_closed(idle[0]), what="an idle connection that was closed")
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off(daemon: HttpDaemon) -> None:
+    with daemon.connect() as connection:
+        connection.sendall(HEAD)
+
+        def sends_one_more() -> bool:
+            try:
+                connection.send(b"x")
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            return True
+
+        eventually(lambda: not sends_one_more(), what="a sender that is cut off")
+
+
+def test_its_own_process_holds_no_more_connections_than_there_are(daemon: HttpDaemon) -> None:
+    with daemon.client() as client:
+        gateway = psutil.Process(client.status()["gateway"]["pid"])
+    eventually(lambda: gateway.num_fds() < 64, what="connections that are closed")

@@ -1,0 +1,169 @@
+"""A real daemon with a gateway, and what tests need to talk HTTP to it byte by byte."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from mlxsup.client import Client
+
+from .daemon import Daemon
+from .eventually import TIMEOUT_S, eventually
+
+
+class HttpDaemon(Daemon):
+    """`mlxsup start --http` at a port that is free.
+
+    Attributes:
+        url: where its gateway listens.
+    """
+
+    url: str
+    listen = "127.0.0.1:0"
+
+    def start_command(self) -> list[str]:
+        """What `start` runs."""
+        return [*super().start_command(), "--http", self.listen]
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Starts it and returns when its gateway answers, too."""
+        super().start(environment=environment)
+        with self.client() as client:
+            self.url = gateway_of(client)["url"]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the gateway."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return parts.hostname, parts.port
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of a GET."""
+        return self.ask("GET", path)
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body of a POST."""
+        return self.ask("POST", path, json.dumps(body).encode())
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        """Status and body of a request on its own connection."""
+        connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        """A connection on which nothing was said."""
+        return socket.create_connection(self.address, timeout=TIMEOUT_S)
+
+
+def gateway_of(client: Client, *, after: int | None = None) -> dict[str, Any]:
+    """What the status says of the gateway, once it listens.
+
+    Args:
+        client: of its daemon.
+        after: the pid of an earlier one, which does not count.
+    """
+
+    def listens() -> dict[str, Any] | None:
+        value: dict[str, Any] = client.status()["gateway"]
+        is_there = value["state"] == "listening" and value["pid"] != after
+        return value if is_there else None
+
+    return eventually(listens, what="a gateway that listens")
+
+
+class SseReader(threading.Thread):
+    """Reads a streamed chat to its end in its own thread.
+
+    Attributes:
+        status: of the response.
+        events: the data of its events; `[DONE]` as text.
+        is_cut: whether the response ended without its closing mark.
+        has_text: set with the first piece of text, or at the end.
+
+    Args:
+        daemon: whose gateway.
+        body: of the request, besides `stream`.
+    """
+
+    def __init__(self, daemon: HttpDaemon, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.status = 0
+        self.events: list[Any] = []
+        self.is_cut = False
+        self.has_text = threading.Event()
+        self._connection = http.client.HTTPConnection(*daemon.address, timeout=TIMEOUT_S)
+        self._body = json.dumps({**body, "stream": True}).encode()
+        self.start()
+
+    @property
+    def text(self) -> str:
+        """The content so far."""
+        chunks = [one for one in self.events if one != "[DONE]" and one.get("choices")]
+        return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
+
+    def run(self) -> None:
+        """Reads."""
+        try:
+            headers = {"Content-Type": "application/json"}
+            self._connection.request("POST", "/v1/chat/completions", self._body, headers)
+            response = self._connection.getresponse()
+            self.status = response.status
+            for data in _events(response):
+                self.events.append(data if data == "[DONE]" else json.loads(data))
+                if self.text:
+                    self.has_text.set()
+        except (http.client.IncompleteRead, ConnectionError):
+            self.is_cut = True
+        finally:
+            self._connection.close()
+            self.has_text.set()
+
+    def started(self) -> SseReader:
+        """This one, once it has text."""
+        assert self.has_text.wait(TIMEOUT_S)
+        assert self.text
+        return self
+
+    def finished(self) -> SseReader:
+        """This one, once it has ended."""
+        self.join(TIMEOUT_S)
+        assert not self.is_alive(), "the stream did not end"
+        return self
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    pieces = []
+    try:
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The data of each event. A response without its closing mark raises IncompleteRead."""
+    rest = b""
+    while piece := response.read1(65536):
+        *lines, rest = (rest + piece).split(b"\n\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                yield line.removeprefix(b"data: ").decode()
+
+
+def chat(prompt: str, **fields: Any) -> dict[str, Any]:
+    """The body of a chat with one message to the model `m`."""
+    return {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}

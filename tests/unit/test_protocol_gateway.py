@@ -1,0 +1,57 @@
+"""The gateway's spawn contract: addresses that are safe to listen at, and its spec."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxsup.protocol.gateway import Address, GatewaySpec
+
+SPEC = GatewaySpec(
+    endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, ready_pipe=6,
+    supervisor_pid=7, log_level="debug",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("127.0.0.1:8484", "127.0.0.1:8484"),
+        ("127.9.9.9:1", "127.9.9.9:1"),
+        ("localhost:80", "127.0.0.1:80"),
+        ("[::1]:8484", "[::1]:8484"),
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:65535", "127.0.0.1:65535"),
+    ],
+)
+def test_addresses_of_this_machine_are_taken(text: str, shown: str) -> None:
+    address = Address.parse(text)
+    assert (str(address), address.url) == (shown, f"http://{shown}")
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:8484", "[::]:8484", "192.168.1.5:80", "8.8.8.8:80"])
+def test_addresses_that_others_reach_are_refused_because_there_are_no_keys(text: str) -> None:
+    with pytest.raises(ValueError, match="from other machines, and there are no keys yet"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "8484", ":8484", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "a.b:80",
+     "127.0.0.1:-1", "127.0.0.1:٣", "http://127.0.0.1:80", "127.0.0.1:123456"],
+)  # fmt: skip
+def test_what_is_no_address_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address of this machine and a port"):
+        Address.parse(text)
+
+
+def test_a_spec_is_read_as_it_was_written() -> None:
+    line = SPEC.to_line()
+    assert (line.count(b"\n"), GatewaySpec.from_line(line)) == (1, SPEC)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}\n", b"[]\n", SPEC.to_line()[:-1], b"x" * 20_000 + b"\n"]
+)
+def test_what_is_no_spec_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match="a gateway's spec"):
+        GatewaySpec.from_line(line)

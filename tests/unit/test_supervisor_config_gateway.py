@@ -1,0 +1,93 @@
+"""`[gateway]` and `start --http`: what they take, and what they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxsup.cli.commands.start import with_http
+from mlxsup.cli.exit_status import CliError
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.supervisor.config import gateway_table
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
+
+MODELS = '[models.m]\npath = "m"\n'
+
+
+def config_of(folder: Path, text: str) -> DaemonConfig:
+    """The configuration of a file with this text."""
+    path = folder / "c.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    """What is wrong with it, without the name of the file."""
+    with pytest.raises(ConfigError) as caught:
+        config_of(folder, text)
+    return [problem.removeprefix(f"{folder}/c.toml:") for problem in caught.value.problems]
+
+
+def test_without_the_table_there_is_no_gateway(tmp_path: Path) -> None:
+    assert config_of(tmp_path, MODELS).gateway is None
+
+
+def test_an_empty_table_listens_at_the_default_address(tmp_path: Path) -> None:
+    assert str(config_of(tmp_path, f"[gateway]\n{MODELS}").gateway) == DEFAULT_LISTEN
+    given = config_of(tmp_path, f'[gateway]\nlisten = "[::1]:9"\n{MODELS}').gateway
+    assert str(given) == "[::1]:9"
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('listen = "0.0.0.0:8484"', "2: gateway.listen '0.0.0.0:8484' can be reached from other"),
+        ('listen = "here"', "2: gateway.listen 'here' is not an address of this machine"),
+        ("listen = 8484", "2: gateway.listen takes an address of this machine and a port"),
+        ('port = "8484"', "2: unknown key gateway.port"),
+    ],
+)
+def test_what_is_wrong_with_the_table_is_said(tmp_path: Path, table: str, problem: str) -> None:
+    (found,) = problems_of(tmp_path, f"[gateway]\n{table}\n{MODELS}")
+    assert found.startswith(problem)
+
+
+def test_something_else_than_a_table_is_refused(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, f"gateway = 3\n{MODELS}") == ["1: gateway takes a table, not 3"]
+
+
+@pytest.fixture
+def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the extra were not installed."""
+    monkeypatch.setattr(gateway_table, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_extra")
+def test_without_the_extra_the_table_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
+    (found,) = problems_of(tmp_path, f"[gateway]\n{MODELS}")
+    assert found.endswith(
+        "gateway.listen needs starlette, uvicorn, httptools: pip install 'mlxsup[gateway]'"
+    )
+    assert config_of(tmp_path, MODELS).gateway is None, "nothing else is"
+
+
+@pytest.mark.usefixtures("without_extra")
+def test_without_the_extra_the_option_is_refused_as_well(tmp_path: Path) -> None:
+    with pytest.raises(CliError) as caught:
+        with_http(config_of(tmp_path, MODELS), DEFAULT_LISTEN)
+    assert "--http needs starlette, uvicorn, httptools" in caught.value.message
+    assert "pip install 'mlxsup[gateway]'" in caught.value.message
+    assert caught.value.status == 64
+
+
+def test_the_option_takes_precedence_over_the_table(tmp_path: Path) -> None:
+    configuration = config_of(tmp_path, f"[gateway]\n{MODELS}")
+    given = with_http(configuration, "127.0.0.1:7")
+    assert (str(given.http), str(given.gateway)) == ("127.0.0.1:7", DEFAULT_LISTEN)
+
+
+@pytest.mark.parametrize("name", ["mlxsup-gateway", "MLXSUP-gateway"])
+def test_no_model_has_the_name_of_the_gateways_log(tmp_path: Path, name: str) -> None:
+    (found,) = problems_of(tmp_path, f'[models.{name}]\npath = "m"\n')
+    assert found == f"1: models.{name}: the name mlxsup-gateway is the daemon's own"

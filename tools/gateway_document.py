@@ -1,0 +1,99 @@
+"""The tables of docs/gateway.md, out of the tables of the gateway.
+
+`python tools/gateway_document.py` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxsup.gateway import limits
+from mlxsup.gateway.openai.errors import NAMES, ROWS
+from mlxsup.gateway.openai.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    MESSAGE_FIELDS,
+    Field,
+    Use,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "gateway.md"
+END = "<!-- end -->"
+
+
+def field_table(fields: Sequence[Field]) -> list[str]:
+    """The fields of a request, those with the same fate and nothing to say in one row."""
+    lines = ["| field | what becomes of it | |", "|---|---|---|"]
+    for field in fields:
+        if field.use in (Use.USED, Use.NEUTRAL):
+            says = field.says
+            if field.neutral:
+                says += f"; null or `{_shown(field.neutral[0])}`"
+            lines.append(f"| `{field.name}` | {field.use} | {says} |")
+    for use in (Use.PASSED, Use.IGNORED):
+        together: dict[str, list[str]] = {}
+        for field in fields:
+            if field.use is use:
+                together.setdefault(field.says, []).append(f"`{field.name}`")
+        lines += [f"| {', '.join(names)} | {use} | {says} |" for says, names in together.items()]
+    return lines
+
+
+def error_table() -> list[str]:
+    """Every error code of a daemon."""
+    lines = ["| code | status | `type` | `x-should-retry` |", "|---|---|---|---|"]
+    for code, row in ROWS.items():
+        retry = "" if row.is_retryable is None else str(row.is_retryable).lower()
+        after = ", with `Retry-After`" if row.retry_after_s is not None else ""
+        name = NAMES.get(code, code.value)
+        shown = f"`{code.value}`" if name == code.value else f"`{code.value}`, here `{name}`"
+        lines.append(f"| {shown} | {row.status} | `{row.kind}` | {retry}{after} |")
+    return lines
+
+
+def limit_table() -> list[str]:
+    """What it puts up with."""
+    rows = (
+        ("the body of a request", f"{limits.MAX_BODY_BYTES // 2**20} MiB, within "
+         f"{limits.BODY_LIMIT_S:g} s", "413, 408"),
+        ("the head of a request", f"{limits.MAX_HEAD_BYTES // 2**10} KiB, within "
+         f"{limits.HEAD_LIMIT_S:g} s", "431, or the connection is cut"),
+        ("a connection without a request", f"{limits.HEAD_LIMIT_S:g} s before the first, "
+         f"{limits.IDLE_LIMIT_S:g} s after one", "the connection is closed"),
+        ("what a reader leaves unread", f"64 KiB, for {limits.UNREAD_LIMIT_S:g} s",
+         "the connection is cut, and its request cancelled"),
+        ("answers to one request", f"{limits.MAX_CHOICES}: `n` for each prompt", "400"),
+    )  # fmt: skip
+    lines = ["| what | limit | beyond it |", "|---|---|---|"]
+    return lines + [f"| {what} | {limit} | {beyond} |" for what, limit, beyond in rows]
+
+
+TABLES = {
+    "chat": lambda: field_table(CHAT_FIELDS),
+    "messages": lambda: field_table(MESSAGE_FIELDS),
+    "completions": lambda: field_table(COMPLETION_FIELDS),
+    "errors": error_table,
+    "limits": limit_table,
+}
+
+
+def with_tables(page: str) -> str:
+    """The page with the tables as the code has them now."""
+    for name, table in TABLES.items():
+        mark = f"<!-- {name}: tools/gateway_document.py -->"
+        head, rest = page.split(mark, 1)
+        _, after = rest.split(END, 1)
+        printed = "\n".join(table())
+        page = f"{head}{mark}\n\n{printed}\n\n{END}{after}"
+    return page
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace("'", '"') if not isinstance(value, str) else f'"{value}"'
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
