@@ -146,10 +146,16 @@ class MlxLmServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._log.closed:
+            return
         text = self._end()
         if error is not None or "Traceback" in text:
             print(text)
         assert "Traceback" not in text, "mlx_lm.server failed"
+
+    def give_up(self) -> None:
+        """Ends it before its time; whatever it has printed is no failure of the benchmark."""
+        self._end()
 
     def _end(self) -> str:
         """Ends the process; returns what it printed."""

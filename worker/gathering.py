@@ -16,7 +16,7 @@ QUIET_S = 0.002
 MOST_S = 0.025
 """No row waits longer, whatever comes."""
 
-DEAR = 4.0
+DEAR = 2.0
 """A pass must cost this many times `QUIET_S`, which a request that comes alone waits in vain."""
 
 PASSES = 2.0

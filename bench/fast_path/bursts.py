@@ -163,7 +163,7 @@ class Contest:
     Attributes:
         client: of mlxsup.
         floor: one process alone.
-        server: None if there is none, or once it has failed: it may still be at work.
+        server: None if there is none, or once it has failed.
         model: the name that all of them know.
         seed: of the latest prompts."""
 
@@ -187,6 +187,8 @@ class Contest:
         if self.server is not None:
             theirs = await served(self.server, self.model, self._prompts(streams), tokens)
             if theirs is None:
+                # It may still be at work, and keeps its memory.
+                await asyncio.to_thread(self.server.give_up)
                 self.server = None
         if pairs is None:
             return

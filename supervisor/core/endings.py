@@ -117,7 +117,7 @@ class Endings:
             if is_served and request.is_paused:
                 if request.stage is Stage.PAUSED:
                     self._pausing.let_queue(model, request, now)
-            elif request.acceptance is not None:
+            elif request.has_begun:
                 begun = for_interrupted(error, model.name, request.tokens_sent)
                 self.fail(model, request, begun, now)
             else:
@@ -153,7 +153,7 @@ class Endings:
             else:
                 again.append(request)
         for request in _waiting(model):
-            if request.acceptance is not None and not request.may_resume:
+            if request.has_begun and not request.may_resume:
                 lost = worker_crashed(model.name, text, request.tokens_sent)
                 self.fail(model, request, lost, now)
         model.queue.rejoin(again, now)

@@ -155,7 +155,8 @@ class Model:
         self.line_up_again(request, now)
 
     def line_up_again(self, request: Request, now: float) -> None:
-        """The row of a request has left, and it waits: as new, if it had not been accepted."""
+        """The row of a request has left, and it waits: as new, if it had not been accepted; what
+        was accepted has had its turn, and stands before new ones even if it has not begun."""
         if request.acceptance is None:
             self.queue.join(request, now)
         else:
@@ -336,7 +337,7 @@ class Model:
         self.row_budget = None
         self.rows_ended = 0
         self.held_back = None
-        for request in (*self.queue.again, *self.paused.values()):
+        for request in (*self.queue, *self.paused.values()):
             request.left_short_at = None
         if self.life.pid is None:
             self.life.footprint_bytes = 0

@@ -112,7 +112,10 @@ class Pausing:
         is_wanted = model.life.wanted is Wanted.UP
         if not is_wanted and request.acceptance is None:
             return for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
-        if row.pause_reason is PauseReason.MEMORY or is_leaving_short(request):
+        is_short = row.pause_reason is PauseReason.MEMORY or is_leaving_short(request)
+        if is_short and is_wanted and request.is_unread:
+            request.started_at = None  # it never had a row; in a drain, it has to come to its end
+        if is_short or request.left_short_at is not None:
             _left_short(model, request)
         if row.paused is RowState.KEPT:
             model.kept.add(request.key)
@@ -151,7 +154,7 @@ class Pausing:
     def let_queue(self, model: Model, request: Request, now: float) -> None:
         """A PAUSED request waits for a row again."""
         del model.paused[request.key]
-        if request.acceptance is None:  # what limits the wait for its start did not run
+        if not request.has_begun:  # what limits the wait for its start did not run
             if request.queue_deadline is not None and request.paused_at is not None:
                 request.queue_deadline += now - request.paused_at
             request.end_pause(now)
@@ -171,9 +174,9 @@ class Pausing:
     # ------------------------------------------------------------ inside
 
     def _begin(self, request: Request, now: float) -> None:
-        """One that the worker has not accepted waits as if it were new."""
+        """One that the worker has not accepted, or had no memory for, waits as if it were new."""
         request.told.clear()
-        if request.acceptance is None:
+        if not request.has_begun:
             request.started_at = None
             return
         request.is_paused = True

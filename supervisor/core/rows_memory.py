@@ -134,18 +134,25 @@ def reserve(model: Model) -> None:
 def is_held_back(model: Model, request: Request) -> bool:
     """Whether a request that has left for want of memory must wait on: until there is room for its
     row and some to spare, or a row has ended, or nothing runs."""
-    budget = model.row_budget
-    if request.left_short_at is None or budget is None or not has_row_budget(model):
+    if request.left_short_at is None or model.row_budget is None or not has_row_budget(model):
         return False
-    own = length(request)
-    if _bytes_of(model, rows=1, longest=own) > budget.size_bytes:
+    if not has_memory_beside(model, request, ()):
         return True
-    if not model.running or model.rows_ended > request.left_short_at:
+    if model.rows_ended > request.left_short_at:
         return False
+    return not has_memory_beside(model, request, model.running.values())
+
+
+def has_memory_beside(model: Model, request: Request, others: Collection[Request]) -> bool:
+    """Whether there is room for the row of a request next to these, and some to spare; without
+    others, whether it fits alone. Its rows have a budget."""
     assert model.ready is not None
-    lengths = [own, *(length(one) for one in model.running.values())]
-    room_bytes = budget.size_bytes - budget.size_bytes // SPARE_SHARE
-    return joining_bytes(model.ready.cache_layers, lengths) > room_bytes
+    assert model.row_budget is not None
+    lengths = [length(request), *(length(one) for one in others)]
+    room_bytes = model.row_budget.size_bytes
+    if others:
+        room_bytes -= room_bytes // SPARE_SHARE
+    return joining_bytes(model.ready.cache_layers, lengths) <= room_bytes
 
 
 def is_leaving_short(request: Request) -> bool:

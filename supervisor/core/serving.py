@@ -180,6 +180,7 @@ class Serving:
         yields = who_yields(model, self.ledger, now)
         for request in yields.rows:
             self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
+            request.left_short_at = model.rows_ended if yields.is_for_memory else None
         model.yields_at = yields.at
         model.has_settled_in(now)
 
@@ -366,9 +367,9 @@ class Serving:
 
 def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
     body, resume = request.body, None
-    if request.acceptance is None:
+    if not request.has_begun:
         request.started_at = now
-    else:
+    if request.acceptance is not None:
         body = b""
         resume = Resume(acceptance=request.acceptance, delivered=bytes(request.sent_tokens))
     return Dispatch(

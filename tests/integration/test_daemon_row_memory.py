@@ -50,8 +50,9 @@ def test_requests_that_do_not_fit_together_are_answered_one_after_the_other(
         ]
         assert 0 < row(client, "a")["row_budget_bytes"] < 300 * MIB
     assert [results[n].token_ids for n in range(4)] == [one.token_ids for one in alone]
-    waited = [one for each in notices.values() for one in each if one.kind == "paused"]
-    assert {one.detail["reason"] for one in waited} == {"memory"}
+    waited = [one for each in notices.values() for one in each if one.kind == "queued"]
+    assert "memory" in {one.detail["reason"] for one in waited}
+    assert [one.paused for one in results.values()] == [0] * 4  # those that waited had no row yet
     assert [one.paused for one in alone] == [0] * 4
 
 

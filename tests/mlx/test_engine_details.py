@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.engines.mlx.batching import ONLY_ROW, PROBE_VERSION, Finding, WayFinder
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
+from mlxsup.worker.engines.mlx.load_steps import HALF
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from mlxsup.worker.engines.mlx.sampling import SAMPLER_VERSION
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
@@ -67,16 +69,20 @@ def test_each_step_of_a_load_reports_its_phase_and_its_share_B1(tiny: Path) -> N
         (weights, 0.05),
         (weights, 0.15),
         (LoadPhase.MATERIALISE, 0.9),
-        *[(warm_up, 0.9)] * 10,
+        *[(warm_up, round(0.9 + 0.1 * taken / (taken + HALF), 6)) for taken in range(10)],
         (warm_up, 1.0),
     ]
 
 
-def test_the_probe_reports_before_the_warm_up_at_the_share_of_the_arrays_B1(tiny: Path) -> None:
+def test_each_step_of_the_probe_and_of_the_warm_up_is_progress_B1(tiny: Path) -> None:
+    """A report that repeats the one before does not renew the limit of a load that stalls."""
     seen: list[tuple[LoadPhase, float]] = []
     load(tiny, lambda *step: seen.append(step), max_concurrency=2)
     place = seen.index((LoadPhase.MATERIALISE, 0.9))
-    assert set(seen[place + 1 : -1]) == {(LoadPhase.WARMUP, 0.9)}
+    phases, shares = zip(*seen[place + 1 :], strict=True)
+    assert set(phases) == {LoadPhase.WARMUP}
+    assert all(before < after for before, after in pairwise(shares))
+    assert (shares[0], shares[-1]) == (0.9, 1.0)
     assert len(seen) > 20
 
 

@@ -211,6 +211,30 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
     engine.close()
 
 
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_the_pacer_knows_which_step_is_the_first_of_its_shape_with_cuda(
+    is_gpu: bool, tiny: Path, lives: Lives, request: pytest.FixtureRequest
+) -> None:
+    if is_gpu:
+        request.getfixturevalue("cuda")
+    engine = lives.begin(tiny, max_concurrency=2)
+    assert engine.batch is not None
+
+    def firsts(*keys: int) -> list[bool]:
+        for key in keys:
+            engine.insert(make_row(key, list(range(300)), max_tokens=3))
+        seen = []
+        while engine.has_rows():
+            engine.step()
+            assert engine.batch is not None
+            seen.append(engine.batch.pacer.is_first)
+        return seen
+
+    assert firsts(1, 2)[0] is is_gpu, "two long prompts at once were never read"
+    assert not any(firsts(3, 4))
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("most", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])]
 )

@@ -54,6 +54,9 @@ class Ask:
         is_by_hand: whether a person, and not a turn, was the last to ask for that.
         is_for_class: whether it was last asked to leave for a request of a higher class.
         is_for_memory: whether its row last left because there was no memory for it.
+        is_for_room: whether it was last asked to leave to make room for one of a higher class.
+        is_unread: whether its row left for want of memory before anything of it was read: it waits
+            as if it were new.
         is_stranded: whether its row has left although its answer must run through.
         short_at: how many rows of its process had ended by then; None once it has one again.
         given_at: when it was last dispatched.
@@ -107,6 +110,8 @@ class Ask:
     is_by_hand: bool = False
     is_for_class: bool = False
     is_for_memory: bool = False
+    is_for_room: bool = False
+    is_unread: bool = False
     is_stranded: bool = False
     short_at: int | None = None
     given_at: float = 0.0
@@ -143,7 +148,12 @@ class Ask:
     def is_waiting(self) -> bool:
         """Whether it takes a place in the queue: not if its answer has begun, nor while somebody
         has paused it."""
-        return self.place is Place.LINE and self.acceptance is None
+        return self.place is Place.LINE and not self.has_begun
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker has accepted it and had memory for its row since."""
+        return self.acceptance is not None and not self.is_unread
 
     def ends_pause(self, now: float) -> None:
         """It is dispatched, or may be."""

@@ -151,7 +151,7 @@ class Client:
             prompt = len(accepted.prompt_tokens) // 4
             check("usage of the prompt", usage.prompt_tokens == prompt, f"{ask} {usage}")
             check("seed", done.seed == accepted.seed, f"{ask}: {done.seed}")
-            queued_s = ask.started_at - ask.arrived_at
+            queued_s = (ask.started_at if ask.has_begun else ask.ended_at) - ask.arrived_at
             check("timings", abs(done.timings.queued_s - queued_s) < 1e-6, f"{ask}: {queued_s}")
         check("usage of the cache", usage.cached_tokens == ask.cached, f"{ask} {usage}")
         times = done.timings

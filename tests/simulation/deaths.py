@@ -145,7 +145,7 @@ def _fails(record: Record, book: Book, why: str) -> None:
 
 def _worded(ask: Ask, code: str) -> str:
     """An answer that had begun was not waiting for a load: its worker has crashed."""
-    is_begun = ask.acceptance is not None and code == "load_failed"
+    is_begun = ask.has_begun and code == "load_failed"
     return "worker_crashed" if is_begun else code
 
 
@@ -171,7 +171,7 @@ def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> N
         shares.waits(record, ask)
         book.queue.append(ask)
     for ask in book.waiting:
-        if ask.acceptance is not None and not ask.may_resume:
+        if ask.has_begun and not ask.may_resume:
             record.must[ask] = {"worker_crashed"}
         elif finding.culprit is not None and ask.prompt.number == finding.culprit:
             record.must[ask] = {"quarantined"}

@@ -137,13 +137,16 @@ def _dispatch(record: Record, book: Book, life: Life, message: Dispatch) -> None
     number = ask.prompt.number
     if ask.acceptance is None:
         check("resumes nothing", message.resume is None, ask)
-        ask.started_at = record.now
     else:
         check("resume lost", message.resume is not None, ask)
         assert message.resume is not None
         check("resume data", message.resume.acceptance == ask.acceptance, ask)
         check("resume tokens", message.resume.delivered == bytes(ask.sent), ask)
         record.count("dispatched to resume")
+    if ask.is_unread:
+        record.count("begun after it had lacked memory")
+    if not ask.has_begun:
+        ask.started_at, ask.is_unread = record.now, False
     if book.suspicion.turns_are_taken:
         is_turn = book.suspicion.takes_turn(number)
         check("turn in company", not (is_turn and life.given), ask)

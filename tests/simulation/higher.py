@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.states import NoticeKind, RowState
 
-from . import shares
+from . import making_room, shares
 from .asks import Ask, Place
 from .books import Book, Life
+from .ripe import LOWEST, TICK_S, ripe, run_s
 from .violation import check
 
 if TYPE_CHECKING:
     from .record import Record
 
 EPSILON_S = 1e-6
-TICK_S = 0.05
-"""So late a tick may come."""
-
-LOWEST = 2
 SHORTEST_S = 0.1
 
 
@@ -28,12 +25,15 @@ SHORTEST_S = 0.1
 def asked_to_leave(record: Record, book: Book, life: Life, ask: Ask) -> None:
     """A row is asked to leave that nobody has paused by hand."""
     check("freed in a turn", not _is_turn_due(record, book, life), ask)
-    check("freed a free row", len(life.given) >= book.rows, ask)
     check("freed of a deterministic model", not life.launch.deterministic, ask)
     may_leave = ask.may_resume and not (ask.is_yielding or ask.is_pausing)
     check("freed a row that must not leave", may_leave and ask.rank == LOWEST, ask)
-    check("freed too early", _run_s(record, life, ask) >= -EPSILON_S, ask)
-    latest = max(_ripe(record, life, EPSILON_S), key=lambda one: (one.given_at, one.key or 0))
+    if len(life.given) < book.rows:
+        making_room.asked(record, book, ask)
+        ask.is_yielding, ask.is_by_hand, ask.is_for_class = True, False, True
+        return
+    check("freed too early", run_s(record, life, ask) >= -EPSILON_S, ask)
+    latest = max(ripe(record, life, EPSILON_S), key=lambda one: (one.given_at, one.key or 0))
     check("freed another than the latest", latest is ask, f"{ask}: {latest}")
     ask.is_yielding, ask.is_by_hand, ask.is_for_class = True, False, True
     check("freed too many", _leaving(life) <= _wanting(record, book), ask)
@@ -41,36 +41,19 @@ def asked_to_leave(record: Record, book: Book, life: Life, ask: Ask) -> None:
 
 
 def look(record: Record) -> None:
-    """Nobody of the highest class waits for a row while one could be freed."""
+    """Nobody of the highest class waits for a row, or for memory, while rows could be freed."""
+    making_room.look(record)
     for book in record.books.values():
         life = book.life
         if not book.serves or life is None or life.unlinked_at is not None:
             continue
         if book.suspicion.turns_are_taken or life.launch.deterministic:
             continue
-        if _ripe(record, life, -TICK_S) and len(life.given) >= book.rows:
+        if len(life.given) < book.rows:
+            making_room.missed(record, book, life)
+        elif ripe(record, life, -TICK_S):
             is_fair = _wanting(record, book) <= _leaving(life)
             check("no row is freed", is_fair, f"{book.name} {[str(a) for a in book.queue]}")
-
-
-def _ripe(record: Record, life: Life, late_s: float) -> list[Ask]:
-    """Who has run for long enough, give or take a moment."""
-    given = [ask for ask in life.given.values() if ask.is_open and ask.rank == LOWEST]
-    staying = [ask for ask in given if not (ask.is_yielding or ask.is_pausing)]
-    return [a for a in staying if a.may_resume and _run_s(record, life, a) + late_s >= 0]
-
-
-def _run_s(record: Record, life: Life, ask: Ask) -> float:
-    """For how long it has gained tokens, beyond what it must."""
-    if ask.gains_since is None:
-        return float("-inf")
-    least_s = record.plan.settings.min_run_s
-    if not life.keeps:
-        assert ask.acceptance is not None
-        prompt = len(ask.acceptance.prompt_tokens) // 4
-        repeat_s = ask.prefill_s * (prompt + ask.tokens) / max(prompt - ask.cached, 1)
-        least_s = max(least_s, repeat_s)
-    return record.now - ask.gains_since - least_s
 
 
 def _leaving(life: Life) -> int:

@@ -69,14 +69,14 @@ def puts_aside(record: Record, book: Book, ask: Ask) -> None:
 
 
 def _begins(record: Record, ask: Ask) -> None:
-    if ask.acceptance is not None:
+    if ask.has_begun:
         ask.is_paused, ask.queue_until = True, None
         ask.paused_at = record.now if ask.paused_at is None else ask.paused_at
 
 
 def _returns(record: Record, book: Book, ask: Ask) -> None:
     book.paused.remove(ask)
-    if ask.acceptance is None:
+    if not ask.has_begun:
         if ask.queue_until is not None and ask.paused_at is not None:
             ask.queue_until += record.now - ask.paused_at
         ask.ends_pause(record.now)

@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.events import (
     ConnectionId,
 )
 
-from . import shares
+from . import contrast, shares
 from .asks import Ask
 from .clients import Client, Stream
 from .habits import habits
@@ -233,6 +233,7 @@ class People:
             ask.first_token_s = dice.choice((None, None, 1.0, 3.0))
             ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
         shares.ask_for(self._own_dice, ask)
+        contrast.ask_for(self._world.plan, ask)
         if self._own_dice.random() < 0.1:
             self._hands.prioritize_later(ask, self._own_dice)
         self.asked.append(ask)

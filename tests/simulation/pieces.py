@@ -9,7 +9,7 @@ from mlxsup.protocol.states import FinishReason, PauseReason, RowState
 
 from . import giving_way, higher, pauses, room, shares, wishes
 from .asks import Ask
-from .books import Book, Life
+from .books import Book, Life, Wanted
 
 if TYPE_CHECKING:
     from .record import Record
@@ -47,7 +47,10 @@ def arrived(record: Record, book: Book, life: Life, row: Row) -> None:
         return
     del life.given[row.key]
     if row.paused is not None:
-        if row.pause_reason is PauseReason.MEMORY or giving_way.is_leaving(ask):
+        is_short = row.pause_reason is PauseReason.MEMORY or giving_way.is_leaving(ask)
+        if is_short and book.wanted is Wanted.UP:
+            ask.is_unread = not (ask.is_interrupted or ask.is_paused or ask.read or ask.sent)
+        if is_short or ask.is_for_room:
             room.left(record, ask)
         if row.pause_reason is PauseReason.MEMORY and not _may_return(life, ask):
             ask.is_stranded = True

@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.settings import (
     RestartSettings,
 )
 
-from . import sizes
+from . import contrast, sizes
 
 EVENTS = 200
 """At least that many events happen in one run before its faults end."""
@@ -141,6 +141,7 @@ class Plan:
         needs: what each model needs of the memory, in bytes, unless its entry says so.
         budget_bytes: what all may take together; None for no limit.
         layers: what rows take; empty if they take nothing.
+        has_contrast: whether everybody asks for the highest class, or the lowest.
     """
 
     seed: int
@@ -158,6 +159,7 @@ class Plan:
     needs: dict[ModelName, int] = field(default_factory=dict)
     budget_bytes: int | None = None
     layers: tuple[CacheLayers, ...] = ()
+    has_contrast: bool = False
     _prompts: int = 0
 
     @classmethod
@@ -216,7 +218,7 @@ class Plan:
             swap_after_s=residency_s,
         )
         self.let_rows_take_memory()
-        if dice.random() < PINNED_SHARE:
+        if dice.random() < PINNED_SHARE and not self.has_contrast:
             self.models[0] = replace(self.models[0], pinned=True)
 
     @property
@@ -235,6 +237,7 @@ class Plan:
         least, most = self._sizes()
         self.budget_bytes = own.randint(least, most) + own.choice((0, row, 2 * row, 4 * row))
         self.settings = replace(self.settings, budget=sizes.budget(self.budget_bytes))
+        contrast.sharpen(self)
 
     def _sizes(self) -> tuple[int, int]:
         """The largest model, and a byte less than all of them."""
@@ -282,7 +285,7 @@ class Plan:
         """A prompt that was never sent before."""
         dice = self.random
         self._prompts += 1
-        length = dice.randint(1, 24)
+        length = dice.randint(1, 24) * (contrast.LONGER if self.has_contrast else 1)
         is_poison = dice.random() < self.poison_share
         padding = b"." * (dice.choice((0, 0, 300)) if self.is_limited else 0)
         return Prompt(
@@ -293,7 +296,7 @@ class Plan:
             is_refused=self.kind is not Kind.CALM and dice.random() < 0.06,
             is_too_large=self.kind is Kind.POISON and self._prompts % TOO_LARGE_EACH == 0,
             is_long=not is_poison and dice.random() < self.long_share,
-            tokens=sizes.prompt_tokens(self._prompts) if self.layers else 0,
+            tokens=contrast.prompt_tokens(self, self._prompts),
         )
 
 

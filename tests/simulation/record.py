@@ -52,6 +52,7 @@ from . import (
     heard,
     higher,
     leases,
+    making_room,
     memory,
     pauses,
     pressure,
@@ -102,6 +103,7 @@ class Record:
         self.to_leave: set[Ask] = set()
         self.left_short: list[Ask] = []
         self.dropped: dict[ModelName, list[Ask]] = {}
+        self.makes_room: dict[ModelName, making_room.Making] = {}
         self.tried_again: Ask | None = None
         self.counts: dict[str, int] = {}
         self.raised: dict[ModelName, int] = {}

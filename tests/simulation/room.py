@@ -122,9 +122,15 @@ def may_return(record: Record, life: Life, ask: Ask) -> bool:
     others = running(life)
     if not others or life.rows_ended > ask.short_at:
         return True
+    return fits_beside(record, life, ask, others)
+
+
+def fits_beside(record: Record, life: Life, ask: Ask, others: list[Ask]) -> bool:
+    """Whether there is room for a row next to these with some to spare, or for it alone."""
     size = life.budgets[-1].rows_bytes
     lengths = [length(ask), *map(length, others)]
-    return joining_bytes(record.plan.layers, lengths) <= size - size // SPARE_SHARE
+    spare = size // SPARE_SHARE if others else 0
+    return joining_bytes(record.plan.layers, lengths) <= size - spare
 
 
 def returns(record: Record, book: Book, life: Life, ask: Ask) -> None:
@@ -132,13 +138,13 @@ def returns(record: Record, book: Book, life: Life, ask: Ask) -> None:
     if ask.short_at is not None:
         check("returns without room", may_return(record, life, ask), f"{ask} of {book.name}")
         record.count("returned to memory")
-    ask.short_at = None
+    ask.short_at, ask.is_for_room = None, False
 
 
 def forget(book: Book) -> None:
     """The process is gone, and whatever was short there."""
     for ask in book.waiting:
-        ask.short_at = None
+        ask.short_at, ask.is_for_room = None, False
 
 
 def staying(life: Life) -> list[Ask]:

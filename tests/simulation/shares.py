@@ -150,6 +150,7 @@ def _places(record: Record, book: Book, queue: list[Ask]) -> dict[Ask, Places]:
         if ask.is_again:
             was_paused = ask.is_paused and not ask.is_interrupted
             was_paused = was_paused and (ask.is_by_hand or ask.is_for_class or ask.is_for_memory)
+            was_paused = was_paused or ask.is_unread
             places[ask] = (rank, 0, float(was_paused), ask.number)
             continue
         before = taken[rank, ask.account]

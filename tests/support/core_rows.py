@@ -13,6 +13,7 @@ from mlxsup.protocol.worker_messages import (
     Acceptance,
     Accepted,
     Heartbeat,
+    PrefillProgress,
     Ready,
     RowDelta,
     SetBudget,
@@ -142,6 +143,11 @@ class RowsDriver(MemoryDriver):
         """One step gives a row that many tokens."""
         row = RowDelta(key=key, text="x", tokens=pack_tokens([9] * tokens))
         return self.worker(Step(step=1, rows=[row]), model)
+
+    def read(self, model: str, key: RequestKey, tokens: int) -> list[Action]:
+        """One step reads so much of a prompt."""
+        part = PrefillProgress(key=key, done=tokens, total=2 * tokens, computed=tokens)
+        return self.worker(Step(step=1, prefill=[part]), model)
 
     def end(self, model: str, key: RequestKey) -> list[Action]:
         """A row ends."""

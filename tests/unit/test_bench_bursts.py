@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from bench.fast_path.bursts import Burst, Pairs, prompts_of
+from bench.fast_path.bursts import Burst, Contest, Pairs, prompts_of
 from bench.fast_path.router import Backlog, us_per_token, whole
 from bench.gpu.against import founds as against_founds
 from bench.gpu.recovery import Live, founds
 from bench.gpu.together import deaths
+from bench.peers import MlxLmServer
 from bench.two_models import gaps_s, largest_gap_s
 from support.verdict import NotShown
 
@@ -55,6 +63,55 @@ def test_ratios_are_taken_pair_by_pair() -> None:
         "mlxsup": [0.5, 1.0], "in process": [1.0, 1.0], "mlx_lm.server": [0.5, 0.5]
     }  # fmt: skip
     assert pairs().difference_ms().values == [1000.0, 0.0]
+
+
+class Quick:
+    """Answers every prompt at once, as mlxsup's client and as one process."""
+
+    async def generate(self, model: str, *, prompt: str, max_tokens: int) -> AsyncIterator[Any]:
+        yield SimpleNamespace(token_ids=[0] * max_tokens)
+
+    def burst(
+        self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int
+    ) -> list[list[float]]:
+        return [[1.0] * tokens for _ in prompts]
+
+
+class Failing:
+    """A server that leaves every stream unfinished, and still holds its memory."""
+
+    is_over = False
+
+    async def ask(self, *about: Any) -> None:
+        raise AssertionError("mlx_lm.server left a stream unfinished")
+
+    def give_up(self) -> None:
+        self.is_over = True
+
+
+def test_a_server_that_fails_is_ended_and_the_others_are_still_measured() -> None:
+    failing, quick = Failing(), Quick()
+    contest = Contest(
+        client=cast(Any, quick), floor=cast(Any, quick), server=cast(Any, failing), model="m"
+    )
+    found = Pairs()
+    asyncio.run(contest.pair(found, 2, 3))
+    assert failing.is_over
+    assert contest.server is None
+    assert (len(found.ours), len(found.floor), len(found.server)) == (1, 1, 0)
+
+
+def test_what_a_server_has_printed_that_was_given_up_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = "print('Traceback', flush=True); import time; time.sleep(60)"
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **more: start([sys.executable, "-c", program], **more)
+    )
+    server = MlxLmServer({})
+    server.give_up()
+    server.__exit__(None, None, None)
 
 
 def test_a_server_that_did_not_take_part_is_not_named() -> None:

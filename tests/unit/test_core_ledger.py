@@ -86,6 +86,7 @@ def test_an_answer_that_has_begun_takes_no_place_and_its_resume_data_counts() ->
     one = request(1)
     ledger.add(one)
     ledger.move(one, Stage.RUNNING)
+    one.started_at = 10.0
     ledger.accept(one, ACCEPTANCE)
     taken = 3 * 4 + len("{'a': 1}")
     assert (one.body, one.acceptance_bytes) == (b"", taken)

@@ -63,7 +63,8 @@ class Request:
             a person are no waits.
         dispatched_at: time of the last dispatch.
         gains_since: when its row said something for the first time since then; None: it has not.
-        started_at: time of the dispatch that led to its acceptance.
+        started_at: time of the dispatch with which it began; None: it has not begun, because it was
+            not dispatched, or its row left before anything of its prompt was read.
         acceptance: what the worker made of it.
         acceptance_bytes: about how large that is: prompt, tools, a schema.
         may_resume: whether it continues after its worker has died.
@@ -74,8 +75,8 @@ class Request:
         paused: how many times it has continued after that.
         paused_at: when its pause began; None: it is not paused, or was dispatched since.
         paused_s: how long its earlier pauses took.
-        left_short_at: how many rows of its model had ended when its own left for want of memory;
-            None: it did not, or was dispatched since.
+        left_short_at: how many rows of its model had ended when its own left, or was asked to, for
+            want of memory; None: it was not, or was dispatched since.
         first_token_at: monotonic seconds.
         engine_s: engine seconds charged so far.
         read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
@@ -139,9 +140,21 @@ class Request:
         return len(self.sent_tokens) // 4
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the worker has accepted it and it has had a row since: it will be continued, and
+        no longer waits for its start."""
+        return self.acceptance is not None and self.started_at is not None
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing has been computed for it, and its client has not heard otherwise."""
+        is_known = self.is_interrupted or self.is_paused
+        return not (is_known or self.read_tokens or self.sent_tokens)
+
+    @property
     def is_counted(self) -> bool:
         """Whether it counts as waiting in the queue: not if its answer has begun."""
-        return self.stage is Stage.QUEUED and self.acceptance is None
+        return self.stage is Stage.QUEUED and not self.has_begun
 
     @property
     def has_row(self) -> bool:

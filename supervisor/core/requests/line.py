@@ -29,9 +29,11 @@ def again_order(request: Request) -> tuple[bool, RequestKey]:
     """Sorts requests that had been dispatched; it stays the same while they wait.
 
     Who has left for the turn of another suspect stands with the interrupted ones, because a crash
-    was why; and so does who has left because the model made room: its process ended, too.
+    was why; and so does who has left because the model made room: its process ended, too. Who has
+    left for want of memory before anything was read stands with the paused ones.
     """
     was_paused = request.is_paused and request.pause_reason not in LIKE_CRASHES
+    was_paused = was_paused or (request.acceptance is not None and not request.has_begun)
     return was_paused and not request.is_interrupted, request.key
 
 

@@ -13,6 +13,7 @@ from . import (
     health,
     leases,
     lifecycle,
+    making_room,
     memory,
     pausing,
     pressure,
@@ -51,6 +52,7 @@ _THEMES = (
     spares,
     gateway,
     rows,
+    making_room,
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(bug for theme in _THEMES for bug in theme.MUTANTS)

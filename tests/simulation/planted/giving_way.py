@@ -11,7 +11,7 @@ MUTANTS = (
         "    if not desk.rows_give_way():\n        desk.swap_for_shortage()",
         "    desk.swap_for_shortage()\n    desk.rows_give_way()"),
     bug("giving way: they return at once", "pausing",
-        " or is_leaving_short(request):", ":"),
+        " or is_leaving_short(request)\n", "\n"),
     bug("giving way: every one that may", "giving_way",
         "        if _freed_bytes(others) >= enough_bytes:", "        if False:"),
 )  # fmt: skip

@@ -16,7 +16,7 @@ MUTANTS = (
     bug("pausing: the wait before a pause is lost", "pausing",
         "request.end_wait(now)\n            request", "request"),
     bug("pausing: it keeps its place in the queue", "requests.ledger",
-        "self.stage is Stage.QUEUED and self", "not self.has_row and self"),
+        "self.stage is Stage.QUEUED and not", "not self.has_row and not"),
     bug("pausing: what is paused counts as no more than its body", "requests.ledger",
         "PAUSED_BYTES if self.stage is Stage.PAUSED else 0", "0"),
 )  # fmt: skip

@@ -33,7 +33,7 @@ MUTANTS = (
     bug("yielding: every row goes to the highest class", "yielding",
         "if model.freed_rows and not", "if not"),
     bug("yielding: lost states are not made up for", "yielding",
-        "run_s = min_run_s if model.keeps_states else", "run_s = min_run_s if True else"),
+        "run_s = min_run_s if keeps_states else", "run_s = min_run_s if True else"),
     bug("yielding: notices give another reason", "pausing",
         '"reason": request.pause_reason.value', '"reason": "turn"'),
     bug("notices: since the request came", "serving", "now - request.queued_at",

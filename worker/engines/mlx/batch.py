@@ -311,6 +311,7 @@ class MlxBatch:
             discard_if_unloadable(error)
             raise
         if self._shapes is not None and shape is not None:
+            self._pacer.is_first = self._shapes.is_new(shape)
             self._shapes.saw(shape)
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}

@@ -31,6 +31,7 @@ from ...engine import (
 )
 from .folder import ModelFolder, check_folder, fingerprint
 from .known_faults import find_warnings
+from .load_steps import LoadSteps
 from .memory_need import check_weights, memory_warnings
 from .prefill import PrefillPacer
 from .prompt_turns import SerialTurns, TogetherTurns
@@ -99,9 +100,12 @@ class MlxEngine:
             report(LoadPhase.IMPORT, _IMPORTED)
             self._load_model(folder, report)
         self._facts = self._find_facts(folder, backend, versions)
-        self._choose_way(report)
+        steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), _MATERIALISED)
+        steps()  # the phase begins
+        self._choose_way(steps)
         self._make_batch()
-        self._warm_up(report)
+        self._warm_up(steps)
+        report(LoadPhase.WARMUP, 1.0)
         self._open_prefix_cache()
         held = memory_warnings(self.bytes_held().active, self._spec.memory_limit_bytes)
         self._facts = replace(self._facts, warnings=(*self._facts.warnings, *held))
@@ -156,7 +160,7 @@ class MlxEngine:
         self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
 
-    def _choose_way(self, report: ReportProgress) -> None:
+    def _choose_way(self, steps: LoadSteps) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
         from .batching import UNTRIED, log_finding
 
@@ -170,11 +174,11 @@ class MlxEngine:
             self._facts = replace(self.facts, batching=way, batching_reason=reason)
             return
         started = time.perf_counter()
-        finding = self._find_way(report)
+        finding = self._find_way(steps)
         self._facts = replace(self.facts, batching=finding.way, batching_reason=finding.reason)
         log_finding(finding, self._spec.model, round(time.perf_counter() - started, 2))
 
-    def _find_way(self, report: ReportProgress) -> Finding:
+    def _find_way(self, steps: LoadSteps) -> Finding:
         from .batching import WayFinder
         from .load import blaming_the_model
 
@@ -186,7 +190,7 @@ class MlxEngine:
             max_concurrency=self._spec.max_concurrency,
             context_length=self.facts.context_length,
             vocabulary_size=self.facts.vocabulary_size,
-            report=lambda: report(LoadPhase.WARMUP, _MATERIALISED),
+            report=steps,
         )
         with blaming_the_model(self._spec.path):
             return finder.find()
@@ -238,19 +242,17 @@ class MlxEngine:
             warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
         )
 
-    def _warm_up(self, report: ReportProgress) -> None:
+    def _warm_up(self, steps: LoadSteps) -> None:
         """Runs short requests, and learns from them how fast the model is."""
-        report(LoadPhase.WARMUP, _MATERIALISED)
         from .load import blaming_the_model
         from .warm_up import warm_up
 
         batch = self._ready()
         with blaming_the_model(self._spec.path):
-            warm_up(batch, self._spec, self.facts, lambda: report(LoadPhase.WARMUP, _MATERIALISED))
+            warm_up(batch, self._spec, self.facts, steps)
         self._narrow_vocabulary(batch.logits_width)
         if not batch.gives_numbers:
             self._facts = replace(self.facts, warnings=(*self.facts.warnings, NO_NUMBERS))
-        report(LoadPhase.WARMUP, 1.0)
 
     def _open_prefix_cache(self) -> None:
         """From now on rows are kept; before, neither the model nor its memory was final."""

@@ -44,6 +44,9 @@ rounding."""
 class PrefillPacer:
     """Sizes prefill chunks and predicts steps.
 
+    Attributes:
+        is_first: whether the step that was measured is the first of its shape: a GPU prepares it.
+
     Args:
         decode_stall_target_s: how long a chunk may hold up rows that decode.
         step_timeout_s: the stall limit of a step.
@@ -53,6 +56,7 @@ class PrefillPacer:
     def __init__(
         self, *, decode_stall_target_s: float, step_timeout_s: float, is_fixed: bool = False
     ) -> None:
+        self.is_first = False
         self._is_fixed = is_fixed
         self._ceiling_s = step_timeout_s * STEP_TIMEOUT_SHARE
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
@@ -178,10 +182,18 @@ class PrefillPacer:
         cost = prefill_rows * longest
         if cost <= 0:
             return
-        self._shown = 0
+        is_shown, self._shown = bool(self._shown), 0
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
+        if self.is_first and not is_shown and self._is_preparation(cost, spent_s):
+            return
         if depth < self._depth or cost * APART >= self._cost.largest_cost:
             self._depth = depth
         self._cost.saw(cost, spent_s, is_slow=spent_s > self._busy_target_s)
+
+    def _is_preparation(self, cost: int, spent_s: float) -> bool:
+        """Whether what the first pass of a shape took says nothing about its tokens: it is slower
+        than others have taught, but not by so much that the next one could meet the stall limit."""
+        is_slower = spent_s > self._cost.predict_s(cost)
+        return self._cost.is_told_apart and is_slower and spent_s <= self._ceiling_s

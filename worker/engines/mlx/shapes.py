@@ -21,9 +21,13 @@ class SeenShapes:
         # At most one for each combination of three numbers of bits.
         self._seen: set[Shape] = set()
 
+    def is_new(self, shape: Shape) -> bool:
+        """Whether no step of this shape has ended."""
+        return _class_of(shape) not in self._seen
+
     def extra_s(self, shape: Shape) -> float:
         """What to add to the prediction of a step of this shape."""
-        return 0.0 if _class_of(shape) in self._seen else COMPILE_S
+        return COMPILE_S if self.is_new(shape) else 0.0
 
     def saw(self, shape: Shape) -> None:
         """A step of this shape has ended."""
