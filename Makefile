@@ -69,6 +69,7 @@ models: setup ## every model type of mlx-lm as a tiny model, for the tables of d
 
 captures: setup models/smollm2/config.json ## redraw the pictures in docs/images
 	@.venv/bin/python tools/captures.py
+	@PYTHONPATH=tests .venv/bin/python tools/page_pictures.py
 
 clean: ## remove everything that make made
 	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

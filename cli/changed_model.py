@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .model_rows import row_called
 from .terminal.model_row import warning_lines
 from .terminal.output import Output
 from .terminal.status_table import show_models
@@ -20,11 +21,12 @@ def show_changed(client: Client, name: str, output: Output) -> None:
         value = client.status()
     except ConnectionLost:  # the command succeeded, and the daemon has ended since
         value = {"models": []}
-    changed: list[dict[str, Any]] = [row for row in value["models"] if row["name"] == name]
+    row = row_called(value, name)
+    changed = [] if row is None else [row]
     if output.is_json:
         output.object({"models": changed})
     else:
         show_models(output, value, changed)
-        for row in changed:
-            for line in warning_lines(name, row.get("warnings")):
+        for shown in changed:
+            for line in warning_lines(shown["name"], shown.get("warnings")):
                 output.note(line)

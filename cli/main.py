@@ -31,8 +31,10 @@ COMMANDS = (
     "chat",
     "prioritize",
     "logs",
+    "connect",
     "demo",
     "plan",
+    "key",
     "config",
     "completion",
 )

@@ -13,6 +13,7 @@ import click
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 
 from .connection import Target, read_toml, unknown_model
+from .model_rows import row_called
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -48,9 +49,8 @@ def check_known(status: Mapping[str, Any], model: str) -> None:
     Raises:
         CliError: with close matches and the configured names.
     """
-    names = [row["name"] for row in status["models"]]
-    if model not in names:
-        raise unknown_model(model, names)
+    if row_called(status, model) is None:
+        raise unknown_model(model, [row["name"] for row in status["models"]])
 
 
 def target_of(context: click.Context) -> Target:

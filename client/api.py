@@ -22,6 +22,7 @@ class GenerateParameters(TypedDict, total=False):
     prompt_tokens: list[int] | None
     messages: list[dict[str, Any]] | None
     max_tokens: int | None
+    cap_max_tokens: bool | None
     min_tokens: int | None
     temperature: float | None
     top_k: int | None
@@ -80,6 +81,7 @@ class ClientBase(ABC, Generic[StreamType]):
         prompt_tokens: list[int] | None = None,
         messages: list[dict[str, Any]] | None = None,
         max_tokens: int | None = None,
+        cap_max_tokens: bool | None = None,
         min_tokens: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -118,6 +120,8 @@ class ClientBase(ABC, Generic[StreamType]):
             prompt_tokens: token ids, used as they are.
             messages: a chat, rendered with the model's template.
             max_tokens: how many tokens to generate at most; None for as many as fit.
+            cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many
+                as fit; otherwise it is refused.
             min_tokens: the answer does not end before it has this many tokens.
             temperature: 0 picks the likeliest token; higher values vary more. None, here and below:
                 as the model's entry says, or else no effect.
@@ -163,6 +167,7 @@ class ClientBase(ABC, Generic[StreamType]):
             "prompt_tokens": prompt_tokens,
             "messages": messages,
             "max_tokens": max_tokens,
+            "cap_max_tokens": cap_max_tokens,
             "min_tokens": min_tokens,
             "temperature": temperature,
             "top_k": top_k,

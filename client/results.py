@@ -55,6 +55,7 @@ class Result:
         token_ids: all generated tokens.
         logprobs: those of each token, if the request asked for them.
         finish_reason: how it ended.
+        stop: the stop string that ended it, if one did.
         usage: tokens counted, and engine seconds.
         timings: seconds spent.
         seed: the one that sampling used; None if the request ended before it was dispatched.
@@ -75,3 +76,4 @@ class Result:
     resumed: int = 0
     paused: int = 0
     warnings: list[str] = field(default_factory=list)
+    stop: str | None = None

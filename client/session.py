@@ -90,6 +90,7 @@ class _Open:
     tool_calls: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] | None = None
+    stop: str | None = None
 
     def result(self, done: Done) -> Result:
         tool_calls, warnings = read_tool_calls("".join(self.tool_calls))
@@ -100,6 +101,7 @@ class _Open:
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             finish_reason=done.finish_reason,
+            stop=self.stop,
             usage=done.usage,
             timings=done.timings,
             seed=done.seed,
@@ -250,6 +252,8 @@ class Session:
             if opened.logprobs is None:
                 opened.logprobs = []
             opened.logprobs += body.logprobs
+        if body.stop is not None:
+            opened.stop = body.stop
         if body.channel is Channel.CONTENT:
             opened.text.append(body.text)
         elif body.channel is Channel.REASONING:

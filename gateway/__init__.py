@@ -1,1 +1,1 @@
-"""The HTTP gateway: OpenAI's API in front of a daemon; a client like any other, a process apart."""
+"""The HTTP gateway: OpenAI's and Anthropic's APIs in front of a daemon, in a process apart."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,32 +13,45 @@ from starlette.responses import JSONResponse, Response
 from mlxsup.client import AsyncClient, ConnectionLost, FinishReason, RequestError, Result
 from mlxsup.client.async_client import AsyncStream
 
+from .apis import REQUEST_ID, error_response
+from .ask import Ask
 from .body import Disconnected, Receive
 from .failure import Failure
-from .openai.chunks import Shape
-from .openai.errors import body_of, failure_of, headers_of, interrupted
-from .openai.requests import Ask
+from .keys import CALLER
+from .metrics.meter import Meter
+from .openai.errors import failure_of, interrupted
 from .progress import Progress
+from .shape import Shape
 from .sse import EventStream, Send
-
-REQUEST_ID = "x-request-id"
 
 MakeShape = Callable[[str, int], Shape]
 """Makes the shape of an answer from its id and its time."""
 
 
+class Endable(Protocol):
+    """What runs until it is ended: a request of the daemon, or a task that follows its changes."""
+
+    def cancel(self) -> object:
+        """Ends it."""
+
+
 class OpenAnswers:
-    """The answers under way, so that they can be ended before the gateway is."""
+    """The answers under way, so that they can be ended before the gateway is.
 
-    def __init__(self) -> None:
-        # One entry for each request of the daemon that is open.
-        self._streams: set[AsyncStream] = set()
+    Attributes:
+        meter: counts those that have ended.
+    """
 
-    def add(self, streams: Sequence[AsyncStream]) -> None:
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        # One entry for each request of the daemon that is open, and for each that follows changes.
+        self._streams: set[Endable] = set()
+
+    def add(self, streams: Sequence[Endable]) -> None:
         """Some more."""
         self._streams.update(streams)
 
-    def remove(self, streams: Sequence[AsyncStream]) -> None:
+    def remove(self, streams: Sequence[Endable]) -> None:
         """They have ended."""
         self._streams.difference_update(streams)
 
@@ -57,21 +69,31 @@ class Answer:
         ask: what was asked for.
         open_answers: where they are listed while they run.
         progress: is given their notices; None for none.
+        meter: counts how it ends.
 
     Raises:
         Failure: a parameter is wrong.
     """
 
     def __init__(
-        self, client: AsyncClient, ask: Ask, open_answers: OpenAnswers, progress: Progress | None
+        self,
+        client: AsyncClient,
+        ask: Ask,
+        open_answers: OpenAnswers,
+        progress: Progress | None,
+        meter: Meter,
     ) -> None:
         self.streams: list[AsyncStream] = []
+        self._model = ask.target or ask.model
         self._open_answers = open_answers
+        self._meter = meter
         try:
             for choice in ask.choices():
-                self.streams.append(client.generate(ask.model, **choice, on_notice=progress))
+                stream = client.generate(self._model, **choice, on_notice=progress)
+                self.streams.append(stream)
         except RequestError as error:
             self.cancel()
+            meter.failed(self._model, error)
             raise failure_of(error) from None
         open_answers.add(self.streams)
 
@@ -98,27 +120,30 @@ class Answer:
             Failure: one of them has failed.
             Disconnected: nobody waits for the answer any longer.
         """
-        gone = asyncio.create_task(_gone(receive))
+        has_left = asyncio.create_task(gone(receive))
         # Its end is that of the requests: the reader has left, or nobody needs them any longer.
-        gone.add_done_callback(lambda _: self.cancel())
+        has_left.add_done_callback(lambda _: self.cancel())
         tasks = [
             asyncio.create_task(take(index, stream)) for index, stream in enumerate(self.streams)
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            if gone.done():
+            if has_left.done():
+                self._meter.left(self._model)
                 raise Disconnected
             for task in tasks:
                 if task.done():
                     task.result()
             results = [stream.result for stream in self.streams]
         except (RequestError, ConnectionLost) as error:
+            self._meter.failed(self._model, error)
             raise self._named(failure_of(error)) from None
         finally:
             self._open_answers.remove(self.streams)
-            for task in (gone, *tasks):
+            for task in (has_left, *tasks):
                 task.cancel()
-            await asyncio.gather(gone, *tasks, return_exceptions=True)
+            await asyncio.gather(has_left, *tasks, return_exceptions=True)
+        self._meter.answered(self._model, results)
         if any(result.finish_reason is FinishReason.CANCELLED for result in results):
             raise self._named(interrupted())
         return results
@@ -138,17 +163,17 @@ async def answer(
         Failure: a parameter is wrong, or the daemon has refused; not if the response is streamed.
         Disconnected: nobody waits for the answer any longer.
     """
+    ask = ask.in_name_of(request.scope[CALLER].account)
     if ask.is_streamed:
         progress = Progress(time.monotonic)
-        streamed = Answer(client, ask, open_answers, progress)
-        return _Streamed(streamed, shape(streamed.request_id, int(time.time())), ask, progress)
-    whole = Answer(client, ask, open_answers, None)
+        streamed = Answer(client, ask, open_answers, progress, open_answers.meter)
+        return _Streamed(streamed, shape(streamed.request_id, int(time.time())), progress)
+    whole = Answer(client, ask, open_answers, None, open_answers.meter)
     shaped = shape(whole.request_id, int(time.time()))
 
     async def take(index: int, stream: AsyncStream) -> None:
-        counted = shaped.count(index)
         async for delta in stream:
-            counted.take(delta)
+            shaped.take(index, delta)
 
     results = await whole.read(take, request.receive)
     return JSONResponse(shaped.whole(results), headers={REQUEST_ID: whole.request_id})
@@ -157,17 +182,16 @@ async def answer(
 class _Streamed(Response):
     """An answer in pieces. If it fails before its first piece, it is an ordinary error."""
 
-    def __init__(self, answer: Answer, shape: Shape, ask: Ask, progress: Progress) -> None:
+    def __init__(self, answer: Answer, shape: Shape, progress: Progress) -> None:
         super().__init__()
         self._answer = answer
         self._shape = shape
-        self._ask = ask
         self._progress = progress
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the response; see Starlette's `Response`."""
         out = EventStream(send, {REQUEST_ID: self._answer.request_id})
-        self._progress.attach(out)
+        self._progress.attach(out, self._shape)
 
         async def take(index: int, stream: AsyncStream) -> None:
             await self._take(index, stream, out)
@@ -180,16 +204,13 @@ class _Streamed(Response):
             self._progress.close()
             if out.is_started:
                 # And no end: the server cuts the connection, so that nothing looks complete.
-                await out.event(json.dumps(body_of(failure)).encode())
+                await out.write(self._shape.broken(failure))
                 return
-            response = JSONResponse(body_of(failure), failure.status, headers_of(failure))
-            await response(scope, receive, send)
+            await error_response(scope, failure)(scope, receive, send)
             return
         finally:
             self._progress.close()
-        if self._ask.has_usage:
-            await out.event(self._shape.usage(results))
-        await out.event(b"[DONE]")
+        await out.write(self._shape.end(results))
         await out.end()
 
     async def _take(self, index: int, stream: AsyncStream, out: EventStream) -> None:
@@ -199,17 +220,17 @@ class _Streamed(Response):
             if piece is None:
                 continue
             if first is not None:
-                await out.event(first)
+                await out.write(first)
                 first = None
-            await out.event(piece)
+            await out.write(piece)
         if stream.result.finish_reason is FinishReason.CANCELLED:
             return
         if first is not None:
-            await out.event(first)
-        await out.event(self._shape.last(index, stream.result))
+            await out.write(first)
+        await out.write(self._shape.last(index, stream.result))
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
     """Returns when the reader has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

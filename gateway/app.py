@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -16,16 +16,31 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.protocol.gateway import is_loopback
 
 from . import limits
 from .answers import OpenAnswers, answer
+from .anthropic import models as anthropic_models
+from .anthropic.counting import count_tokens
+from .anthropic.events import MessageShape
+from .anthropic.requests import read_count, read_message
+from .apis import error_response, is_anthropic
 from .body import Disconnected, read_json
+from .changes import Changes
 from .failure import Failure
 from .guard import Guard
+from .keys import Keys
+from .metrics.meter import CONTENT_TYPE, Meter
+from .model_events import ModelEvents
+from .names import Names
 from .openai.chunks import ChatShape, CompletionShape
-from .openai.errors import body_of, failure_of, headers_of
+from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
 from .openai.requests import read_chat, read_completion
+from .operator import Operator, daemon_silent
+from .page.page import Page
+from .responses.events import ResponseShape
+from .responses.requests import read_response
 
 MISSING = {
     "/v1/embeddings": "embeddings",
@@ -41,30 +56,49 @@ class Gateway:
 
     Attributes:
         open_answers: what is being answered.
+        operator: what only operators may do.
 
     Args:
         connect: makes the client of the daemon, when the loop runs.
+        names: names of other APIs, and the models they mean.
     """
 
-    def __init__(self, connect: Callable[[], AsyncClient]) -> None:
-        self.open_answers = OpenAnswers()
+    def __init__(
+        self, connect: Callable[[], AsyncClient], names: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        self._meter = Meter()
+        self.open_answers = OpenAnswers(self._meter)
+        self._names = Names(names, self._status)
         self._connect = connect
         self._created = int(time.time())
         self._client: AsyncClient | None = None
+        self.operator = Operator(lambda: self._daemon)
+        self._changes = Changes(self._meter.changed)
+        self._events = ModelEvents(self._changes, self.open_answers)
+        self._page = Page(self._status, self.operator)
 
-    def app(self, host: str) -> Guard:
+    def app(self, host: str, keys: Keys) -> Guard:
         """The whole application.
 
         Args:
             host: the address that it listens at.
+            keys: who may ask.
         """
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
+            Route("/v1/responses", self.response, methods=["POST"]),
+            Route("/v1/messages", self.message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/models", self.models, methods=["GET"]),
+            *self.operator.routes(),
+            *self._events.routes(),
+            *self._page.routes(),
             *(
                 Route(path, _missing(what), methods=["GET", "POST"])
                 for path, what in MISSING.items()
@@ -78,41 +112,76 @@ class Gateway:
         }
         routed = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         routed.router.redirect_slashes = False
-        return Guard(routed, [f"[{host}]" if ":" in host else host])
+        hosts = [f"[{host}]" if ":" in host else host] if is_loopback(host) else None
+        return Guard(routed, hosts, keys, self._meter, open_paths=self._page.open_paths)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._connect() as self._client:
+        async with (
+            self._connect() as self._client,
+            self._changes.watching(self._client),
+            self._page.watching(self._changes.follow()),
+        ):
             yield
 
     # ------------------------------------------------------------ routes
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        ask = read_chat(await read_json(request))
+        ask = await self._names.resolved(read_chat(await read_json(request)))
 
         def shape(name: str, created: int) -> ChatShape:
-            return ChatShape(f"chatcmpl-{name}", created, ask.model, ask.n)
+            return ChatShape(f"chatcmpl-{name}", created, ask.model, ask.n, ask.has_usage)
 
         return await answer(request, self._daemon, ask, self.open_answers, shape)
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        ask = read_completion(await read_json(request))
+        ask = await self._names.resolved(read_completion(await read_json(request)))
 
         def shape(name: str, created: int) -> CompletionShape:
-            return CompletionShape(f"cmpl-{name}", created, ask.model, ask.n)
+            return CompletionShape(f"cmpl-{name}", created, ask.model, ask.n, ask.has_usage)
 
         return await answer(request, self._daemon, ask, self.open_answers, shape)
 
+    async def response(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        ask = await self._names.resolved(read_response(await read_json(request)))
+
+        def shape(name: str, created: int) -> ResponseShape:
+            return ResponseShape(name, created, ask)
+
+        return await answer(request, self._daemon, ask, self.open_answers, shape)
+
+    async def message(self, request: Request) -> Response:
+        """`POST /v1/messages`."""
+        ask = await self._names.resolved(read_message(await read_json(request)))
+
+        def shape(name: str, _: int) -> MessageShape:
+            return MessageShape(f"msg_{name}", ask)
+
+        return await answer(request, self._daemon, ask, self.open_answers, shape)
+
+    async def count(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`."""
+        ask = await self._names.resolved(read_count(await read_json(request)))
+        return await count_tokens(request, self._daemon, ask, self.open_answers)
+
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
-        return JSONResponse(model_list(await self._status(), self._created))
+        """`GET /v1/models`, and the same at `GET /models`."""
+        listed = model_list(await self._status(), self._created)
+        if is_anthropic(request.scope):
+            listed = anthropic_models.model_list(listed)
+        return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
         name = request.path_params["name"]
-        return JSONResponse(one_model(await self._status(), name, self._created))
+        status, meant = await self._status(), await self._names.meant(name)
+        listed = one_model(status, name, meant, self._created)
+        if is_anthropic(request.scope):
+            listed = anthropic_models.one_model(listed)
+        return JSONResponse(listed)
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: the gateway answers, whatever the daemon does."""
@@ -124,6 +193,14 @@ class Gateway:
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         word = "ready" if is_ready else "every model has failed"
         return JSONResponse({"status": word, "models": states}, status)
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`; also while the daemon does not answer."""
+        try:
+            status = await self._status()
+        except Failure:
+            status = None
+        return Response(self._meter.page(status), media_type=CONTENT_TYPE)
 
     # ------------------------------------------------------------ inside
 
@@ -140,17 +217,13 @@ class Gateway:
         """
         try:
             async with asyncio.timeout(limits.STATUS_LIMIT_S):
-                return await self._daemon.status()
+                status = await self._daemon.status()
         except (RequestError, ConnectionLost) as error:
             raise failure_of(error) from None
         except TimeoutError:
-            raise Failure(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"the daemon did not answer within {limits.STATUS_LIMIT_S:g} s",
-                code="daemon_silent",
-                is_retryable=True,
-                retry_after_s=1.0,
-            ) from None
+            raise daemon_silent() from None
+        self._meter.know(row["name"] for row in status["models"])
+        return status
 
 
 def _missing(what: str) -> Any:
@@ -166,7 +239,7 @@ def _missing(what: str) -> Any:
 
 
 async def _on_failure(request: Request, failure: Failure) -> Response:
-    return JSONResponse(body_of(failure), failure.status, headers_of(failure))
+    return error_response(request.scope, failure)
 
 
 async def _on_disconnected(request: Request, _: Disconnected) -> Response:

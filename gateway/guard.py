@@ -7,20 +7,28 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from mlxsup.client.connection import RequestIds
 
-from .answers import REQUEST_ID
+from .apis import (
+    ANTHROPIC_REQUEST_ID,
+    ID_KEY,
+    REQUEST_ID,
+    error_response,
+    is_anthropic,
+)
 from .body import Receive
 from .failure import Failure
-from .openai.errors import body_of
+from .keys import CALLER, Caller, Keys
+from .metrics.meter import Meter
 from .sse import Send
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+OPEN_PATHS = ("/health",)
+"""Answered without a key: nothing can be learned or done there."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +39,29 @@ class Guard:
     Args:
         app: the one within.
         hosts: names and addresses that a request may be sent to, without ports. A web page of
-            another site whose name suddenly means this machine is refused by them.
+            another site whose name suddenly means this machine is refused by them. None: any,
+            because every request needs a key, which such a page does not have.
+        keys: those that it takes.
+        meter: counts the responses.
+        open_paths: further ones like `OPEN_PATHS`.
     """
 
-    def __init__(self, app: App, hosts: Iterable[str]) -> None:
+    def __init__(
+        self,
+        app: App,
+        hosts: Iterable[str] | None,
+        keys: Keys,
+        meter: Meter,
+        *,
+        open_paths: Iterable[str] = (),
+    ) -> None:
         self._app = app
-        self._hosts = frozenset([*LOCAL_NAMES, *(host.lower() for host in hosts)])
+        self._open_paths = frozenset([*OPEN_PATHS, *open_paths])
+        self._meter = meter
+        self._hosts = (
+            None if hosts is None else frozenset([*LOCAL_NAMES, *(host.lower() for host in hosts)])
+        )
+        self._keys = keys
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,10 +69,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        named = _Named(send, self._ids.next())
-        failure = self._refusal(scope)
-        if failure is not None:
-            await JSONResponse(body_of(failure), failure.status)(scope, receive, named)
+        named = _Named(send, self._ids.next(), self._meter, is_anthropic=is_anthropic(scope))
+        scope[ID_KEY] = named.request_id
+        try:
+            scope[CALLER] = self._let_in(scope)
+        except Failure as failure:
+            await error_response(scope, failure)(scope, receive, named)
             return
         try:
             await self._app(scope, receive, named)
@@ -55,16 +82,23 @@ class Guard:
             # The client has its answer: the application gives one before it raises.
             logger.exception("request failed path=%s id=%s", scope["path"], named.request_id)
 
-    def _refusal(self, scope: Scope) -> Failure | None:
+    def _let_in(self, scope: Scope) -> Caller:
+        """Who asks.
+
+        Raises:
+            Failure: this request is none of theirs.
+        """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
-        if without_port(host) in self._hosts:
-            return None
-        return Failure(
-            HTTPStatus.FORBIDDEN,
-            f"the header `host` takes one of {', '.join(sorted(self._hosts))}",
-            code="forbidden_host",
-        )
+        if self._hosts is not None and without_port(host) not in self._hosts:
+            raise Failure(
+                HTTPStatus.FORBIDDEN,
+                f"the header `host` takes one of {', '.join(sorted(self._hosts))}",
+                code="forbidden_host",
+            )
+        if scope["path"] in self._open_paths:
+            return Caller()
+        return self._keys.caller(scope["headers"])
 
 
 class _Named:
@@ -74,15 +108,22 @@ class _Named:
         request_id: its id.
     """
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, meter: Meter, *, is_anthropic: bool) -> None:
         self._send = send
+        self._meter = meter
+        self._is_anthropic = is_anthropic
         self.request_id = request_id
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
+            self._meter.responded(message["status"])
             headers = list(message.get("headers", []))
-            if not any(name == REQUEST_ID.encode() for name, _ in headers):
-                headers.append((REQUEST_ID.encode(), self.request_id.encode()))
+            given = dict(headers).get(REQUEST_ID.encode())
+            name = self.request_id.encode() if given is None else given
+            if given is None:
+                headers.append((REQUEST_ID.encode(), name))
+            if self._is_anthropic:
+                headers.append((ANTHROPIC_REQUEST_ID.encode(), name))
             message["headers"] = headers
         await self._send(message)
 

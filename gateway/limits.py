@@ -24,6 +24,12 @@ UNREAD_LIMIT_S = 60.0
 MAX_CHOICES = 16
 """Answers to one HTTP request: `n` for each prompt."""
 
+MAX_FOLLOWERS = 256
+"""Who may follow the models at once."""
+
+MAX_CHANGES_BEHIND = 1024
+"""Changes that wait for a follower; with one more it is cut off."""
+
 HOLD_S = 5.0
 """How long the head of a streamed answer is held back, so that a refusal can still be a status."""
 

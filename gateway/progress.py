@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mlxsup.client import Notice, NoticeKind
 
 from . import limits
+from .shape import Shape
 from .sse import EventStream
 
 
@@ -38,12 +39,13 @@ class Progress:
         self._clock = clock
         self._next_at = clock() + limits.HOLD_S
         self._out: EventStream | None = None
+        self._shape: Shape | None = None
         # At most one: the next is a second later, and none is begun while it waits for a reader.
         self._comment: asyncio.Task[None] | None = None
 
-    def attach(self, out: EventStream) -> None:
-        """Comments go there."""
-        self._out = out
+    def attach(self, out: EventStream, shape: Shape) -> None:
+        """Comments go there, in the form of this API."""
+        self._out, self._shape = out, shape
 
     def close(self) -> None:
         """The answer has ended: nothing follows."""
@@ -55,7 +57,7 @@ class Progress:
         """A request has something new to wait for."""
         text, now = progress_text(notice), self._clock()
         is_busy = self._comment is not None and not self._comment.done()
-        if not text or self._out is None or is_busy or now < self._next_at:
+        if not text or self._out is None or self._shape is None or is_busy or now < self._next_at:
             return
         self._next_at = now + limits.COMMENT_INTERVAL_S
-        self._comment = asyncio.create_task(self._out.comment(text))
+        self._comment = asyncio.create_task(self._out.write(self._shape.waits(text)))

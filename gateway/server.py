@@ -8,15 +8,17 @@ import os
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import uvicorn
 
 from mlxsup.client import AsyncClient
-from mlxsup.protocol.gateway import GatewaySpec
+from mlxsup.protocol.gateway import GatewaySpec, is_loopback
 
 from . import limits
 from .app import Gateway
 from .connection import LimitedProtocol
+from .keys import Keys
 
 ORPHANED_EXIT = 1
 """The exit code of one that could not end its answers in time after its supervisor had died."""
@@ -66,9 +68,10 @@ def serve(spec: GatewaySpec) -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    gateway = Gateway(lambda: AsyncClient(spec.endpoint))
+    gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.names)
+    keys = Keys(Path(spec.keys), is_needed=not is_loopback(spec.host))
     config = uvicorn.Config(
-        gateway.app(spec.host),
+        gateway.app(spec.host, keys),
         http=LimitedProtocol,
         ws="none",
         lifespan="on",

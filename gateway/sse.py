@@ -15,6 +15,16 @@ HEADERS = (
 )
 
 
+def event(data: bytes, name: bytes = b"") -> bytes:
+    """An event with this line of data."""
+    return b"event: %b\ndata: %b\n\n" % (name, data) if name else b"data: %b\n\n" % data
+
+
+def comment(text: str) -> bytes:
+    """A line that every reader skips; the connection is seen to be alive."""
+    return f": {text}\n\n".encode()
+
+
 class EventStream:
     """A response of events; its head is sent with the first of them.
 
@@ -35,23 +45,16 @@ class EventStream:
         self._turn = asyncio.Lock()
         self.is_started = False
 
-    async def event(self, data: bytes) -> None:
-        """Sends an event with this line of data."""
-        await self._write(b"data: %b\n\n" % data)
-
-    async def comment(self, text: str) -> None:
-        """Sends a line that every reader skips; the connection is seen to be alive."""
-        await self._write(f": {text}\n\n".encode())
-
-    async def end(self) -> None:
-        """The answer is whole."""
-        async with self._turn:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
+        """Sends whole events, or comments."""
         async with self._turn:
             if not self.is_started:
                 self.is_started = True
                 start = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(start)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """The answer is whole."""
+        async with self._turn:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})

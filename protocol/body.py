@@ -65,6 +65,8 @@ class RequestBody:
         messages: a chat, rendered with the model's template; each has `role` and `content`, which
             may be None.
         max_tokens: how many tokens to generate at most; None for as many as fit into the context.
+        cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many as
+            fit; otherwise it is refused.
         min_tokens: the answer does not end before it has this many tokens.
         sampling: the given fields of `parameters.Sampling`, by name; on the wire they are next to
             the other parameters.
@@ -87,6 +89,7 @@ class RequestBody:
     prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
+    cap_max_tokens: bool | None = None
     min_tokens: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     logit_bias: dict[Any, float] | None = None
@@ -145,7 +148,7 @@ class RequestBody:
             value = self.sampling.get(name) if name in SAMPLING else getattr(self, name)
             if value is not None and not number.is_right(value):
                 raise invalid(name, number.expected, value)
-        for name in ("ignore_eos", "logprobs"):
+        for name in ("cap_max_tokens", "ignore_eos", "logprobs"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise invalid(name, "true or false", value)

@@ -22,14 +22,21 @@ class DeltaBody(Record):
         text: new text; may be empty while a character or a stop string may be incomplete.
         channel: which part of the answer it belongs to.
         logprobs: those of each new token, if the request asked for them.
+        stop: in the last piece, the stop string that has ended the answer, if one has.
     """
 
     text: str = ""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
+    stop: str | None = None
 
 
-def pack_body(text: str, channel: Channel, logprobs: Sequence[Logprobs] | None = None) -> bytes:
+def pack_body(
+    text: str,
+    channel: Channel,
+    logprobs: Sequence[Logprobs] | None = None,
+    stop: str | None = None,
+) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
     if channel is not Channel.CONTENT:
@@ -39,6 +46,8 @@ def pack_body(text: str, channel: Channel, logprobs: Sequence[Logprobs] | None =
             {"chosen": _plain(one.chosen), "top": [_plain(other) for other in one.top]}
             for one in logprobs
         ]
+    if stop is not None:
+        plain["stop"] = stop
     return pack(plain)
 
 

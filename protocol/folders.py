@@ -8,6 +8,8 @@ from pathlib import Path
 DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
 DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 DEFAULT_CONFIG = "~/.mlxsup/config.toml"
+CONNECTED_DIR = "~/.mlxsup/connected"
+"""Says what `mlxsup connect` has written for which program, so that it can be undone."""
 HISTORY_FILE = "~/.mlxsup/history"
 DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
 

@@ -16,15 +16,16 @@ from typing import Self
 
 DEFAULT_LISTEN = "127.0.0.1:8484"
 ADDRESS_EXPECTED = 'an address of this machine and a port, such as "127.0.0.1:8484"'
+KEYS_HINT = "mlxsup key new NAME"
 LOCAL_NAME = "localhost"
 LOCAL_HOST = "127.0.0.1"
 
-EXTRA_MODULES = ("starlette", "uvicorn", "httptools")
+EXTRA_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
 """What the extra `gateway` installs and the gateway cannot run without."""
 
 INSTALL_HINT = "pip install 'mlxsup[gateway]'"
 
-MAX_SPEC_BYTES = 16 * 1024
+MAX_SPEC_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ class Address:
         """Reads `HOST:PORT`.
 
         Raises:
-            ValueError: it is something else, or not an address of loopback; the message says what
-                is wrong, as a phrase that follows the value.
+            ValueError: it is something else; the message says so, as a phrase that follows the
+                value.
         """
         host, colon, digits = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
@@ -65,12 +66,12 @@ class Address:
             ip = ipaddress.ip_address(LOCAL_HOST if host == LOCAL_NAME else host)
         except ValueError:
             raise ValueError(f"is not {ADDRESS_EXPECTED}") from None
-        if not ip.is_loopback:
-            raise ValueError(
-                "can be reached from other machines, and there are no keys yet that would keep"
-                f" strangers out: use {LOCAL_HOST} or [::1], and a tunnel if others must reach it"
-            )
         return cls(host=str(ip), port=int(digits))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address, which `Address.parse` has read."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,9 @@ class GatewaySpec:
         listener: the descriptor of the listening socket.
         ready_pipe: the descriptor to which it writes one byte once it accepts connections.
         supervisor_pid: the process whose death it watches for.
+        keys: the file of the keys that it takes.
         log_level: `debug`, `info`, `warning` or `error`.
+        names: names that requests may use, and the models they mean, in their order.
     """
 
     endpoint: str
@@ -93,7 +96,9 @@ class GatewaySpec:
     listener: int
     ready_pipe: int
     supervisor_pid: int
+    keys: str
     log_level: str = "info"
+    names: tuple[tuple[str, str], ...] = ()
 
     def to_line(self) -> bytes:
         """One line of JSON, newline included."""
@@ -107,11 +112,12 @@ class GatewaySpec:
             ValueError: the line is not a spec of this version; the message says why.
         """
         if len(line) > MAX_SPEC_BYTES or not line.endswith(b"\n"):
-            raise ValueError("a gateway's spec is one line of JSON of at most 16 KiB")
+            raise ValueError("a gateway's spec is one line of JSON of at most 64 KiB")
         values = json.loads(line)
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"a gateway's spec has exactly the keys {', '.join(sorted(names))}")
+        values["names"] = tuple((name, model) for name, model in values["names"])
         return cls(**values)
 
 

@@ -257,17 +257,20 @@ class RowDelta(Row):
         text: new text.
         channel: which part of the answer.
         logprobs: of each new token, where the request asked for them.
+        stop: with `finish`, the stop string that has ended the answer, if one has.
     """
 
     text: str = ""
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
+    stop: str | None = None
 
     @property
     def body(self) -> bytes:
         """What the client is shown of it, packed; empty if that is nothing."""
-        has_news = self.text or self.tokens
-        return pack_body(self.text, self.channel, self.logprobs) if has_news else b""
+        if not (self.text or self.tokens or self.stop):
+            return b""
+        return pack_body(self.text, self.channel, self.logprobs, self.stop)
 
 
 @record

@@ -19,6 +19,7 @@ from mlxsup.protocol.version import VERSION
 
 from .announcements import Announcer, OnChange
 from .clock import PULSE_S, Clock
+from .config.fixed import changed_for_later
 from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (
     Abandon,
@@ -78,9 +79,6 @@ LEFT_BEHIND_EXIT_CODE = 71
 FAREWELL_S = 2.0
 """How long clients may take to read their last messages."""
 
-FIXED_KEYS = ("runtime_dir", "log_dir", "log_level", "gateway")
-"""Keys of `[supervisor]`, and a table, that take effect at the next start."""
-
 LOOK_DELAY_S = 0.05
 """The time between inspecting a silent process and reporting it to the core."""
 
@@ -136,7 +134,11 @@ class App:
         )
         self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
         self._gateway = GatewayKeeper(
-            self._surroundings, config.log_dir, writer, self._announcer.gateway_listens
+            self._surroundings,
+            config.log_dir,
+            writer,
+            self._announcer.gateway_listens,
+            names=config.gateway_names,
         )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
         self._briefing.adopt(config.models, self._briefing.needs_of(config))
@@ -358,7 +360,7 @@ class App:
                 refused = ReloadRefused(now=now, problems=tuple(error.problems), caller=caller)
                 self.dispatch(refused)
             return
-        later = tuple(name for name in FIXED_KEYS if getattr(config, name) != getattr(old, name))
+        later = changed_for_later(old, config)
         self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
         self._briefing.adopt(config.models, needs)
         settings = self._briefing.settings_of(config)

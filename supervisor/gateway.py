@@ -13,6 +13,7 @@ from typing import Any
 
 from mlxsup.protocol.folders import GATEWAY_LOG_NAME
 from mlxsup.protocol.gateway import Address, GatewaySpec, gateway_argv
+from mlxsup.protocol.key_file import KEYS_NAME
 
 from .core.actions import StartGateway
 from .core.events import GatewayEnded, GatewayListening
@@ -46,6 +47,7 @@ class GatewayKeeper:
         log_dir: the folder of the logs.
         writer: writes the logs.
         on_listening: see `OnListening`.
+        names: names that requests may use, and the models they mean.
         argv: the command that starts a gateway.
     """
 
@@ -55,12 +57,14 @@ class GatewayKeeper:
         log_dir: Path,
         writer: LogWriter,
         on_listening: OnListening,
+        names: Sequence[tuple[str, str]] = (),
         argv: Sequence[str] | None = None,
     ) -> None:
         self._around = around
         self._log_dir = log_dir
         self._writer = writer
         self._on_listening = on_listening
+        self._names = tuple(names)
         self._argv = list(argv) if argv is not None else gateway_argv()
         self._log: ModelLog | None = None
         self._listener: socket.socket | None = None
@@ -157,7 +161,9 @@ class GatewayKeeper:
             listener=listener.fileno(),
             ready_pipe=ready_pipe,
             supervisor_pid=os.getpid(),
+            keys=str(around.folder.path / KEYS_NAME),
             log_level=around.log_level,
+            names=self._names,
         )
         inherited = [listener.fileno(), ready_pipe]
         process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)

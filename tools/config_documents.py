@@ -13,12 +13,13 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from mlxsup.supervisor.config.client_table import ClientTable
 from mlxsup.supervisor.config.gateway_table import GatewayTable
 from mlxsup.supervisor.config.kinds import Table
+from mlxsup.supervisor.config.preset_table import PresetTable
 from mlxsup.supervisor.config.sampling_table import SamplingTable
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
-    ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
@@ -53,6 +54,7 @@ SECTIONS: tuple[tuple[str, type[Table]], ...] = (
     ("[models.NAME]", ModelTable),
     ("[models.NAME.restart]", RestartTable),
     ("[models.NAME.sampling]", SamplingTable),
+    ("[models.NAME.presets.NAME]", PresetTable),
 )
 ENDINGS = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_dir": "folder"}
 KINDS: dict[Any, str] = {bool: "yes or no", dict: "table"}
@@ -115,7 +117,8 @@ def operations_table(table: type[Table]) -> list[str]:
     """A table of the page: key, default, unit, and what it does."""
     lines = ["| key | default | unit | what it does |", "|---|---|---|---|"]
     for name, field in keys(table):
-        default = "none" if name == "path" else f"`{shown_default(name, field)}`"
+        has_none = name == "path" or field.get_default(call_default_factory=True) is None
+        default = "none" if has_none else f"`{shown_default(name, field)}`"
         what = f"{field.title}{_extra(field).get('more', '')}"
         what = re.sub(r"\b(window_s|max_queue_per_client)\b", r"`\1`", what)
         lines.append(f"| `{name}` | {default} | {unit(name, field)} | {what} |")

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxsup.client import RequestError
 from mlxsup.gateway import limits
-from mlxsup.gateway.openai.errors import NAMES, ROWS
+from mlxsup.gateway.anthropic.errors import kind_of, status_of
+from mlxsup.gateway.anthropic.fields import MESSAGES_FIELDS
+from mlxsup.gateway.fields import Field, Use
+from mlxsup.gateway.openai.errors import NAMES, ROWS, failure_of
 from mlxsup.gateway.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     MESSAGE_FIELDS,
-    Field,
-    Use,
 )
+from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "gateway.md"
 END = "<!-- end -->"
@@ -42,13 +45,18 @@ def field_table(fields: Sequence[Field]) -> list[str]:
 
 def error_table() -> list[str]:
     """Every error code of a daemon."""
-    lines = ["| code | status | `type` | `x-should-retry` |", "|---|---|---|---|"]
+    lines = [
+        "| code | status | `type` | with Anthropic | `x-should-retry` |",
+        "|---|---|---|---|---|",
+    ]
     for code, row in ROWS.items():
         retry = "" if row.is_retryable is None else str(row.is_retryable).lower()
         after = ", with `Retry-After`" if row.retry_after_s is not None else ""
         name = NAMES.get(code, code.value)
         shown = f"`{code.value}`" if name == code.value else f"`{code.value}`, here `{name}`"
-        lines.append(f"| {shown} | {row.status} | `{row.kind}` | {retry}{after} |")
+        failure = failure_of(RequestError(code, ""))
+        theirs = f"{status_of(failure)} `{kind_of(failure)}`"
+        lines.append(f"| {shown} | {row.status} | `{row.kind}` | {theirs} | {retry}{after} |")
     return lines
 
 
@@ -63,6 +71,8 @@ def limit_table() -> list[str]:
          f"{limits.IDLE_LIMIT_S:g} s after one", "the connection is closed"),
         ("what a reader leaves unread", f"64 KiB, for {limits.UNREAD_LIMIT_S:g} s",
          "the connection is cut, and its request cancelled"),
+        ("followers of `/models/sse`", f"{limits.MAX_FOLLOWERS}, each up to "
+         f"{limits.MAX_CHANGES_BEHIND} changes behind", "429, or the connection is cut"),
         ("answers to one request", f"{limits.MAX_CHOICES}: `n` for each prompt", "400"),
     )  # fmt: skip
     lines = ["| what | limit | beyond it |", "|---|---|---|"]
@@ -73,6 +83,8 @@ TABLES = {
     "chat": lambda: field_table(CHAT_FIELDS),
     "messages": lambda: field_table(MESSAGE_FIELDS),
     "completions": lambda: field_table(COMPLETION_FIELDS),
+    "anthropic": lambda: field_table(MESSAGES_FIELDS),
+    "responses": lambda: field_table(RESPONSE_FIELDS),
     "errors": error_table,
     "limits": limit_table,
 }

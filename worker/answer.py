@@ -53,6 +53,11 @@ class AnswerText:
         return self._matcher is not None and self._matcher.is_stopped
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the answer."""
+        return None if self._matcher is None else self._matcher.found
+
+    @property
     def channel(self) -> Channel:
         """The channel of the text that comes now."""
         return self._channels.channel

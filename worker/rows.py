@@ -103,6 +103,8 @@ def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
             detail=detail,
         )
     max_tokens = limit - length if body.max_tokens is None else body.max_tokens
+    if body.cap_max_tokens:
+        max_tokens = min(max_tokens, limit - length)
     if length + max_tokens > limit:
         raise RemoteError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -270,6 +272,8 @@ class RunningRow:
             for piece in pieces
         ] or [RowDelta(key=self.key, channel=self.answer.channel)]
         deltas[-1].finish = finish
+        if finish is not None:
+            deltas[-1].stop = self.answer.stopped_by
         return deltas
 
 

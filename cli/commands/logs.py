@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +19,7 @@ from mlxsup.protocol.folders import (
     GATEWAY_LOG_NAME,
     log_path,
 )
+from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
 from ..connection import (
     Target,
@@ -30,7 +31,6 @@ from ..connection import (
 )
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
-from ..log_files import FollowedFile, all_lines, tail, written_at
 from ..log_selection import previous_generation, since
 from ..model_names import complete_model
 from ..terminal.output import Output
@@ -53,10 +53,11 @@ OWN_LOGS = {DAEMON_LOG_NAME: "the daemon's own", GATEWAY_LOG_NAME: "the HTTP gat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFolder:
-    """Where the logs are, and which models may have one."""
+    """Where the logs are, which models may have one, and what else these are called."""
 
     path: Path
     models: list[str]
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 def complete_log(
@@ -141,6 +142,7 @@ def logs(
         message = "--previous shows a process that has ended, so there is nothing to follow"
         raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
     folder = _find_folder(target)
+    model = folder.aliases.get(model or "", model)
     if model is not None and model not in [*folder.models, *OWN_LOGS]:
         raise unknown_model(model, folder.models)
     names = folder.models if model is None else [model]
@@ -192,7 +194,13 @@ def _find_folder(target: Target) -> LogFolder:
         with connect(target) as client:
             value = client.status()
         path = Path(value["log_dir"])
-        return LogFolder(path=path, models=[model["name"] for model in value["models"]])
+        return LogFolder(
+            path=path,
+            models=[model["name"] for model in value["models"]],
+            aliases={
+                alias: row["name"] for row in value["models"] for alias in row.get("aliases", ())
+            },
+        )
     except CliError as error:
         if error.status is not ExitStatus.NO_DAEMON:
             raise

@@ -255,11 +255,11 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """The configuration, with a gateway that listens there.
 
     Raises:
-        CliError: it is no address, or none that may be used, or the extra is not installed.
+        CliError: it is no address, or needs keys that are not there, or the extra is not installed.
     """
     from mlxsup.supervisor.config.gateway_table import gateway_problems
 
-    if problems := list(gateway_problems(listen)):
+    if problems := list(gateway_problems(listen, configuration.runtime_dir)):
         message = "; ".join(f"--http {problem}" for problem in problems)
         hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.folders import log_path
+from mlxsup.protocol.log_files import last_line
 
-from ..log_files import last_line
 from .model_row import row_of
 from .output import Output, width_of
 from .table import render

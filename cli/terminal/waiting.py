@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..model_rows import row_called
 from .change_printer import change_line
 from .live_line import LiveLine
 from .output import Output
@@ -56,6 +57,8 @@ class _Progress:
         self._shown: tuple[object, ...] = ()
         self._events = client.events()
         self._latest = _standing(client.status(), model)
+        if self._latest is not None:
+            self._model = self._latest["model"]  # and not an alias
         self._timer = threading.Timer(QUIET_S, self._begin)
         self._timer.daemon = True
         self._timer.start()
@@ -102,11 +105,9 @@ class _Progress:
 
 def _standing(status: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     """The model's state before anything changes, as a change that changed nothing."""
-    for row in status["models"]:
-        if row["name"] == model:
-            names = ("generation", "pid", "progress")
-            facts = {name: row.get(name) for name in names}
-            return {"at": time.time(), "model": model, "from": row["state"], "to": row["state"]} | (
-                facts
-            )
-    return None
+    row = row_called(status, model)
+    if row is None:
+        return None
+    facts = {name: row.get(name) for name in ("generation", "pid", "progress")}
+    state = {"from": row["state"], "to": row["state"]}
+    return {"at": time.time(), "model": row["name"], **state, **facts}

@@ -1,9 +1,9 @@
-"""What answers look like: pieces of a stream, and whole ones. Pure: deltas in, JSON out."""
+"""What answers look like in OpenAI's API: pieces of a stream, and whole ones."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,14 @@ from mlxsup.client import Channel, Delta, Logprobs, Result, TokenLogprob
 from mlxsup.client.tool_calls import read_tool_calls
 from mlxsup.protocol.version import VERSION
 
+from ..failure import Failure
+from ..shape import Shape
+from ..sse import event
+from .errors import body_of
+
 FINGERPRINT = f"mlxsup-{VERSION}"
+
+DONE = b"data: [DONE]\n\n"
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -38,7 +45,7 @@ class Counted:
 
 
 @dataclass(slots=True)
-class Shape(ABC):
+class OpenAiShape(Shape):
     """The answers to one HTTP request.
 
     Attributes:
@@ -46,14 +53,16 @@ class Shape(ABC):
         created: seconds since the epoch.
         model: as it was asked for.
         prompts: how many answers belong to one prompt: `n`.
+        has_usage: whether a stream ends with its usage.
         counted: of each choice, by its number.
-        begin: of every chunk, as JSON: made once, because there is a chunk for each token.
+        begin: of the event of every chunk: made once, because there is a chunk for each token.
     """
 
     id: str
     created: int
     model: str
     prompts: int = 1
+    has_usage: bool = False
     counted: dict[int, Counted] = field(default_factory=dict)
     begin: str = field(init=False)
 
@@ -61,7 +70,7 @@ class Shape(ABC):
     CHUNK_KIND = ""
 
     def __post_init__(self) -> None:
-        self.begin = _encode(self._head(self.CHUNK_KIND)).removesuffix("}")
+        self.begin = "data: " + _encode(self._head(self.CHUNK_KIND)).removesuffix("}")
 
     def count(self, index: int) -> Counted:
         """What is known of one choice."""
@@ -69,23 +78,20 @@ class Shape(ABC):
 
     # ------------------------------------------------------------ pieces
 
-    @abstractmethod
-    def first(self, index: int) -> bytes | None:
-        """What comes before the first piece of a choice."""
+    def end(self, results: Sequence[Result]) -> bytes:
+        """The chunk with the usage, if it was asked for, and the mark."""
+        usage = f'{self.begin},"choices":[],"usage":{_encode(self._usage(results))}}}\n\n'
+        return (usage.encode() if self.has_usage else b"") + DONE
 
-    @abstractmethod
-    def piece(self, index: int, delta: Delta) -> bytes | None:
-        """A piece; None if there is nothing to show yet."""
-
-    @abstractmethod
-    def last(self, index: int, result: Result) -> bytes:
-        """The end of a choice."""
-
-    def usage(self, results: Sequence[Result]) -> bytes:
-        """The chunk with the usage, after the last piece."""
-        return f'{self.begin},"choices":[],"usage":{_encode(self._usage(results))}}}'.encode()
+    def broken(self, failure: Failure) -> bytes:
+        """An event that holds the error."""
+        return event(_encode(body_of(failure)).encode())
 
     # ------------------------------------------------------------ whole
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Counts it."""
+        self.count(index).take(delta)
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The whole answer."""
@@ -111,7 +117,7 @@ class Shape(ABC):
         }
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return f'{self.begin},"choices":[{_encode(choice)}]}}'.encode()
+        return f'{self.begin},"choices":[{_encode(choice)}]}}\n\n'.encode()
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
         """Each prompt counts once, however many answers it has."""
@@ -131,7 +137,7 @@ class Shape(ABC):
         }
 
 
-class ChatShape(Shape):
+class ChatShape(OpenAiShape):
     """`/v1/chat/completions`."""
 
     KIND = "chat.completion"
@@ -189,7 +195,7 @@ class ChatShape(Shape):
         }
 
 
-class CompletionShape(Shape):
+class CompletionShape(OpenAiShape):
     """`/v1/completions`: one text, whatever its parts are."""
 
     KIND = "text_completion"

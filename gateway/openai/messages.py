@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..failure import bad_field
-from .fields import MESSAGE_FIELDS, check_fields
+from ..fields import check_fields
+from .fields import MESSAGE_FIELDS
 
 ROLES = {
     "system": "system",

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ..failure import Failure
+from ..names import Meant, row_of
 
 OWNER = "mlxsup"
 
@@ -19,9 +20,9 @@ STATES = {
     "DRAINING": "unloading",
     "STOPPING": "unloading",
     "STOPPED": "unloaded",
-    "FAILED": "failed",
+    "FAILED": "unloaded",
 }
-"""What programs that know several models call the states of one."""
+"""What programs that know several models call the states of one, after llama.cpp's router."""
 
 
 def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
@@ -31,18 +32,30 @@ def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
         status: of the daemon.
         created: seconds since the epoch; a model has no date of its own.
     """
-    return {"object": "list", "data": [_model(row, created) for row in status["models"]]}
+    data = []
+    for row in status["models"]:
+        data.append(_model(row, row["name"], created))
+        of_it = {"parent": row["name"], "aliases": []}
+        for preset in row["presets"]:
+            data.append(_model(row, f"{row['name']}:{preset}", created) | of_it)
+    return {"object": "list", "data": data}
 
 
-def one_model(status: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
+def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) -> dict[str, Any]:
     """`GET /v1/models/{id}`.
+
+    Args:
+        status: of the daemon.
+        name: as it was asked for.
+        meant: what that name means.
+        created: seconds since the epoch.
 
     Raises:
         Failure: no model has this name; the message lists those that there are.
     """
-    for row in status["models"]:
-        if row["name"] == name:
-            return _model(row, created)
+    row = row_of(status, meant.model)
+    if row is not None:
+        return _model(row, name, created)
     known = [row["name"] for row in status["models"]]
     close = difflib.get_close_matches(name, known, n=1)
     advice = f"did you mean {close[0]}?" if close else f"configured: {', '.join(known) or 'none'}"
@@ -60,12 +73,19 @@ def readiness(status: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     return any(state != "FAILED" for state in states.values()), states
 
 
-def _model(row: Mapping[str, Any], created: int) -> dict[str, Any]:
+def status_of(state: str) -> dict[str, Any]:
+    """`status` of a model in this state: `value`, and `failed` if it is not loaded for that."""
+    value: dict[str, Any] = {"value": STATES.get(state, "unloaded")}
+    return {**value, "failed": True} if state == "FAILED" else value
+
+
+def _model(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
     return {
-        "id": row["name"],
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": OWNER,
-        "status": {"value": STATES.get(row["state"], "unloaded")},
+        "aliases": row["aliases"],
+        "status": status_of(row["state"]),
         "meta": {"n_ctx": row["context_length"]},
     }

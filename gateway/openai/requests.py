@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from .. import limits
+from ..ask import Ask
 from ..failure import bad_field
-from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS, check_fields
+from ..fields import check_fields
+from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
 
 COMPLETION_TOKENS = 16
 """What OpenAI generates for a completion that does not say how much."""
 
 MAX_TOP_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One HTTP request.
-
-    Attributes:
-        model: who must answer.
-        inputs: one for each prompt: `messages`, `prompt` or `prompt_tokens`, for `generate`.
-        n: answers to each.
-        parameters: the other arguments of `generate`, which checks them.
-        is_streamed: whether the answer comes in pieces.
-        has_usage: whether a streamed answer ends with its usage.
-    """
-
-    model: str
-    inputs: tuple[dict[str, Any], ...]
-    n: int = 1
-    parameters: dict[str, Any] = field(default_factory=dict)
-    is_streamed: bool = False
-    has_usage: bool = False
-
-    def choices(self) -> list[dict[str, Any]]:
-        """The arguments of `generate` for each answer, in the order of `choices`."""
-        seed = self.parameters.get("seed")
-        return [
-            {**self.parameters, **given, **({"seed": seed + nth} if type(seed) is int else {})}
-            for given in self.inputs
-            for nth in range(self.n)
-        ]
 
 
 def read_chat(body: dict[str, Any]) -> Ask:

@@ -21,12 +21,14 @@ from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
+from .client_table import ClientTable
 from .gateway_table import GatewayTable, gateway_problems
 from .kinds import Table
 from .lines import LineIndex
+from .model_names import foreign_problems, name_problems
+from .preset_table import PresetTable
 from .sampling_table import SamplingTable
 from .tables import (
-    ClientTable,
     FileTable,
     ModelTable,
     RestartTable,
@@ -156,6 +158,10 @@ class Check:
                 self._add((*where, "fake"), f'models.{name}.fake needs engine = "fake"')
         if not _is_plain(entry.fake):
             self._add((*where, "fake"), f"models.{name}.fake takes texts, numbers and tables")
+        for preset, table in entry.presets.items():
+            if not _is_plain(table.model_dump()["chat_template_kwargs"]):
+                key = f"models.{name}.presets.{preset}.chat_template_kwargs"
+                self._add((*where, "presets", preset), f"{key} takes texts, numbers and tables")
         restart = entry.restart
         backoffs = ("backoff_initial_s", "backoff_max_s")
         is_right = all(self._is_right(name, "restart", key) for key in backoffs)
@@ -181,6 +187,14 @@ class Check:
                     f"({size_text(most)}), not {size_text(size)}",
                 )
 
+    def names(self, entries: Mapping[str, ModelTable], gateway: GatewayTable | None) -> None:
+        """Checks that each name means one model, and that those of other APIs mean one at all."""
+        for where, text in name_problems(entries):
+            self._add(where, f"{_joined(where)} {text}")
+        if gateway is not None and ("gateway", "names") not in self._wrong:
+            for where, text in foreign_problems(gateway.names, entries):
+                self._add(where, f"{_joined(where)} {text}")
+
     def pins(self, entries: Mapping[str, ModelTable], budget: int | str) -> None:
         """Checks that the pinned models fit together, as far as the file gives the sizes."""
         budget_bytes = size_or_auto(budget)
@@ -192,11 +206,11 @@ class Check:
         if problem:
             self._add(("models", [*pinned][-1], "pinned"), problem)
 
-    def gateway(self, table: GatewayTable | None) -> None:
+    def gateway(self, table: GatewayTable | None, runtime_dir: Path) -> None:
         """Checks that the gateway, if there is one, could run on this machine."""
         where = ("gateway", "listen")
         if table is not None and where not in self._wrong:
-            for problem in gateway_problems(table.listen):
+            for problem in gateway_problems(table.listen, runtime_dir):
                 self._add(where, f"gateway.listen {problem}")
 
     def runtime_dir(self, path: Path) -> None:
@@ -269,11 +283,13 @@ def _table_at(where: tuple[str, ...]) -> type[BaseModel]:
             return RestartTable
         case ("defaults", "sampling", _) | ("models", _, "sampling", _):
             return SamplingTable
+        case ("defaults", "presets", _, _) | ("models", _, "presets", _, _):
+            return PresetTable
     return FileTable
 
 
 def _expected(where: tuple[str, ...]) -> str:
-    if len(where) == 2 and where[0] in ("clients", "models"):
+    if (len(where) == 2 and where[0] in ("clients", "models")) or where[-2:-1] == ("presets",):
         return "a table"
     description = _table_at(where).model_fields[where[-1]].description
     assert description is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 from pydantic import Field
 
@@ -12,11 +13,15 @@ from mlxsup.protocol.gateway import (
     DEFAULT_LISTEN,
     EXTRA_MODULES,
     INSTALL_HINT,
+    KEYS_HINT,
     Address,
+    is_loopback,
 )
+from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
 
 from .fields import documented
-from .kinds import Table
+from .kinds import NameMap, Table
+from .values import NAME_MAP_EXPECTED
 
 
 class GatewayTable(Table):
@@ -24,23 +29,50 @@ class GatewayTable(Table):
 
     listen: str = Field(
         DEFAULT_LISTEN,
-        title="where the HTTP gateway listens, on this machine only",
+        title="where the HTTP gateway listens",
         description=ADDRESS_EXPECTED,
         json_schema_extra=documented(
-            "; port 0: any that is free. See [gateway.md](gateway.md)", "address"
+            "; port 0: any that is free. An address that other machines reach needs"
+            " [keys](gateway.md#keys)",
+            "address",
+        ),
+    )
+    names: NameMap = Field(
+        {},
+        title="names that programs use, and the models they mean",
+        description=NAME_MAP_EXPECTED,
+        json_schema_extra=documented(
+            '; `*` stands for anything: `"claude-*" = "qwen"`. The first that fits counts, after'
+            " the models' own names, aliases and presets",
         ),
     )
 
 
-def gateway_problems(listen: str) -> Iterator[str]:
+def gateway_problems(listen: str, runtime_dir: Path) -> Iterator[str]:
     """What keeps a gateway from running here, each a phrase that follows the name of the setting.
 
     Args:
         listen: where it is to listen.
+        runtime_dir: where its keys are.
     """
     try:
-        Address.parse(listen)
+        address = Address.parse(listen)
     except ValueError as error:
         yield f"{listen!r} {error}"
+    else:
+        yield from _key_problems(address, runtime_dir / KEYS_NAME)
     if missing := [name for name in EXTRA_MODULES if find_spec(name) is None]:
         yield f"needs {', '.join(missing)}: {INSTALL_HINT}"
+
+
+def _key_problems(address: Address, path: Path) -> Iterator[str]:
+    try:
+        keys = read_keys(path)
+    except KeyFileError as error:
+        yield f"needs keys that can be used: {error}"
+        return
+    if not keys and not is_loopback(address.host):
+        yield (
+            f"'{address}' can be reached from other machines, and there is no key that would keep"
+            f" strangers out: `{KEYS_HINT}` makes one"
+        )

@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from .values import (
     check_count_or_auto,
     check_duration,
+    check_name_map,
+    check_names,
     check_size_auto_or_off,
     check_size_or_auto,
     parse_size,
@@ -25,6 +27,8 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
 SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]
 CountOrAuto = Annotated[int | str, BeforeValidator(check_count_or_auto)]
+Names = Annotated[list[str], BeforeValidator(check_names)]
+NameMap = Annotated[dict[str, str], BeforeValidator(check_name_map)]
 Number = Annotated[
     float, BeforeValidator(lambda value: float(value) if type(value) is int else value)
 ]

@@ -16,8 +16,9 @@ from mlxsup.protocol.states import Priority
 
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .check import Check
+from .client_table import ClientTable
 from .lines import LineIndex
-from .tables import ClientTable, FileTable, ModelTable
+from .tables import FileTable, ModelTable
 from .values import count_or_auto, size_or_auto
 
 EXIT_CODE = 78
@@ -57,7 +58,8 @@ class DaemonConfig:
         core: the limits.
         models: the entries, in the order of the file.
         gateway: where the gateway listens; None without a table `[gateway]`.
-        http: the same, as the command line gives it; it takes precedence.
+        gateway_names: names that HTTP requests may use, and the models they mean, in their order.
+        http: as `gateway`, as the command line gives it; it takes precedence.
     """
 
     config_path: Path | None
@@ -68,6 +70,7 @@ class DaemonConfig:
     core: CoreSettings
     models: tuple[ModelSettings, ...]
     gateway: Address | None = None
+    gateway_names: tuple[tuple[str, str], ...] = ()
     http: Address | None = None
 
 
@@ -112,9 +115,10 @@ def parse_config(
     for name, entry in effective.items():
         check.effective(name, entry)
     check.memory_budget(table.supervisor.memory_budget)
+    check.names(effective, table.gateway)
     check.pins(effective, table.supervisor.memory_budget)
-    check.gateway(table.gateway)
     runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
+    check.gateway(table.gateway, runtime_dir)
     if has_sockets:
         check.runtime_dir(runtime_dir)
     _raise_if_wrong(check)
@@ -127,6 +131,7 @@ def parse_config(
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
         gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
+        gateway_names=tuple(table.gateway.names.items()) if table.gateway is not None else (),
     )
 
 
@@ -245,6 +250,11 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
     return ModelSettings(
         name=ModelName(name),
         launch=_launch_settings(entry, folder),
+        aliases=tuple(entry.aliases),
+        presets={
+            preset: table.model_dump(exclude_unset=True, exclude_none=True)
+            for preset, table in entry.presets.items()
+        },
         preload=entry.preload,
         pinned=entry.pinned,
         idle_unload_s=entry.idle_unload_s,

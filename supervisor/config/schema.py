@@ -11,9 +11,11 @@ from mlxsup.protocol.text import DURATION_PATTERN
 
 from ..core.settings import ANYONE
 from .check import CLIENT_NAME, MODEL_NAME
+from .client_table import ClientTable
 from .gateway_table import GatewayTable
+from .preset_table import PresetTable
 from .sampling_table import SamplingTable
-from .tables import ClientTable, FileTable, ModelTable, RestartTable, SupervisorTable
+from .tables import FileTable, ModelTable, RestartTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,7 +35,8 @@ COUNTS = {"max_parallel_prefills": AUTO}
 
 
 TABLES = (
-    FileTable, SupervisorTable, GatewayTable, ClientTable, ModelTable, RestartTable, SamplingTable
+    FileTable, SupervisorTable, GatewayTable, ClientTable, ModelTable, RestartTable, SamplingTable,
+    PresetTable,
 )  # fmt: skip
 
 

@@ -13,33 +13,33 @@ from pydantic import Field
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
 
-from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
+from ..core.settings import CoreSettings, ModelSettings, RestartSettings
+from .client_table import ClientTable
 from .fields import default_of, documented, duration, integer
 from .gateway_table import GatewayTable
 from .kinds import (
-    CLASS_EXPECTED,
-    Class,
     CountOrAuto,
     Duration,
     Folder,
     LogLevel,
-    Number,
+    Names,
     Size,
     SizeAutoOrOff,
     SizeOrAuto,
     Table,
 )
+from .preset_table import PresetTable
 from .sampling_table import SamplingTable
 from .values import (
     AUTO,
     COUNT_OR_AUTO_EXPECTED,
+    NAMES_EXPECTED,
     OFF,
     SIZE_EXPECTED,
 )
 
 MAX_CONCURRENCY = 1024
 MAX_SPARE_WORKERS = 16
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 
 
 class SupervisorTable(Table):
@@ -210,6 +210,12 @@ class ModelTable(Table):
         description="a folder",
         json_schema_extra=documented("; required"),
     )
+    aliases: Names = Field(
+        [],
+        title="other names for it, in requests and commands",
+        description=NAMES_EXPECTED,
+        json_schema_extra=documented("; the status shows it under its name", "names"),
+    )
     preload: bool = Field(
         default_of(ModelSettings, "preload"),
         title="load at startup; otherwise on the first request",
@@ -328,49 +334,14 @@ class ModelTable(Table):
             title="the parameters of requests that leave them out",
             description="a table",
         )
-
-
-class ClientTable(Table):
-    """`[clients.NAME]`."""
-
-    weight: Number = Field(
-        default_of(ClientSettings, "weight"),
-        ge=MIN_WEIGHT,
-        le=MAX_WEIGHT,
-        title="its share of each model, next to other clients that wait for it",
-        description=f"a number from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
-        json_schema_extra=documented(
-            f"; with 2 it gets twice the engine's time; from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
-            "factor",
-        ),
-    )
-    priority: Class = Field(
-        default_of(ClientSettings, "priority").value,
-        title="the class of its requests that name none",
-        description=CLASS_EXPECTED,
-    )
-    max_priority: Class = Field(
-        default_of(ClientSettings, "max_priority").value,
-        title="the highest class that its requests may name",
-        description=CLASS_EXPECTED,
-        json_schema_extra=documented("; others are refused. Below `normal`, set `priority` too"),
-    )
-    max_queue: int = integer(
-        ClientSettings,
-        "max_queue",
-        "its waiting requests; 0: max_queue_per_client",
-        0,
-        unit="requests",
-        more="; beyond that they are answered `overloaded`",
-    )
-    max_running: int = integer(
-        ClientSettings,
-        "max_running",
-        "its requests that run at once, over all models; 0: no limit",
-        0,
-        unit="requests",
-        more="; more of them wait, and those of others start before them",
-    )
+    if TYPE_CHECKING:
+        presets: dict[str, Table] = {}
+    else:
+        presets: dict[str, PresetTable] = Field(
+            default_factory=dict,
+            title="over HTTP, NAME:PRESET is the model with these parameters",
+            description="a table for each preset, [models.NAME.presets.PRESET]",
+        )
 
 
 class FileTable(Table):

@@ -16,6 +16,10 @@ SIZE_EXPECTED = 'bytes as an integer, or text such as "256MiB"'
 AUTO = "auto"
 OFF = "off"
 
+NAMES_EXPECTED = "an array of names"
+
+NAME_MAP_EXPECTED = "a table of names, each with the name of a model"
+
 COUNT_OR_AUTO_EXPECTED = '"auto", or an integer from 1'
 
 SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
@@ -84,6 +88,28 @@ def check_count_or_auto(value: Any) -> Any:
     if value == AUTO or (type(value) is int and value >= 1):
         return value
     raise ValueError(COUNT_OR_AUTO_EXPECTED)
+
+
+def check_names(value: Any) -> Any:
+    """Leaves a list of texts as it is.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return value
+    raise ValueError(NAMES_EXPECTED)
+
+
+def check_name_map(value: Any) -> Any:
+    """Leaves a map of texts as it is.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value.values()):
+        return value
+    raise ValueError(NAME_MAP_EXPECTED)
 
 
 def count_or_auto(value: int | str) -> int | None:

@@ -136,13 +136,16 @@ class Fleet:
         return iter(list(self.by_name.values()))
 
     def find(self, name: ModelName) -> Model:
-        """Finds a model that the configuration names.
+        """Finds a model by its name in the configuration, or by an alias.
 
         Raises:
             RemoteError: `unknown_model`.
         """
         model = self.by_name.get(name)
         if model is None or model.life.wanted is Wanted.GONE:
+            models = (m for m in self if m.life.wanted is not Wanted.GONE)
+            model = next((m for m in models if name in m.life.settings.aliases), None)
+        if model is None:
             known = [m.name for m in self if m.life.wanted is not Wanted.GONE]
             raise unknown_model(name, known)
         return model

@@ -83,7 +83,7 @@ def paused_map(request: Request) -> dict[str, Any]:
 
 def request_map(request: Request, now: float) -> dict[str, Any]:
     """One open request: how people name it, on whose behalf it is, and its class; `paused` is the
-    reason why its row has left, until it has continued."""
+    reason why its row has left, until it has continued, `resumed` how many crashes it outlived."""
     waits_s = now - request.waits_since if request.stage is Stage.QUEUED else 0.0
     return {
         "id": request.id,
@@ -93,4 +93,6 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
         "class": request.standing.value,
         "waited_s": request.waited_s + waits_s,
         "paused": request.pause_reason.value if request.is_paused else None,
+        "resumed": request.resumed,
+        "tokens_sent": request.tokens_sent,
     }

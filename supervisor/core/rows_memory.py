@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import PauseReason
+from mlxsup.protocol.states import PauseReason, Wanted
 
 from .errors import row_does_not_fit
+from .lifecycle.states import Stopping
 from .memory.head_room import Claim
 from .model import Model
 from .requests.ledger import Request, Stage
@@ -105,7 +106,10 @@ def longest_stream(model: Model) -> int:
 
 
 def spare_bytes(model: Model, now: float) -> int:
-    """How much less would be reserved for a model if it gave back what it does not need now."""
+    """How much less would be reserved for a model if it gave back what it does not need now; once
+    its process is about to go for good, that is all but what is kept for a pinned model."""
+    if isinstance(model.life.phase, Stopping) and model.life.wanted is not Wanted.UP:
+        return max(0, model.life.reserved_bytes - _pinned_bytes(model))
     budget = model.row_budget
     if budget is None or not has_row_budget(model) or is_given(model):
         return 0

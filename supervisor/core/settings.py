@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -44,6 +45,8 @@ class ModelSettings:
     Attributes:
         name: the model's name.
         launch: what its worker is started with.
+        aliases: other names for it; none of them means another model.
+        presets: parameters for requests over HTTP that name the preset, by its name.
         preload: load when the supervisor starts; otherwise on the first request.
         pinned: it is never evicted, and its memory is reserved even while it is not loaded.
         idle_unload_s: unload after this long without a request; 0 for never.
@@ -53,6 +56,8 @@ class ModelSettings:
 
     name: ModelName
     launch: LaunchSettings
+    aliases: tuple[str, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preload: bool = True
     pinned: bool = False
     idle_unload_s: float = 0.0

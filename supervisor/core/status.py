@@ -84,7 +84,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     model.settle()
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
     return {
-        "name": model.name,
+        **_names_map(model),
         "state": life.state.value,
         "wanted": life.wanted.value,
         "why": life.why.value,
@@ -136,6 +136,13 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
         "load_phases_s": load_phases(model, now),
     }
+
+
+def _names_map(model: Model) -> dict[str, Any]:
+    """What the model may be called."""
+    settings = model.life.settings
+    presets = {name: dict(given) for name, given in settings.presets.items()}
+    return {"name": model.name, "aliases": list(settings.aliases), "presets": presets}
 
 
 def _planned_map(model: Model) -> dict[str, int | None]:

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from mlxsup.cli.main import root
+from mlxsup.protocol.key_file import KEYS_NAME, add_key
 
 from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
 from support.daemon import Daemon, fake, wait_for_state
@@ -38,6 +39,9 @@ ONCE: list[list[str]] = [
     ["logs", "alpha", "-n", "3"],
     ["logs", "alpha", "--since", "10m"],
     ["logs", "alpha", "--previous"],
+    ["key", "new", "laptop"],
+    ["key", "list"],
+    ["key", "revoke", "old"],
     ["config", "check", "CONFIG"],
     ["config", "schema"],
     ["plan", "--config", "CONFIG"],
@@ -68,6 +72,11 @@ def filled(arguments: list[str], daemon: Daemon) -> list[str]:
 
 
 def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command; there is one API key, whatever the tests before have made or revoked."""
+    if arguments[0] == "key":
+        file = daemon.folder / "run" / KEYS_NAME
+        file.unlink(missing_ok=True)
+        add_key(file, name="old", account="old", is_operator=False, created="now")
     where = [] if arguments[0] in LOCAL else ["--endpoint", daemon.endpoint]
     return run_cli(*filled(arguments, daemon), *more, *where, stdin="one\ntwo\n")
 
@@ -238,7 +247,7 @@ def test_pause_and_resume_in_a_pipe_say_in_one_line_what_has_become_of_the_reque
 
 def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
     tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop", "demo", "pause", "resume"}
-    tried.add("prioritize")
+    tried |= {"prioritize", "connect"}  # test_cli_connect.py
     assert tried == set(root.list_commands(click.Context(root)))
 
 

@@ -28,6 +28,7 @@ DAEMON_COMMANDS = [
     ["generate", "m", "x"],
     ["chat", "m"],
     ["logs", "m"],
+    ["connect", "zed"],
     ["reload"],
     ["stop"],
 ]
@@ -73,6 +74,9 @@ USAGE: list[list[str]] = [
     ["stop", "--timeout", "soon"],
     ["completion", "tcsh"],
     ["config", "nonsense"],
+    ["key", "new"],
+    ["key", "new", "not a name"],
+    ["key", "new", "a", "--account", "*"],
     ["start", "--model", "a", "--config", "b"],
     ["start", "--model", "x/a", "--model", "y/a"],
     ["start", "--model", "not a name"],

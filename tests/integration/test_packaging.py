@@ -25,6 +25,9 @@ pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PAGE_FILES = "gateway/page/files"
+"""What browsers get: no Python, and no folder below it."""
+
 PEER = "supervisor"
 """PyPI's process supervisor: its package has the name of one of our folders."""
 
@@ -194,7 +197,8 @@ def test_the_wheel_holds_every_file_of_every_package_and_nothing_else(built: Bui
     expected = set()
     for part in PARTS:
         for path in (built.source / part).rglob("*"):
-            if path.suffix == ".py" or path.name == "py.typed":
+            is_of_page = path.parent == built.source / PAGE_FILES
+            if path.suffix == ".py" or path.name == "py.typed" or is_of_page:
                 expected.add(f"mlxsup/{path.relative_to(built.source).as_posix()}")
     names = names_in(built.wheel)
     assert {name for name in names if ".dist-info/" not in name} == expected

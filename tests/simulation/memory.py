@@ -95,7 +95,7 @@ def refuse(record: Record) -> None:
         if not waits(book) or not is_wanted_by_somebody(book):
             continue
         fixed = sum(
-            least_by(record, other)
+            _kept_by(record, other)
             for other in record.books.values()
             if other is not book and _is_fixed(other)
         )
@@ -107,6 +107,15 @@ def refuse(record: Record) -> None:
         record.count("refused for memory")
         if not book.entry.preload or book.up_for is not UpFor.FILE:
             book.wanted, book.is_by_user, book.is_restarting = Wanted.DOWN, False, False
+
+
+def _kept_by(record: Record, book: Book) -> int:
+    """What a model keeps whatever is asked for: a process that goes for good keeps nothing, but a
+    pinned model does."""
+    life = book.life
+    if life is None or life.is_abandoned or life.serves or book.wanted is Wanted.UP:
+        return least_by(record, book)
+    return need_of(record, book)
 
 
 def forget(record: Record) -> None:

@@ -144,6 +144,8 @@ BODIES = (
     BadBody(name="`stop_token_ids` outside the model's vocabulary",
             body={"prompt": "hello", "stop_token_ids": [10**6]},
             words="stop_token_ids takes ids below"),
+    _input("`cap_max_tokens` of another type", {"prompt": "hello", "cap_max_tokens": 1},
+           "true or false"),
     _input("`ignore_eos` of another type", {"prompt": "hello", "ignore_eos": "yes"},
            "true or false"),
     BadBody(name="`n`", body={"prompt": "hello", "n": 2},

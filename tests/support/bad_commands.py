@@ -54,6 +54,12 @@ COMMANDS = (
                words="no open request has the id 'nobody'"),
     BadCommand(arguments=("prioritize", "nobody", "urgent"), status=64,
                words="'urgent' is not one of"),
+    BadCommand(arguments=("connect", "emacs"), status=64, words="'emacs' is not one of"),
+    BadCommand(arguments=("connect", "zed"), status=1, words="the daemon serves no HTTP"),
+    BadCommand(arguments=("key", "new", "my laptop"), status=64,
+               words="a name takes 1 to 64 of the characters"),
+    BadCommand(arguments=("key", "revoke", "nobody"), status=1,
+               words="no key is called 'nobody'"),
     BadCommand(arguments=("generate", SMALL, "y" * SMALL_CONTEXT), status=1,
                words=f"the context of {SMALL_CONTEXT} leaves no room"),
 )  # fmt: skip

@@ -37,6 +37,8 @@ def toml_of(tables: dict[str, dict[str, Any]]) -> str:
             return "{ " + ", ".join(f"{k} = {value(v)}" for k, v in item.items()) + " }"
         if isinstance(item, str):
             return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if isinstance(item, list):
+            return f"[{', '.join(map(value, item))}]"
         return str(item)
 
     lines: list[str] = []

@@ -52,11 +52,22 @@ class HttpDaemon(Daemon):
         """Status and body of a POST."""
         return self.ask("POST", path, json.dumps(body).encode())
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and body of a request on its own connection."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        key: str = "",
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and body of a request on its own connection, with a key if one is given."""
         connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
+        given = {"Content-Type": "application/json", **(headers or {})}
+        if key:
+            given["Authorization"] = f"Bearer {key}"
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            connection.request(method, path, body, given)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:
@@ -165,5 +176,5 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def chat(prompt: str, **fields: Any) -> dict[str, Any]:
-    """The body of a chat with one message to the model `m`."""
+    """The body of a chat with one message, to the model `m` unless it says otherwise."""
     return {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}

@@ -21,9 +21,10 @@ def piece(
     tokens: bytes = b"",
     channel: Channel = Channel.CONTENT,
     logprobs: Sequence[Logprobs] | None = None,
+    stop: str | None = None,
 ) -> ClientDelta:
     """A piece of a stream."""
-    body = pack_body(text, channel, logprobs)
+    body = pack_body(text, channel, logprobs, stop)
     return ClientDelta(id=RequestId(id), seq=seq, tokens=tokens, body=body)
 
 
@@ -50,6 +51,7 @@ def _unpacked(row: Row) -> RowDelta:
         tokens=row.tokens,
         channel=body.channel,
         logprobs=body.logprobs,
+        stop=body.stop,
         warning=row.warning,
         finish=row.finish,
         paused=row.paused,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -21,7 +22,10 @@ from mlxsup.client import (
 from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.guard import Guard
+from mlxsup.gateway.keys import Keys
 from mlxsup.protocol.ids import RequestId
+
+from .played_events import PlayedEvents
 
 HEADER = ("priority", "timeout_s", "queue_timeout_s", "first_token_timeout_s", "client")
 
@@ -101,6 +105,8 @@ class PlayedDaemon:
         streams: those that were opened.
         asked: the arguments of each.
         state: of the only model.
+        subscriptions: those that were opened.
+        presets: of the only model, by name.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -108,6 +114,8 @@ class PlayedDaemon:
         self.streams: list[PlayedStream] = []
         self.asked: list[dict[str, Any]] = []
         self.state: str | Exception = "READY"
+        self.subscriptions: list[PlayedEvents] = []
+        self.presets: dict[str, dict[str, Any]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,11 +134,17 @@ class PlayedDaemon:
         self.streams.append(stream)
         return stream
 
+    def events(self) -> PlayedEvents:
+        """Changes, if the test has any."""
+        self.subscriptions.append(PlayedEvents())
+        return self.subscriptions[-1]
+
     async def status(self) -> dict[str, Any]:
         """One model."""
         if isinstance(self.state, Exception):
             raise self.state
-        return {"models": [{"name": "m", "state": self.state, "context_length": 64}]}
+        row = {"name": "m", "aliases": ["n"], "presets": self.presets}
+        return {"models": [{**row, "state": self.state, "context_length": 64}]}
 
 
 @dataclass(slots=True)
@@ -166,6 +180,15 @@ class Response:
         texts = [line.removeprefix("data: ") for line in lines]
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
+    def named_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and data of each event of a stream whose events have names."""
+        blocks = [block.split("\n") for block in self.body.decode().split("\n\n")]
+        pairs = [block for block in blocks if len(block) == 2]
+        return [
+            (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+            for name, data in pairs
+        ]
+
     def comments(self) -> list[str]:
         """The comments of a stream."""
         return [line[2:] for line in self.body.decode().split("\n\n") if line.startswith(": ")]
@@ -177,12 +200,20 @@ class Site:
     Args:
         daemon: what it does.
         host: the address that the gateway listens at.
+        keys: those that it takes; None: it needs none.
+        names: names of other APIs, and the models they mean.
     """
 
-    def __init__(self, daemon: PlayedDaemon, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        daemon: PlayedDaemon,
+        host: str = "127.0.0.1",
+        keys: Keys | None = None,
+        names: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self.daemon = daemon
-        self.gateway = Gateway(lambda: cast(AsyncClient, daemon))
-        self._app: Guard = self.gateway.app(host)
+        self.gateway = Gateway(lambda: cast(AsyncClient, daemon), names)
+        self._app: Guard = self.gateway.app(host, keys or Keys())
 
     async def ask(
         self,
@@ -193,6 +224,7 @@ class Site:
         headers: dict[str, str] | None = None,
         until: Awaitable[object] | None = None,
         on_sent: Callable[[Response], None] = lambda response: None,
+        has_life: bool = True,
     ) -> Response:
         """One request.
 
@@ -203,6 +235,8 @@ class Site:
             headers: those that differ from what a client sends; an empty one is left out.
             until: the client leaves when this is over; None: it stays.
             on_sent: called after each message of the application.
+            has_life: whether the application lives for this request only, and not as long as a
+                block of `life`.
         """
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -232,11 +266,12 @@ class Site:
                 response.is_whole = not message.get("more_body", False)
             on_sent(response)
 
-        async with self._lifespan():
+        async with self.life() if has_life else nullcontext():
             await self._app(scope, receive, send)
         return response
 
-    def _lifespan(self) -> _Lifespan:
+    def life(self) -> _Lifespan:
+        """The time between the start and the end of the application."""
         return _Lifespan(self._app)
 
 

@@ -10,9 +10,9 @@ import click
 import pytest
 
 from mlxsup.cli.duration import duration
-from mlxsup.cli.log_files import all_lines, written_at
 from mlxsup.cli.log_selection import previous_generation, since
 from mlxsup.protocol.folders import log_path
+from mlxsup.protocol.log_files import all_lines, written_at
 
 NOON = calendar.timegm(time.strptime("2026-11-21 12:00", "%Y-%m-%d %H:%M"))
 RULE_1 = "--- generation 1 pid 7 2026-11-21T11:00:00Z"

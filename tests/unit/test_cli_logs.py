@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.log_files import FollowedFile, clean, last_line, tail
 from mlxsup.protocol.folders import log_path
+from mlxsup.protocol.log_files import FollowedFile, clean, last_line, tail
 
 
 @pytest.fixture

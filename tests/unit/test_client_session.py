@@ -71,6 +71,18 @@ def piece(request_id: RequestId, seq: int, text: str, **values: Any) -> Deltas:
     return Deltas(deltas=[pieces.piece(request_id, seq, text, tokens=pack_tokens([seq]), **values)])
 
 
+def test_a_result_names_the_stop_string_of_the_last_piece() -> None:
+    for stop in ("x", None):
+        session, box = Session(), Box()
+        session.open_stream(A, box, 0.0)
+        receive(session, piece(A, 0, "a"))
+        receive(session, piece(A, 1, "", stop=stop))
+        receive(session, Done(id=A, seq=2, finish_reason=FinishReason.STOP))
+        result = box.items[-1]
+        assert isinstance(result, Result)
+        assert result.stop == stop
+
+
 def test_reasoning_stays_apart_from_the_text() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)

@@ -28,6 +28,8 @@ NO_BUDGET = {
 }
 NEVER_STARTED: dict[str, Any] = {
     "name": "m",
+    "aliases": [],
+    "presets": {},
     "state": "STOPPED",
     "wanted": "down",
     "why": "user",
@@ -113,6 +115,8 @@ def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
         "class": "normal",
         "waited_s": waited_s,
         "paused": None,
+        "resumed": 0,
+        "tokens_sent": 0,
     }
 
 
@@ -188,7 +192,7 @@ def test_a_ready_model_shows_what_its_worker_says_of_itself() -> None:
         "queued_per_class": {"interactive": 0, "normal": 1, "batch": 0},
         "line": [shown("r3", 3, 2.5)],
         "running": ["r1", "r2"],
-        "rows": [shown("r1", 1), shown("r2", 2)],
+        "rows": [shown("r1", 1) | {"tokens_sent": 1}, shown("r2", 2)],
         "steps": 1,
         "reserved_bytes": 1234,
         "footprint_bytes": 1234,

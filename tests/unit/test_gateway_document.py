@@ -12,6 +12,7 @@ import pytest
 from mlxsup.client import ErrorCode
 from mlxsup.gateway import limits
 from mlxsup.gateway.openai.errors import ROWS
+from mlxsup.gateway.operator import ACTIONS
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, INSTALL_HINT
 from mlxsup.supervisor.core.gateway import MOST_DELAY_S
 
@@ -34,10 +35,15 @@ def test_every_error_of_a_daemon_has_a_status() -> None:
 
 
 def test_every_route_is_there_and_no_other() -> None:
-    routes = re.findall(r'Route\("(/[^"]+)"', (ROOT / "gateway" / "app.py").read_text())
+    """Those of the page are looked at in test_gateway_page.py."""
+    paths = sorted((ROOT / "gateway").rglob("*.py"))
+    sources = [path.read_text() for path in paths if path.parent.name != "page"]
+    written = [one for text in sources for one in re.findall(r'Route\(f?"(/[^"]+)"', text)]
+    routes = [one.replace("{name:path}", "{id}") for one in written if "{action}" not in one]
+    routes += [f"/models/{action}" for action in ACTIONS]
     shown = re.findall(r"^\| (?:GET|POST) `(/[^`]+)` \|", PAGE, re.MULTILINE)
-    assert len(routes) == 6
-    assert shown == [route.replace("{name:path}", "{id}") for route in routes]
+    assert len(routes) == 15
+    assert sorted(shown) == sorted(routes)
 
 
 def test_the_limits_in_the_text_are_those_of_the_code() -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from mlxsup.client import RequestError
 from mlxsup.client.parameters import encode_generate
+from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.body import parse_object
 from mlxsup.gateway.failure import Failure
+from mlxsup.gateway.fields import Use
 from mlxsup.gateway.openai.errors import failure_of
-from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS, Use
-from mlxsup.gateway.openai.requests import Ask, read_chat, read_completion
+from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
+from mlxsup.gateway.openai.requests import read_chat, read_completion
 from mlxsup.protocol.ids import RequestId
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -47,7 +47,7 @@ def example_tables() -> dict[str, dict[str, Any]]:
     restart, sampling = model.pop("restart"), model.pop("sampling")
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
-        "`[gateway]`": {"listen": DEFAULT_LISTEN},
+        "`[gateway]`": {"listen": DEFAULT_LISTEN, "names": {}},
         "`[clients.NAME]`": EXAMPLE["clients"]["*"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,

@@ -61,7 +61,7 @@ def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "regex", "regex": "a+"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-        {"ignore_eos": True, "logprobs": False},
+        {"ignore_eos": True, "logprobs": False, "cap_max_tokens": True},
         {"prompt": None, "prompt_tokens": [0, 2**32 - 1]},
         {
             "prompt": None,
@@ -211,9 +211,9 @@ def test_an_unknown_parameter_is_shown_shortened_with_all_that_are_known() -> No
         RequestBody.from_wire({"prompt": "p", "c" * 100: 1})
     assert caught.value.detail == {"parameter": "c" * 64}
     assert caught.value.message == (
-        f"unknown parameter {'c' * 64!r}; known are chat_template_kwargs, frequency_penalty,"
-        " ignore_eos, logit_bias, logprobs, max_tokens, messages, min_p, min_tokens,"
-        " penalty_window, presence_penalty, prompt, prompt_tokens, repetition_penalty,"
+        f"unknown parameter {'c' * 64!r}; known are cap_max_tokens, chat_template_kwargs,"
+        " frequency_penalty, ignore_eos, logit_bias, logprobs, max_tokens, messages, min_p,"
+        " min_tokens, penalty_window, presence_penalty, prompt, prompt_tokens, repetition_penalty,"
         " response_format, seed, stop, stop_token_ids, temperature, tool_choice, tools, top_k,"
         " top_logprobs, top_p, xtc_probability, xtc_threshold"
     )

@@ -25,6 +25,7 @@ def test_everything_is_below_one_folder_of_the_user() -> None:
         "DEFAULT_LOG_DIR": "~/.mlxsup/logs",
         "DEFAULT_CONFIG": "~/.mlxsup/config.toml",
         "HISTORY_FILE": "~/.mlxsup/history",
+        "CONNECTED_DIR": "~/.mlxsup/connected",
         "DEMO_MODEL_FOLDER": "~/.mlxsup/models/smollm2",
     }
 

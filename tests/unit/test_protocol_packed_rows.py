@@ -34,6 +34,7 @@ BODIES = st.builds(
     text=st.text(max_size=8),
     channel=st.sampled_from(Channel),
     logprobs=st.none() | st.lists(LOGPROBS, max_size=2),
+    stop=st.none() | st.text(max_size=8),
 )
 NEWS: dict[str, st.SearchStrategy[Any]] = {
     "key": st.integers(0, 2**63).map(RequestKey),
@@ -47,7 +48,7 @@ NEWS: dict[str, st.SearchStrategy[Any]] = {
 }
 ROWS = st.builds(
     lambda body, **news: RowDelta(
-        text=body.text, channel=body.channel, logprobs=body.logprobs, **news
+        text=body.text, channel=body.channel, logprobs=body.logprobs, stop=body.stop, **news
     ),
     body=BODIES,
     **NEWS,
@@ -90,11 +91,13 @@ def test_a_row_with_nothing_to_show_has_no_body() -> None:
     assert ended.body == b""
     half = RowDelta(key=RequestKey(1), tokens=pack_tokens([5]))
     assert half.body == b"\x80", "half a character"
+    stopped = RowDelta(key=RequestKey(1), finish=FinishReason.STOP, stop="x")
+    assert read_body(stopped.body).stop == "x", "a stop string that was complete before a crash"
 
 
 @given(BODIES)
 def test_a_body_is_read_as_it_was_packed(body: DeltaBody) -> None:
-    assert read_body(pack_body(body.text, body.channel, body.logprobs)) == body
+    assert read_body(pack_body(body.text, body.channel, body.logprobs, body.stop)) == body
 
 
 def test_a_plain_body_is_its_text_and_nothing_else() -> None:

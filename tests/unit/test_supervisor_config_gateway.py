@@ -9,6 +9,7 @@ import pytest
 from mlxsup.cli.commands.start import with_http
 from mlxsup.cli.exit_status import CliError
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
 from mlxsup.supervisor.config import gateway_table
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
@@ -42,7 +43,6 @@ def test_an_empty_table_listens_at_the_default_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ('listen = "0.0.0.0:8484"', "2: gateway.listen '0.0.0.0:8484' can be reached from other"),
         ('listen = "here"', "2: gateway.listen 'here' is not an address of this machine"),
         ("listen = 8484", "2: gateway.listen takes an address of this machine and a port"),
         ('port = "8484"', "2: unknown key gateway.port"),
@@ -67,7 +67,8 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_table_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
     (found,) = problems_of(tmp_path, f"[gateway]\n{MODELS}")
     assert found.endswith(
-        "gateway.listen needs starlette, uvicorn, httptools: pip install 'mlxsup[gateway]'"
+        "gateway.listen needs starlette, uvicorn, httptools, prometheus_client: pip install"
+        " 'mlxsup[gateway]'"
     )
     assert config_of(tmp_path, MODELS).gateway is None, "nothing else is"
 
@@ -76,7 +77,7 @@ def test_without_the_extra_the_table_is_refused_with_the_command_that_helps(tmp_
 def test_without_the_extra_the_option_is_refused_as_well(tmp_path: Path) -> None:
     with pytest.raises(CliError) as caught:
         with_http(config_of(tmp_path, MODELS), DEFAULT_LISTEN)
-    assert "--http needs starlette, uvicorn, httptools" in caught.value.message
+    assert "--http needs starlette, uvicorn, httptools, prometheus_client" in caught.value.message
     assert "pip install 'mlxsup[gateway]'" in caught.value.message
     assert caught.value.status == 64
 
@@ -91,3 +92,49 @@ def test_the_option_takes_precedence_over_the_table(tmp_path: Path) -> None:
 def test_no_model_has_the_name_of_the_gateways_log(tmp_path: Path, name: str) -> None:
     (found,) = problems_of(tmp_path, f'[models.{name}]\npath = "m"\n')
     assert found == f"1: models.{name}: the name mlxsup-gateway is the daemon's own"
+
+
+# ---------------------------------------------------------------- keys
+
+PUBLIC = "0.0.0.0:8484"
+
+
+def with_run(folder: Path, listen: str) -> str:
+    """A file whose runtime folder is in this folder."""
+    return f'[supervisor]\nruntime_dir = "{folder}/run"\n[gateway]\nlisten = "{listen}"\n{MODELS}'
+
+
+def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
+    text, keys = with_run(tmp_path, PUBLIC), tmp_path / "run" / KEYS_NAME
+    expected = (
+        "4: gateway.listen '0.0.0.0:8484' can be reached from other machines, and there is no key"
+        " that would keep strangers out: `mlxsup key new NAME` makes one"
+    )
+    assert problems_of(tmp_path, text) == [expected]
+    add_key(keys, name="a", account="a", is_operator=False, created="")
+    assert str(config_of(tmp_path, text).gateway) == PUBLIC
+    revoke_key(keys, "a")
+    assert problems_of(tmp_path, text) == [expected], "the last one was revoked"
+
+
+def test_the_option_needs_a_key_as_well(tmp_path: Path) -> None:
+    configuration = config_of(tmp_path, with_run(tmp_path, "127.0.0.1:0"))
+    with pytest.raises(CliError) as caught:
+        with_http(configuration, PUBLIC)
+    assert "there is no key that would keep strangers out" in caught.value.message
+    add_key(tmp_path / "run" / KEYS_NAME, name="a", account="a", is_operator=False, created="")
+    assert str(with_http(configuration, PUBLIC).http) == PUBLIC
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:8484", PUBLIC])
+def test_keys_that_others_can_read_are_refused_at_the_start(tmp_path: Path, listen: str) -> None:
+    keys = tmp_path / "run" / KEYS_NAME
+    add_key(keys, name="a", account="a", is_operator=False, created="")
+    keys.chmod(0o644)
+    (found,) = problems_of(tmp_path, with_run(tmp_path, listen))
+    assert found == (
+        f"4: gateway.listen needs keys that can be used: {keys} has mode 0644, so others may read"
+        f" or change it; run: chmod 600 {keys}"
+    )
+    without = with_run(tmp_path, listen).replace(f'[gateway]\nlisten = "{listen}"\n', "")
+    assert config_of(tmp_path, without).gateway is None, "without a gateway nobody needs them"

@@ -15,9 +15,9 @@ NAME = (
     "a model's name takes 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 )
 MODEL_KEYS = (
-    "path, preload, pinned, max_concurrency, idle_unload_s, load_stall_timeout_s, step_timeout_s,"
-    " decode_stall_target_ms, context_length, deterministic, memory, cache_limit, prefix_cache,"
-    " wired, engine, fake, restart, sampling"
+    "path, aliases, preload, pinned, max_concurrency, idle_unload_s, load_stall_timeout_s,"
+    " step_timeout_s, decode_stall_target_ms, context_length, deterministic, memory, cache_limit,"
+    " prefix_cache, wired, engine, fake, restart, sampling, presets"
 )
 
 TABLES = [

@@ -168,7 +168,8 @@ def replayed(row: RunningRow, text: str, max_tokens: int) -> list[RowDelta] | No
 def test_a_replay_ends_as_the_answer_had_ended_F10() -> None:
     assert replayed(running(), "ab", 3) is None
     assert replayed(running(), "ab", 2) == [RowDelta(key=KEY, finish=FinishReason.LENGTH)]
-    assert replayed(running(stops=["b"]), "ab", 3) == [RowDelta(key=KEY, finish=FinishReason.STOP)]
+    stopped = RowDelta(key=KEY, finish=FinishReason.STOP, stop="b")
+    assert replayed(running(stops=["b"]), "ab", 3) == [stopped]
     assert replayed(running(), "<t>time</t>", 11) == [RowDelta(key=KEY, finish=FinishReason.LENGTH)]
 
 

@@ -111,6 +111,15 @@ def test_what_exceeds_the_context_is_refused_with_all_numbers_I6(
     assert caught.value.detail == numbers | more
 
 
+def test_what_does_not_fit_is_capped_if_the_request_says_so() -> None:
+    assert plan(4, max_tokens=7, cap_max_tokens=True).max_tokens == 6
+    assert plan(4, max_tokens=5, cap_max_tokens=True).max_tokens == 5
+    with pytest.raises(RemoteError, match="the prompt has 10 tokens"):
+        plan(10, max_tokens=7, cap_max_tokens=True)
+    with pytest.raises(RemoteError, match="max_tokens 7 exceed"):
+        plan(4, max_tokens=7, cap_max_tokens=False)
+
+
 def test_what_just_fits_is_planned_I6() -> None:
     assert plan(9).max_tokens == 1
     assert plan(4, max_tokens=6).max_tokens == 6

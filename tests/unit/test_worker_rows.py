@@ -36,6 +36,11 @@ def advance(row: RunningRow, text: str, finish: FinishReason | None = None) -> l
     ]
 
 
+def token_of(token: int, finish: FinishReason | None = None) -> RowToken:
+    """What a step gives for it."""
+    return RowToken(key=KEY, token=token, finish=finish)
+
+
 def one_delta(row: RunningRow, token: RowToken) -> RowDelta:
     """What one token gives, joined where the end showed more."""
     first, *rest = row.advance(token, 102.5)
@@ -126,6 +131,14 @@ def test_held_text_is_flushed_with_the_end() -> None:
     deltas = advance(running(["bcd"]), "abc", FinishReason.LENGTH)
     assert [delta.text for delta in deltas] == ["a", "", "bc"]
     assert deltas[-1].finish is FinishReason.LENGTH
+
+
+def test_the_end_names_the_stop_string_that_was_found() -> None:
+    row = running(["bc", "x"])
+    deltas = [one for token in encode_text("abc") for one in row.advance(token_of(token), 102.5)]
+    assert [delta.stop for delta in deltas] == [None, None, "bc"]
+    deltas = running(["x"]).advance(token_of(encode_text("a")[0], FinishReason.STOP), 102.5)
+    assert [delta.stop for delta in deltas] == [None]
 
 
 def test_an_end_without_a_token_shows_none() -> None:

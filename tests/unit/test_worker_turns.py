@@ -237,5 +237,5 @@ def test_a_row_that_a_stop_string_ended_leaves_the_engine_with_that_step(bench: 
     assert step == Step(
         step=2,
         rows=[RowDelta(key=A, tokens=pack_tokens([X]), prefill_s=0.0, cached_tokens=0,
-                       finish=FinishReason.STOP)],
+                       finish=FinishReason.STOP, stop="x")],
     )  # fmt: skip

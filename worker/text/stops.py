@@ -20,12 +20,17 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._held = ""
         self._exempt = 0  # this many of the held characters end no stop string
-        self._is_stopped = False
+        self._found: str | None = None
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string was found; text after it is ignored."""
-        return self._is_stopped
+        return self._found is not None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that was found."""
+        return self._found
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
         """The text that became certain with this piece; may be empty.
@@ -35,7 +40,7 @@ class StopMatcher:
             may_stop: whether a stop string that is complete within this piece counts; one that
                 only begins in it counts by the piece that completes it.
         """
-        if self._is_stopped or not text:
+        if self._found is not None or not text:
             return ""
         if not self._stops:
             return text
@@ -43,9 +48,9 @@ class StopMatcher:
         exempt = self._exempt if may_stop else len(pending)
         found = find_first(pending, self._stops, ends_after=exempt)
         if found is not None:
-            self._is_stopped = True
+            start, self._found = found
             self._held = ""
-            return pending[: found[0]]
+            return pending[:start]
         certain = len(pending) - undecided(pending, self._stops)
         self._held = pending[certain:]
         self._exempt = max(0, exempt - certain)

@@ -1,0 +1,199 @@
+"""`mlxsup connect`: makes other programs use the daemon."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connecting.tools import ANY_KEY, TOOLS
+from ..connection import Target, daemon_options, unknown_model
+from ..connection import connect as connect_to
+from ..exit_status import CliError, ExitStatus
+from ..model_names import complete_model
+from ..terminal.output import Output
+
+if TYPE_CHECKING:
+    from ..connecting.tools import Change, Settings, Site
+
+
+@click.command(short_help="Make another program use the daemon.")
+@click.argument("tool", type=click.Choice(list(TOOLS)))
+@click.option(
+    "--model",
+    "model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="The model that it uses first; by default, the first one that is READY.",
+)
+@click.option(
+    "--key", metavar="KEY", help="A key of the gateway, if it needs one; - reads it from stdin."
+)
+@click.option("--write", "is_writing", is_flag=True, help="Write its file; shows what changes.")
+@click.option(
+    "--undo", "is_undoing", is_flag=True, help="Bring back what was there before --write."
+)
+@daemon_options
+def connect(
+    tool: str,
+    model: str | None,
+    key: str | None,
+    is_writing: bool,
+    is_undoing: bool,
+    target: Target,
+    output: Output,
+) -> None:
+    """Example: mlxsup connect opencode --write
+
+    Prints the settings with which another program uses the models of the daemon, over HTTP. --write
+    puts them into its file; a copy of what was there stays next to it, and --undo brings it back.
+    """
+    if is_undoing:
+        if is_writing or model is not None or key is not None:
+            message = "--undo takes none of --write, --model and --key"
+            raise CliError(
+                message, code="usage", hint="see `mlxsup connect -h`", status=ExitStatus.USAGE
+            )
+        _undo(tool, output)
+        return
+    with connect_to(target) as client:
+        site = _site_of(client.status(), model, _key_of(key))
+    settings = TOOLS[tool](site)
+    if is_writing:
+        _write(tool, settings, output)
+    elif output.is_json:
+        output.object(_described(tool, settings))
+    else:
+        _show(settings, output)
+
+
+def _key_of(given: str | None) -> str:
+    key = sys.stdin.readline().strip() if given == "-" else given
+    if key is None:
+        return ANY_KEY
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise CliError(
+            "a key takes letters, digits and signs",
+            code="usage",
+            hint="`mlxsup key new NAME` makes one",
+            status=ExitStatus.USAGE,
+        )
+    return key
+
+
+def _site_of(status: Mapping[str, Any], name: str | None, key: str) -> Site:
+    from ..connecting.tools import Model, Site
+
+    gateway = status.get("gateway")
+    if not gateway or not gateway.get("url"):
+        what = "the daemon serves no HTTP" if not gateway else f"HTTP is {gateway['state']}"
+        hint = (
+            "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
+            if not gateway
+            else "`mlxsup status` shows why"
+        )
+        raise CliError(f"{what}, which other programs need", code="no_gateway", hint=hint)
+    rows = status["models"]
+    names = [row["name"] for row in rows]
+    if name is not None and name not in names:
+        raise unknown_model(name, names)
+    if not rows:
+        hint = "add one to the configuration, then `mlxsup reload`"
+        raise CliError("the daemon has no models", code="no_models", hint=hint)
+    ready = [row["name"] for row in rows if row["state"] == "READY"]
+    first = name or (ready or names)[0]
+    models = [Model(name=row["name"], context=row["context_length"]) for row in rows]
+    models.sort(key=lambda one: one.name != first)
+    url = _reachable(gateway["url"])
+    return Site(url=url, model=models[0], models=models, key=key)
+
+
+def _reachable(url: str) -> str:
+    """A URL for programs of this machine: one that listens everywhere is reached at loopback."""
+    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+
+
+def _show(settings: Settings, output: Output) -> None:
+    if settings.change is not None:
+        output.note(f"in {settings.change.path}:")
+        output.data(settings.change.shown)
+    for name, value in settings.variables.items():
+        output.data(f"export {name}={shlex.quote(value)}")
+    _say_usage(settings.usage, output)
+    if settings.change is not None:
+        output.note("--write puts it there, and keeps a copy of what is there now")
+
+
+def _say_usage(usage: Sequence[str], output: Output) -> None:
+    for line in usage:
+        output.note(f"then: {line}")
+
+
+def _described(tool: str, settings: Settings, **more: Any) -> dict[str, Any]:
+    change = settings.change
+    return {
+        "tool": tool,
+        "path": str(change.path) if change else None,
+        "settings": change.shown if change else None,
+        "variables": settings.variables,
+        "usage": list(settings.usage),
+        **more,
+    }
+
+
+def _write(tool: str, settings: Settings, output: Output) -> None:
+    from ..connecting import files
+
+    change = settings.change
+    if change is None:
+        raise CliError(
+            f"{tool} keeps its settings in a database, not in a file",
+            code="no_file",
+            hint=f"`mlxsup connect {tool}` prints what to do",
+        )
+    before = files.read(change.path)
+    after = _applied(change, before)
+    if before == after:
+        shown, backup = "", None
+    else:
+        shown = files.diff(change.path, before, after)
+        backup = files.write(tool, change.path, before, after).backup
+    if output.is_json:
+        kept = None if backup is None else str(backup)
+        output.object(_described(tool, settings, diff=shown, backup=kept))
+        return
+    output.data(shown or f"{change.path} has it already")
+    if backup is not None:
+        output.note(f"what was there before: {backup}")
+    for name, value in settings.variables.items():
+        output.note(f"and in the environment: export {name}={shlex.quote(value)}")
+    _say_usage(settings.usage, output)
+    if shown:
+        output.note(f"`mlxsup connect {tool} --undo` takes it back")
+
+
+def _applied(change: Change, before: str | None) -> str:
+    from ..connecting.commented_json import NotJson, NotThere
+
+    try:
+        return change.apply(before or "")
+    except (NotJson, NotThere) as error:
+        raise CliError(
+            f"{change.path}: {error}",
+            code="file",
+            hint="correct it, or put in by hand what this command prints without --write",
+        ) from None
+
+
+def _undo(tool: str, output: Output) -> None:
+    from ..connecting import files
+
+    path, before, after = files.undo(tool)
+    shown = files.diff(path, before, after)
+    if output.is_json:
+        output.object({"tool": tool, "path": str(path), "diff": shown})
+    else:
+        output.data(shown or f"{path} is what it was")

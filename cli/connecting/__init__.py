@@ -1,0 +1,1 @@
+"""How other programs get to use a daemon: what goes into which of their files, and back."""

@@ -1,0 +1,1 @@
+"""Anthropic's API: what its requests mean here, and what its answers look like."""

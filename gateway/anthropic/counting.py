@@ -1,0 +1,53 @@
+"""`POST /v1/messages/count_tokens`: how long a prompt is, without computing it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from mlxsup.client import AsyncClient, ErrorCode, RequestError
+from mlxsup.client.async_client import AsyncStream
+
+from ..answers import Answer, OpenAnswers
+from ..apis import REQUEST_ID
+from ..ask import Ask
+from ..failure import Failure
+from ..keys import CALLER
+from ..metrics.meter import Meter
+
+UNCOUNTED = Meter()
+"""Nobody reads it: the refusal that such a request ends with is no error."""
+
+
+async def count_tokens(
+    request: Request, client: AsyncClient, ask: Ask, open_answers: OpenAnswers
+) -> Response:
+    """The number of tokens of a prompt.
+
+    The request asks for more tokens than any context has room for. The worker renders and
+    tokenises the prompt, and refuses it with its length, before it gets a row.
+
+    Raises:
+        Failure: the daemon has refused it for another reason.
+        Disconnected: nobody waits for the answer any longer.
+    """
+    ask = ask.in_name_of(request.scope[CALLER].account)
+    asked = Answer(client, ask, open_answers, None, UNCOUNTED)
+    lengths: list[int] = []
+
+    async def take(_: int, stream: AsyncStream) -> None:
+        try:
+            async for _delta in stream:
+                pass
+        except RequestError as error:
+            length = error.detail.get("prompt_tokens")
+            if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and isinstance(length, int):
+                lengths.append(length)
+            raise
+
+    try:
+        await asked.read(take, request.receive)
+    except Failure:
+        if not lengths:
+            raise
+    return JSONResponse({"input_tokens": lengths[0]}, headers={REQUEST_ID: asked.request_id})

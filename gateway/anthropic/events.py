@@ -1,0 +1,210 @@
+"""What answers look like in Anthropic's API: blocks, whole and as events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mlxsup.client import Channel, Delta, FinishReason, Result
+from mlxsup.client.tool_calls import read_tool_calls
+
+from ..failure import Failure
+from ..shape import Shape
+from ..sse import comment, event
+from .errors import body_of
+from .requests import MessageAsk
+
+SIGNATURE = "mlxsup"
+"""Nothing is signed here. But some clients do not send back reasoning without a signature, and
+models that call tools need theirs."""
+
+KINDS = {Channel.CONTENT: "text", Channel.REASONING: "thinking"}
+"""The blocks that grow piece by piece, and the channel of their text."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class MessageShape(Shape):
+    """The answer to one request for a message.
+
+    Args:
+        id: of the message.
+        ask: what was asked for.
+    """
+
+    def __init__(self, id: str, ask: MessageAsk) -> None:
+        self._id = id
+        self._ask = ask
+        self._thinking_tokens = 0
+        self._blocks = 0  # how many have begun
+        self._open = ""  # the type of the block that is growing
+        self._begin = ""  # of the event of each of its pieces, made once
+
+    # ------------------------------------------------------------ pieces
+
+    def first(self, index: int) -> bytes | None:
+        """An empty message. How long the prompt is will be known at the end."""
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        return _event("message_start", message=self._message([], None, None, usage))
+
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """New text of a block, or a whole tool call."""
+        self.take(index, delta)
+        if not delta.text:
+            return None
+        if delta.channel is Channel.TOOL_CALL:
+            calls, _ = read_tool_calls(delta.text)
+            return b"".join(self._block(_block_of(call)) for call in calls)
+        if delta.channel is Channel.REASONING and not self._ask.shows_thinking:
+            return None
+        return self._grow(KINDS[delta.channel], delta.text)
+
+    def last(self, index: int, result: Result) -> bytes:
+        """Why it ended, and what it took."""
+        reason, stop = self._end_of(result)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        return self._close() + _event("message_delta", delta=delta, usage=self._usage(result))
+
+    def end(self, results: Sequence[Result]) -> bytes:
+        """The mark of a complete answer."""
+        return _event("message_stop")
+
+    def broken(self, failure: Failure) -> bytes:
+        """An event that holds the error."""
+        name = self._id.removeprefix("msg_")
+        return event(_encode(body_of(failure, name)).encode(), b"error")
+
+    def waits(self, text: str) -> bytes:
+        """A comment, and the event that clients of this API know."""
+        return comment(text) + _event("ping")
+
+    # ------------------------------------------------------------ whole
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Counts it."""
+        if delta.channel is Channel.REASONING:
+            self._thinking_tokens += len(delta.token_ids)
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The message."""
+        (result,) = results
+        content: list[dict[str, Any]] = []
+        if result.reasoning and self._ask.shows_thinking:
+            content.append(_empty("thinking") | {"thinking": result.reasoning})
+        if result.text:
+            content.append(_empty("text") | {"text": result.text})
+        content += [_block_of(call) for call in result.tool_calls]
+        reason, stop = self._end_of(result)
+        return self._message(content, reason, stop, self._usage(result))
+
+    # ------------------------------------------------------------ inside
+
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        reason: str | None,
+        stop: str | None,
+        usage: dict[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._ask.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _end_of(self, result: Result) -> tuple[str, str | None]:
+        """`stop_reason` and `stop_sequence`."""
+        match result.finish_reason:
+            case FinishReason.TOOL_CALLS if any(map(_is_readable, result.tool_calls)):
+                return "tool_use", None
+            case FinishReason.LENGTH if result.usage.completion_tokens < self._ask.max_tokens:
+                return "model_context_window_exceeded", None
+            case FinishReason.LENGTH:
+                return "max_tokens", None
+        return ("end_turn", None) if result.stop is None else ("stop_sequence", result.stop)
+
+    def _usage(self, result: Result) -> dict[str, Any]:
+        """`input_tokens` are those that were computed."""
+        usage = result.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": self._thinking_tokens},
+        }
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        """More text for the block of this type that is open, or for a new one."""
+        opening = b""
+        if self._open != kind:
+            opening = self._close() + self._start(_empty(kind, signature=""))
+            self._open = kind
+            head = {"type": "content_block_delta", "index": self._blocks - 1}
+            start = _encode(head).removesuffix("}")
+            delta = _encode({"type": f"{kind}_delta"}).removesuffix("}")
+            self._begin = f'event: content_block_delta\ndata: {start},"delta":{delta},"{kind}":'
+        return opening + f"{self._begin}{_encode(text)}}}}}\n\n".encode()
+
+    def _block(self, block: dict[str, Any]) -> bytes:
+        """A block that comes as a whole: a tool call, or the text of one that cannot be read."""
+        if block["type"] == "text":
+            return self._grow("text", block["text"])
+        given = json.dumps(block["input"], ensure_ascii=False)
+        begin = self._close() + self._start(block | {"input": {}})
+        self._open = block["type"]
+        delta = {"type": "input_json_delta", "partial_json": given}
+        piece = _event("content_block_delta", index=self._blocks - 1, delta=delta)
+        return begin + piece + self._close()
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._blocks += 1
+        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _close(self) -> bytes:
+        """Ends the block that is open, if one is."""
+        if not self._open:
+            return b""
+        signed = b""
+        if self._open == "thinking":
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = _event("content_block_delta", index=self._blocks - 1, delta=delta)
+        self._open = ""
+        return signed + _event("content_block_stop", index=self._blocks - 1)
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return event(_encode({"type": kind, **values}).encode(), kind.encode())
+
+
+def _empty(kind: str, signature: str = SIGNATURE) -> dict[str, Any]:
+    """A block of text without its text."""
+    block: dict[str, Any] = {"type": kind, kind: ""}
+    return block | {"signature": signature} if kind == "thinking" else block
+
+
+def _is_readable(call: dict[str, Any]) -> bool:
+    """Whether a call has a name, and arguments that are an object."""
+    return bool(call["function"]["name"]) and _arguments(call) is not None
+
+
+def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(call["function"]["arguments"])
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _block_of(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call as a block; one that cannot be read is text, because `input` is an object."""
+    name, arguments = call["function"]["name"], _arguments(call)
+    if not name or arguments is None:
+        return {"type": "text", "text": f"{name}{call['function']['arguments']}"}
+    return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments}

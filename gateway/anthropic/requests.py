@@ -1,0 +1,157 @@
+"""What a request in Anthropic's form asks of the daemon. Pure: a map in, an `Ask` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ask import TEMPLATE, Ask
+from ..failure import bad_field
+from ..fields import Field, check_fields
+from .conversation import read_messages, read_system, read_tools
+from .fields import (
+    CHOICE_FIELDS,
+    COUNT_FIELDS,
+    MESSAGES_FIELDS,
+    OUTPUT_FIELDS,
+    THINKING_FIELDS,
+)
+
+THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+
+CHOICES = ("auto", "none")
+
+MORE_THAN_FITS = 2**31 - 1
+"""Tokens that no context has room for: the daemon refuses them, and says how long the prompt is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageAsk(Ask):
+    """A request for a message.
+
+    Attributes:
+        shows_thinking: whether the reasoning is a part of the answer.
+        max_tokens: as they were asked for.
+    """
+
+    shows_thinking: bool = False
+    max_tokens: int = 0
+
+
+def read_message(body: dict[str, Any]) -> MessageAsk:
+    """Reads the body of `POST /v1/messages`.
+
+    Raises:
+        Failure: a field is missing, unknown or of another type; `param` names it.
+    """
+    given = check_fields(body, MESSAGES_FIELDS)
+    max_tokens = given.pop("max_tokens", None)
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise bad_field("max_tokens", "max_tokens takes an integer from 1 up")
+    is_streamed = given.pop("stream", False)
+    if not isinstance(is_streamed, bool):
+        raise bad_field("stream", "stream takes true or false")
+    if "stop_sequences" in given:
+        given["stop"] = given.pop("stop_sequences")
+        if not isinstance(given["stop"], list):
+            raise bad_field("stop_sequences", "stop_sequences takes a list of texts")
+    given |= {"max_tokens": min(max_tokens, MORE_THAN_FITS), "cap_max_tokens": True}
+    return _ask(given, is_streamed=is_streamed, max_tokens=max_tokens)
+
+
+def read_count(body: dict[str, Any]) -> MessageAsk:
+    """Reads the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
+    tokens than it can give.
+
+    Raises:
+        Failure: as for `read_message`.
+    """
+    given = check_fields(body, COUNT_FIELDS)
+    return _ask(given | {"max_tokens": MORE_THAN_FITS}, is_streamed=False, max_tokens=0)
+
+
+def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> MessageAsk:
+    model = given.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    system = read_system(given.pop("system", None))
+    messages = [*system, *read_messages(given.pop("messages", []))]
+    _read_tools(given)
+    asked, shows_thinking = _thinking(given.pop("thinking", None))
+    _read_output(given, asked)
+    extra = given.get(TEMPLATE, {})
+    if asked and isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
+        given[TEMPLATE] = asked | extra
+    return MessageAsk(
+        model=model,
+        inputs=({"messages": messages},),
+        parameters=given,
+        template=template_of(thinks=False),
+        is_streamed=is_streamed,
+        shows_thinking=shows_thinking,
+        max_tokens=max_tokens,
+    )
+
+
+def _read_tools(given: dict[str, Any]) -> None:
+    if "tools" in given:
+        given["tools"] = read_tools(given["tools"])
+        if not given["tools"]:
+            del given["tools"]
+    choice = given.pop("tool_choice", None)
+    if choice is None:
+        return
+    kind = _typed(choice, "tool_choice", CHOICE_FIELDS)["type"]
+    if kind not in CHOICES:
+        raise bad_field(
+            "tool_choice.type",
+            "tool_choice.type takes auto or none: a call cannot be forced; for arguments that are"
+            " right in any case, ask with output_config.format",
+        )
+    given["tool_choice"] = kind
+
+
+def _thinking(thinking: Any) -> tuple[dict[str, Any], bool]:
+    """What the chat template is to be given, and whether the reasoning is shown."""
+    if thinking is None:
+        return {}, False
+    read = _typed(thinking, "thinking", THINKING_FIELDS)
+    kind = read["type"]
+    if kind not in THINKS:
+        raise bad_field("thinking.type", f"thinking.type takes one of {', '.join(THINKS)}")
+    thinks = THINKS[kind]
+    is_shown = thinks and read.get("display") != "omitted"
+    return template_of(thinks=thinks), is_shown
+
+
+def template_of(*, thinks: bool) -> dict[str, Any]:
+    """What tells chat templates whether the model is to think; each knows one of these."""
+    return {"enable_thinking": thinks, "thinking": thinks}
+
+
+def _read_output(given: dict[str, Any], template: dict[str, Any]) -> None:
+    """Reads `output_config`: the effort is for the template, the format for the daemon."""
+    config = given.pop("output_config", {})
+    if not isinstance(config, dict):
+        raise bad_field("output_config", "output_config takes an object")
+    read = check_fields(config, OUTPUT_FIELDS, within="output_config")
+    if "effort" in read:
+        if not isinstance(read["effort"], str):
+            raise bad_field("output_config.effort", "output_config.effort takes a text")
+        template["reasoning_effort"] = read["effort"]
+    if "format" in read:
+        match read["format"]:
+            case {"type": "json_schema", "schema": dict(schema)}:
+                form = {"type": "json_schema", "json_schema": {"schema": schema}}
+                given["response_format"] = form
+            case _:
+                path = "output_config.format"
+                raise bad_field(path, f'{path} takes {{"type": "json_schema", "schema": …}}')
+
+
+def _typed(value: Any, path: str, fields: Sequence[Field]) -> dict[str, Any]:
+    """The fields of an object that has a type."""
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise bad_field(path, f"{path} takes an object with a type")
+    return check_fields(value, fields, within=path)

@@ -1,0 +1,64 @@
+"""What an HTTP request asks of the daemon, whatever API it came through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+TEMPLATE = "chat_template_kwargs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One HTTP request.
+
+    Attributes:
+        model: who must answer, as the request calls it.
+        target: the same, as the daemon calls it; empty for the same name.
+        inputs: one for each prompt: `messages`, `prompt` or `prompt_tokens`, for `generate`.
+        n: answers to each.
+        parameters: the other arguments of `generate`, which checks them.
+        preset: parameters of the model's preset, for what the request leaves out.
+        template: what the chat template is given unless the preset or the request say otherwise.
+        is_streamed: whether the answer comes in pieces.
+        has_usage: whether a streamed answer ends with its usage, if the API leaves that open.
+    """
+
+    model: str
+    target: str = ""
+    inputs: tuple[dict[str, Any], ...]
+    n: int = 1
+    parameters: dict[str, Any] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    is_streamed: bool = False
+    has_usage: bool = False
+
+    def in_name_of(self, account: str) -> Self:
+        """The same on behalf of an account; empty: of the gateway's process."""
+        return replace(self, parameters={**self.parameters, "client": account}) if account else self
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The arguments of `generate` for each answer, in the order of `choices`."""
+        seed = self.parameters.get("seed")
+        return [
+            {
+                **self._effective(is_chat="messages" in given),
+                **given,
+                **({"seed": seed + nth} if type(seed) is int else {}),
+            }
+            for given in self.inputs
+            for nth in range(self.n)
+        ]
+
+    def _effective(self, *, is_chat: bool) -> dict[str, Any]:
+        """The parameters, with those that the request leaves out."""
+        preset = {name: value for name, value in self.preset.items() if name != TEMPLATE}
+        effective = preset | self.parameters
+        given = self.parameters.get(TEMPLATE, {})
+        if is_chat and isinstance(given, dict):  # otherwise `generate` says what is wrong with it
+            extra = {**self.template, **self.preset.get(TEMPLATE, {}), **given}
+            if extra:
+                effective[TEMPLATE] = extra
+        return effective

@@ -1,0 +1,82 @@
+"""The fields of requests, and what each is for: the lists that checks and documents share.
+
+A field that cannot change the text of an answer is accepted. One that would, and that has no effect
+here, is refused, so that nobody takes an answer for what it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .failure import bad_field
+
+
+class Use(StrEnum):
+    """What becomes of a field; the value is the word that the document has."""
+
+    USED = "used"
+    PASSED = "used as it is"
+    IGNORED = "accepted, no effect"
+    NEUTRAL = "only as it would be without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field.
+
+    Attributes:
+        name: in the request.
+        use: what becomes of it.
+        says: for people.
+        neutral: with `Use.NEUTRAL`, the values besides null that change nothing.
+    """
+
+    name: str
+    use: Use
+    says: str = ""
+    neutral: tuple[Any, ...] = ()
+
+
+def passed(*names: str) -> tuple[Field, ...]:
+    """Parameters of `generate`."""
+    says = "see [parameters.md](parameters.md)"
+    return tuple(Field(name, Use.PASSED, says) for name in names)
+
+
+def ignored(*names: str) -> tuple[Field, ...]:
+    """Fields that cannot change the text of an answer."""
+    return tuple(Field(name, Use.IGNORED) for name in names)
+
+
+def check_fields(
+    values: Mapping[str, Any], fields: Sequence[Field], *, within: str = ""
+) -> dict[str, Any]:
+    """The fields that mean something, without those that are null.
+
+    Args:
+        values: of a request, or of a part of one.
+        fields: those that there are.
+        within: the path of the part, `messages[0]`; empty for the whole request.
+
+    Raises:
+        Failure: a field is unknown, or would change the answer if it had an effect.
+    """
+    known = {field.name: field for field in fields}
+    given = {}
+    for name, value in values.items():
+        path = f"{within}.{name[:64]}" if within else name[:64]
+        field = known.get(name)
+        if field is None:
+            raise bad_field(path, f"unknown field {path!r}; known are {', '.join(sorted(known))}")
+        if value is None or field.use is Use.IGNORED:
+            continue
+        if field.use is Use.NEUTRAL:
+            # Not `in`: 1 equals True.
+            if not any(type(one) is type(value) and one == value for one in field.neutral):
+                raise bad_field(path, f"{path} has no effect here: {field.says}")
+            continue
+        given[name] = value
+    return given

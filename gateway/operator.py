@@ -1,0 +1,140 @@
+"""Who may change what the daemon serves over HTTP, and how a change is asked for.
+
+Either an operator's key, or, where no keys are needed, the token that a page of this gateway
+contains: only pages from here can read it, so whoever sends it back is one of them. Each gateway
+makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+
+from . import limits
+from .body import read_json
+from .failure import Failure, bad_field
+from .keys import CALLER, Caller
+from .openai.errors import failure_of
+
+TOKEN_HEADER = "x-mlxsup-token"
+
+ACTIONS = ("load", "unload", "restart")
+
+logger = logging.getLogger(__name__)
+
+
+class Operator:
+    """The actions, and the check that comes before them.
+
+    Attributes:
+        token: what a page has to send back.
+
+    Args:
+        daemon: its client, once the application runs.
+    """
+
+    def __init__(self, daemon: Callable[[], AsyncClient]) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._daemon = daemon
+        # Accepted, and not over: at most one for each action and model.
+        self._under_way: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
+
+    def routes(self) -> list[Route]:
+        """`POST /models/load`, `unload` and `restart`."""
+        return [Route(f"/models/{action}", self.act, methods=["POST"]) for action in ACTIONS]
+
+    def check(self, request: Request) -> None:
+        """Refuses who is not an operator.
+
+        Raises:
+            Failure: neither the key nor the token of the request allows it.
+        """
+        caller: Caller = request.scope[CALLER]
+        if caller.is_operator:
+            return
+        given = request.headers.get(TOKEN_HEADER, "")
+        is_page = hmac.compare_digest(given.encode(), self.token.encode())
+        if is_page and not caller.has_key:
+            return
+        raise Failure(
+            HTTPStatus.FORBIDDEN,
+            "this needs the key of an operator: `mlxsup key new NAME --operator` makes one",
+            code="operator_only",
+        )
+
+    async def act(self, request: Request) -> Response:
+        """Asks the daemon for the action; answers as soon as it is accepted or refused.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        self.check(request)
+        action = request.url.path.rpartition("/")[2]
+        model = _model_of(await read_json(request))
+        await self._accepted(action, model)
+        return JSONResponse({"success": True, "model": model})
+
+    async def _accepted(self, action: str, model: str) -> None:
+        """Returns once the daemon has accepted it: a load may take minutes, and `/models/sse` says
+        how far it has come.
+
+        Raises:
+            Failure: the daemon has refused it, or is gone.
+        """
+        if (action, model) in self._under_way:
+            return
+        client = self._daemon()
+        calls = {"load": client.load, "unload": client.unload, "restart": client.restart}
+        task = asyncio.create_task(calls[action](model))
+        self._under_way[action, model] = task
+        task.add_done_callback(lambda done: self._on_end(action, model, done))
+        # The daemon answers in order: a refusal comes before the answer to what was asked later.
+        answered = asyncio.create_task(client.ping())
+        try:
+            async with asyncio.timeout(limits.STATUS_LIMIT_S):
+                await asyncio.wait({task, answered}, return_when=asyncio.FIRST_COMPLETED)
+            (task if task.done() else answered).result()
+        except (RequestError, ConnectionLost) as error:
+            raise failure_of(error) from None
+        except TimeoutError:
+            raise daemon_silent() from None
+        finally:
+            answered.cancel()
+            await asyncio.gather(answered, return_exceptions=True)
+
+    def _on_end(self, action: str, model: str, done: asyncio.Task[dict[str, Any]]) -> None:
+        del self._under_way[action, model]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.info("%s failed model=%s error=%s", action, model, error)
+
+
+def daemon_silent() -> Failure:
+    """The daemon is there, but does not answer."""
+    return Failure(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"the daemon did not answer within {limits.STATUS_LIMIT_S:g} s",
+        code="daemon_silent",
+        is_retryable=True,
+        retry_after_s=1.0,
+    )
+
+
+def _model_of(body: dict[str, Any]) -> str:
+    for name in body:
+        if name != "model":
+            raise bad_field(name[:64], f"unknown field {name[:64]!r}; known is model")
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    return model

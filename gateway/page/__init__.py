@@ -1,0 +1,1 @@
+"""The page at `/`: what a daemon does, buttons, and a chat; browsers get `files/`."""

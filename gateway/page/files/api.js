@@ -1,0 +1,118 @@
+// What this page asks its gateway for. The token proves that it comes from here; where keys are needed,
+// a key is what counts.
+
+const KEY = "mlxsup-key";
+
+let key = sessionStorage.getItem(KEY) ?? "";
+let token = document.querySelector('meta[name="mlxsup-token"]').content;
+
+/** An answer that is an error; `message` is a sentence for people. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Sends this key from now on, until the browser's tab is closed. */
+export function useKey(given) {
+  key = given;
+  sessionStorage.setItem(KEY, given);
+}
+
+/** Whether it was refused for want of a key that counts. */
+export function needsKey(error) {
+  return error instanceof Refused && (error.status === 401 || error.status === 403);
+}
+
+function headers() {
+  return { "x-mlxsup-token": token, ...(key && { authorization: `Bearer ${key}` }) };
+}
+
+/** The error of a response. */
+async function refusal(response) {
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // It is not one of the gateway's own errors: the status has to do.
+  }
+  return new Refused(response.status, message);
+}
+
+/** A gateway that was started anew has another token, and a page that contains it. */
+async function renewToken() {
+  const response = await fetch("/", { cache: "no-store" });
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  const renewed = page.querySelector('meta[name="mlxsup-token"]')?.content;
+  const isNew = Boolean(renewed) && renewed !== token;
+  if (isNew) token = renewed;
+  return isNew;
+}
+
+async function ask(path, options = {}) {
+  const send = () => {
+    const all = { ...options.headers, ...headers() };
+    return fetch(path, { ...options, headers: all, cache: "no-store" });
+  };
+  let response = await send();
+  if (response.status === 403 && (await renewToken())) response = await send();
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/** The daemon's status, and the last crashes. */
+export function state(signal) {
+  return ask("/page/state", { signal });
+}
+
+/** The last lines that a process has printed. */
+export async function log(model, generation) {
+  const query = new URLSearchParams({ model, generation });
+  return (await ask(`/page/log?${query}`)).lines;
+}
+
+/** Loads, unloads or restarts a model; returns once that is accepted. */
+export function act(action, model) {
+  return ask(`/models/${action}`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ model }),
+  });
+}
+
+/**
+ * Streams an answer.
+ *
+ * @param body of `POST /v1/chat/completions`.
+ * @param signal ends it.
+ * @param onChunk gets each chunk.
+ * @param onComment gets what the answer waits for.
+ * @throws Refused if it is refused or breaks off; AbortError if it was ended.
+ */
+export async function chat(body, signal, onChunk, onComment) {
+  const response = await fetch("/v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers() },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Refused(0, "the answer has broken off");
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      if (event.startsWith(": ")) onComment(event.slice(2));
+      if (!event.startsWith("data: ")) continue;
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Refused(0, chunk.error.message);
+      onChunk(chunk);
+    }
+  }
+}

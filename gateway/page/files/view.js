@@ -1,0 +1,93 @@
+// Small helpers to make and update elements, and to write sizes, times and causes.
+
+/** An element with attributes and children; texts are texts, never markup. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Sets a text, only if it differs: screen readers read what changes. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Sets an attribute, only if it differs; null removes it. */
+export function mark(element, name, value) {
+  if (value === null) element.removeAttribute(name);
+  else if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+/**
+ * Makes the children of a list those of the items, in their order. What stays is never taken out, so
+ * that it keeps the focus.
+ *
+ * @param parent the list.
+ * @param items what it shows.
+ * @param keyOf the name of an item, which no other has.
+ * @param create makes the element of an item.
+ * @param update brings an element up to date.
+ */
+export function keep(parent, items, keyOf, create, update) {
+  const wanted = new Set(items.map((item) => String(keyOf(item))));
+  for (const child of [...parent.children]) if (!wanted.has(child.dataset.key)) child.remove();
+  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const key = String(keyOf(item));
+    let element = old.get(key);
+    if (!element) {
+      element = create(item);
+      element.dataset.key = key;
+    }
+    if (element === place) place = place.nextElementSibling;
+    else parent.insertBefore(element, place);
+    update(element, item);
+  }
+}
+
+/** `1.5 GiB`, as the command line writes it. */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  const gib = bytes / 2 ** 30;
+  if (gib > 0 && gib < 0.01) return `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+  return `${gib.toFixed(gib < 1 ? 2 : 1)} GiB`;
+}
+
+/** `2m 5s`: the two largest units. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.max(0, Math.floor(seconds));
+  const days = Math.floor(whole / 86400);
+  const hours = Math.floor(whole / 3600) % 24;
+  const minutes = Math.floor(whole / 60) % 60;
+  if (days) return `${days}d ${hours}h`;
+  if (hours) return `${hours}h ${minutes}m`;
+  if (minutes) return `${minutes}m ${whole % 60}s`;
+  return `${whole}s`;
+}
+
+/** `1 request`, `2 requests`. */
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+const REASONS = {
+  crash: "crashed",
+  stall: "stalled",
+  load_error: "load failed",
+  spawn_error: "could not be started",
+  version: "another version",
+  internal: "internal error",
+};
+
+/** Why a process has ended: `SIGKILL, out of memory`. */
+export function cause(exit) {
+  const parts = [];
+  if (exit.reason !== "crash" || !exit.signal) parts.push(REASONS[exit.reason] ?? exit.reason);
+  if (exit.signal) parts.push(exit.signal);
+  else if (exit.reason === "crash" && exit.code !== null) parts.push(`exit ${exit.code}`);
+  if (exit.detail) parts.push(exit.detail);
+  return parts.join(", ");
+}

@@ -1,0 +1,255 @@
+"""What answers look like in OpenAI's API of responses: items, whole and as events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxsup.client import Channel, Delta, FinishReason, Result
+from mlxsup.client.tool_calls import read_tool_calls
+
+from ..failure import Failure
+from ..openai.errors import body_of
+from ..shape import Shape
+from ..sse import event
+from .requests import ResponseAsk
+from .tools import Called
+
+KINDS = {Channel.CONTENT: "message", Channel.REASONING: "reasoning"}
+"""The items that grow piece by piece, and the channel of their text."""
+
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(slots=True, kw_only=True)
+class Item:
+    """One item of the output.
+
+    Attributes:
+        id: of the item.
+        kind: `message`, `reasoning` or `function_call`.
+        pieces: of its text.
+        call: of a call: `call_id`, `name` and `arguments`.
+        status: `in_progress`, `completed` or `incomplete`.
+    """
+
+    id: str
+    kind: str
+    pieces: list[str] = field(default_factory=list)
+    call: dict[str, str] = field(default_factory=dict)
+    status: str = "in_progress"
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """Its only part."""
+        part: dict[str, Any] = {"type": PARTS[self.kind], "text": "".join(self.pieces)}
+        return part | {"annotations": [], "logprobs": []} if self.kind == "message" else part
+
+    def json(self) -> dict[str, Any]:
+        """The item as it is now."""
+        head = {"id": self.id, "type": self.kind, "status": self.status}
+        if self.kind == "function_call":
+            return head | self.call
+        content = [self.part] if self.pieces else []
+        if self.kind == "reasoning":
+            return head | {"summary": [], "content": content}
+        return head | {"role": "assistant", "content": content}
+
+
+class ResponseShape(Shape):
+    """The answer to one request for a response.
+
+    Args:
+        name: of the request.
+        created: seconds since the epoch.
+        ask: what was asked for.
+    """
+
+    def __init__(self, name: str, created: int, ask: ResponseAsk) -> None:
+        self._name = name
+        self._created = created
+        self._ask = ask
+        self._reasoning_tokens = 0
+        self._items: list[Item] = []
+        self._sent = 0  # events
+        self._begin = ""  # of the event of each piece of the item that is growing
+
+    # ------------------------------------------------------------ pieces
+
+    def first(self, index: int) -> bytes | None:
+        """An empty response."""
+        response = self._response("in_progress", None)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """New text of an item, or whole calls."""
+        if delta.channel is Channel.REASONING:
+            self._reasoning_tokens += len(delta.token_ids)
+        if not delta.text or self._is_over:
+            return None
+        if delta.channel is not Channel.TOOL_CALL:
+            return self._grow(KINDS[delta.channel], delta.text)
+        calls, _ = read_tool_calls(delta.text)
+        sent = b""
+        for call in calls:
+            if not self._is_over:
+                sent += self._call(call)
+        return sent
+
+    def last(self, index: int, result: Result) -> bytes:
+        """The end of the item that is growing."""
+        return self._close("incomplete" if _is_cut(result) else "completed")
+
+    def end(self, results: Sequence[Result]) -> bytes:
+        """The whole response."""
+        response = self.whole(results)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def broken(self, failure: Failure) -> bytes:
+        """The response that has failed, and an event that OpenAI's clients raise."""
+        error = body_of(failure)["error"]
+        response = self._response("failed", None)
+        response["error"] = {"code": error["code"] or error["type"], "message": failure.message}
+        failed = self._event("response.failed", response=response)
+        return failed + self._event("error", **error | {"type": "error"}, error=error)
+
+    # ------------------------------------------------------------ whole
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Keeps it."""
+        self.piece(index, delta)
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The response."""
+        (result,) = results
+        is_cut = _is_cut(result)
+        self._close("incomplete" if is_cut else "completed")
+        response = self._response("incomplete" if is_cut else "completed", self._usage(result))
+        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+        return response
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the only call that may be made was made."""
+        return self._ask.has_one_call and any(one.kind == "function_call" for one in self._items)
+
+    @property
+    def _open(self) -> Item | None:
+        """The item that is growing."""
+        last = self._items[-1] if self._items else None
+        return last if last is not None and last.status == "in_progress" else None
+
+    def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self._name}",
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._ask.model,
+            "output": [item.json() for item in self._items],
+            "usage": usage,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "metadata": {},
+            **self._ask.echo,
+        }
+
+    def _usage(self, result: Result) -> dict[str, Any]:
+        usage = result.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _event(self, kind: str, **values: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._sent, **values}
+        self._sent += 1
+        return event(_encode(data).encode(), kind.encode())
+
+    def _add(self, kind: str) -> Item:
+        number = len(self._items)
+        item = Item(id=f"{PREFIXES[kind]}_{self._name}_{number}", kind=kind)
+        self._items.append(item)
+        return item
+
+    def _place(self, item: Item) -> dict[str, Any]:
+        """Where the only part of the item is; it is the last one."""
+        return {"item_id": item.id, "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        """More text for the item of this kind that is open, or for a new one."""
+        opening, item = b"", self._open
+        if item is None or item.kind != kind:
+            opening = self._close("completed")
+            item = self._add(kind)
+            place, number = self._place(item), len(self._items) - 1
+            shown, part = item.json(), item.part
+            opening += self._event("response.output_item.added", output_index=number, item=shown)
+            opening += self._event("response.content_part.added", **place, part=part)
+            name = f"response.{PARTS[kind]}.delta"
+            logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            start = _encode({"type": name, **place, **logprobs}).removesuffix("}")
+            self._begin = f"event: {name}\ndata: {start}"
+        item.pieces.append(text)
+        piece = f'{self._begin},"sequence_number":{self._sent},"delta":{_encode(text)}}}\n\n'
+        self._sent += 1
+        return opening + piece.encode()
+
+    def _call(self, call: dict[str, Any]) -> bytes:
+        """A whole call; one that cannot be read is text."""
+        function = call["function"]
+        if not function["name"]:
+            return self._grow("message", function["arguments"])
+        sent = self._close("completed")
+        item = self._add("function_call")
+        number, arguments = len(self._items) - 1, function["arguments"]
+        called = self._ask.called.get(function["name"], Called(function["name"]))
+        item.call = {"call_id": call["id"], "name": called.name, "arguments": ""}
+        if called.namespace:
+            item.call["namespace"] = called.namespace
+        place = {"item_id": item.id, "output_index": number}
+        sent += self._event("response.output_item.added", output_index=number, item=item.json())
+        name = "response.function_call_arguments"
+        sent += self._event(f"{name}.delta", **place, delta=arguments)
+        item.call["arguments"] = arguments
+        return sent + self._close("completed")
+
+    def _close(self, status: str) -> bytes:
+        """Ends the item that is open, if one is."""
+        item, number = self._open, len(self._items) - 1
+        if item is None:
+            return b""
+        item.status = status
+        if item.kind == "function_call":
+            place = {"item_id": item.id, "output_index": number}
+            arguments = item.call["arguments"]
+            name = "response.function_call_arguments.done"
+            sent = self._event(name, **place, name=item.call["name"], arguments=arguments)
+        else:
+            place, part = self._place(item), item.part
+            more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
+            name = f"response.{PARTS[item.kind]}.done"
+            sent = self._event(name, **place, text=part["text"], **more)
+            sent += self._event("response.content_part.done", **place, part=part)
+        return sent + self._event(
+            "response.output_item.done", output_index=number, item=item.json()
+        )
+
+
+def _is_cut(result: Result) -> bool:
+    return result.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,149 @@
+"""The input of a response: a conversation in items, as the daemon takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..failure import bad_field
+from ..fields import check_fields
+from ..turns import BETWEEN_TEXTS, Message, append_turn
+from .fields import ITEM_FIELDS
+from .tools import Called, Tools
+
+ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+
+TEXTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "refusal": "refusal",
+}
+"""The types of parts that are text, and the field that has it."""
+
+NOT_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
+
+
+def read_input(given: Any, tools: Tools) -> list[Message]:
+    """The messages for the chat template.
+
+    Args:
+        given: the input.
+        tools: what the model may call.
+
+    Raises:
+        Failure: it is no conversation, or holds what is not text; `param` names the place.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise bad_field("input", "input takes a text, or a list of items")
+    if not given:
+        raise bad_field("input", "input takes at least one item, not an empty list")
+    conversation = _Conversation(tools)
+    for place, item in enumerate(given):
+        conversation.add(item, f"input[{place}]")
+    if not conversation.turns:
+        raise bad_field("input", "input takes at least one message")
+    return conversation.turns
+
+
+class _Conversation:
+    """Items become messages: reasoning, text and calls of one turn are one of them.
+
+    Args:
+        tools: what the model may call.
+
+    Attributes:
+        turns: the messages so far.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self.turns: list[Message] = []
+        self._reasoning: list[str] = []  # belongs to what the assistant does next
+
+    def add(self, item: Any, path: str) -> None:
+        """One more item.
+
+        Raises:
+            Failure: it is none that can be used.
+        """
+        if not isinstance(item, dict):
+            raise bad_field(path, f"{path} takes an object")
+        kind = item.get("type", "message")
+        if not isinstance(kind, str) or kind not in ITEM_FIELDS:
+            known = ", ".join(ITEM_FIELDS)
+            raise bad_field(f"{path}.type", f"{path}.type takes one of {known}")
+        read = check_fields(item, ITEM_FIELDS[kind], within=path)
+        match kind:
+            case "message":
+                self._add_message(read, path)
+            case "reasoning":
+                shown = read.get("content") or read.get("summary")
+                self._reasoning += _texts(shown, f"{path}.content")
+            case "function_call":
+                self._add_call(read, path)
+            case _:
+                output = BETWEEN_TEXTS.join(_texts(read.get("output"), f"{path}.output"))
+                call = _text(read, "call_id", path)
+                self.turns.append({"role": "tool", "tool_call_id": call, "content": output})
+
+    def _add_message(self, read: dict[str, Any], path: str) -> None:
+        role = read.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
+        if "content" not in read:
+            raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
+        text = BETWEEN_TEXTS.join(_texts(read["content"], f"{path}.content"))
+        if role == "assistant":
+            self._assistant()["content"] += text
+        else:
+            append_turn(self.turns, {"role": ROLES[role], "content": text})
+
+    def _add_call(self, read: dict[str, Any], path: str) -> None:
+        namespace = _text(read, "namespace", path) if "namespace" in read else ""
+        name = self._tools.shown(Called(_text(read, "name", path), namespace))
+        function = {"name": name, "arguments": _text(read, "arguments", path)}
+        call = {"id": _text(read, "call_id", path), "type": "function", "function": function}
+        self._assistant().setdefault("tool_calls", []).append(call)
+
+    def _assistant(self) -> Message:
+        """The assistant's turn that goes on, or a new one."""
+        last = self.turns[-1] if self.turns else {}
+        if last.get("role") != "assistant":
+            last = {"role": "assistant", "content": ""}
+            self.turns.append(last)
+        if self._reasoning:
+            thoughts = [last["reasoning_content"]] if "reasoning_content" in last else []
+            last["reasoning_content"] = BETWEEN_TEXTS.join(thoughts + self._reasoning)
+            self._reasoning = []
+        return last
+
+
+def _texts(content: Any, path: str) -> list[str]:
+    """The texts of something that is a text, or a list of parts; None is no text."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise bad_field(path, f"{path} takes a text, or a list of parts")
+    return [_part(part, f"{path}[{place}]") for place, part in enumerate(content)]
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in NOT_TEXT:
+        raise bad_field(path, f"{path}: no model here takes {NOT_TEXT[kind]}; send text")
+    if not isinstance(kind, str) or kind not in TEXTS:
+        raise bad_field(path, f'{path} takes a part {{"type": "input_text", "text": …}}')
+    return _text(part, TEXTS[kind], path)
+
+
+def _text(values: dict[str, Any], name: str, path: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str):
+        raise bad_field(f"{path}.{name}", f"{path}.{name} takes a text")
+    return value

@@ -1,0 +1,156 @@
+"""What a request for a response asks of the daemon. Pure: a map in, an `Ask` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ask import Ask
+from ..failure import bad_field
+from ..fields import check_fields
+from ..turns import append_turn
+from .fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
+from .input import read_input
+from .tools import Called, Tools, read_tools
+
+CHOICES = ("auto", "none")
+
+NOT_INCLUDED = "message.output_text.logprobs"
+
+MOST_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseAsk(Ask):
+    """A request for a response.
+
+    Attributes:
+        has_one_call: whether what comes after the first call is left out.
+        called: for each name that the model may call, the function that the client knows.
+        echo: what the response says of the request.
+    """
+
+    has_one_call: bool = False
+    called: dict[str, Called] = field(default_factory=dict)
+    echo: dict[str, Any] = field(default_factory=dict)
+
+
+def read_response(body: dict[str, Any]) -> ResponseAsk:
+    """Reads the body of `POST /v1/responses`.
+
+    Raises:
+        Failure: a field is missing, unknown or of another type; `param` names it.
+    """
+    given = check_fields(body, RESPONSE_FIELDS)
+    model = given.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+    is_streamed = _flag(given, "stream", default=False)
+    is_parallel = _flag(given, "parallel_tool_calls", default=True)
+    echo = {"parallel_tool_calls": is_parallel, **_echo(given)}
+    tools = _read_tools(given, echo)
+    messages = _read_messages(given, tools)
+    _read_limit(given)
+    _read_text(given)
+    _read_reasoning(given)
+    _read_include(given)
+    return ResponseAsk(
+        model=model,
+        inputs=({"messages": messages},),
+        parameters=given,
+        is_streamed=is_streamed,
+        has_one_call=not is_parallel,
+        called=tools.called,
+        echo=echo,
+    )
+
+
+def _echo(given: dict[str, Any]) -> dict[str, Any]:
+    names = ("instructions", "max_output_tokens", "temperature", "top_p", "text", "reasoning")
+    return {name: given.get(name) for name in names}
+
+
+def _flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
+    value = given.pop(name, default)
+    if not isinstance(value, bool):
+        raise bad_field(name, f"{name} takes true or false")
+    return value
+
+
+def _read_messages(given: dict[str, Any], tools: Tools) -> list[dict[str, Any]]:
+    instructions = given.pop("instructions", "")
+    if not isinstance(instructions, str):
+        raise bad_field("instructions", "instructions takes a text")
+    if "input" not in given:
+        raise bad_field("input", "input is missing; it takes a text")
+    first, *others = read_input(given.pop("input"), tools)
+    turns = [{"role": "system", "content": instructions}] if instructions else []
+    append_turn(turns, first)
+    return turns + others
+
+
+def _read_limit(given: dict[str, Any]) -> None:
+    most = given.pop("max_output_tokens", None)
+    if most is None:
+        return
+    if type(most) is not int or most < 1:
+        raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
+    given |= {"max_tokens": min(most, MOST_TOKENS), "cap_max_tokens": True}
+
+
+def _read_tools(given: dict[str, Any], echo: dict[str, Any]) -> Tools:
+    tools = read_tools(given.pop("tools", []))
+    echo["tools"] = [{"type": "function", "strict": False, **one} for one in tools.functions]
+    if tools.functions:
+        given["tools"] = [{"type": "function", "function": one} for one in tools.functions]
+    choice = given.get("tool_choice", "auto")
+    if not isinstance(choice, str) or choice not in CHOICES:
+        raise bad_field(
+            "tool_choice",
+            "tool_choice takes auto or none: a call cannot be forced; for arguments that are right"
+            " in any case, ask with text.format",
+        )
+    echo["tool_choice"] = choice
+    return tools
+
+
+def _read_text(given: dict[str, Any]) -> None:
+    text = given.pop("text", {})
+    if not isinstance(text, dict):
+        raise bad_field("text", "text takes an object")
+    match check_fields(text, TEXT_FIELDS, within="text").get("format", {"type": "text"}):
+        case {"type": "text"}:
+            pass
+        case {"type": "json_object"}:
+            given["response_format"] = {"type": "json_object"}
+        case {"type": "json_schema", "schema": dict(schema)}:
+            form = {"type": "json_schema", "json_schema": {"schema": schema}}
+            given["response_format"] = form
+        case _:
+            raise bad_field(
+                "text.format",
+                "text.format takes the type text, json_object or json_schema (with schema)",
+            )
+
+
+def _read_reasoning(given: dict[str, Any]) -> None:
+    reasoning = given.pop("reasoning", {})
+    if not isinstance(reasoning, dict):
+        raise bad_field("reasoning", "reasoning takes an object")
+    effort = check_fields(reasoning, REASONING_FIELDS, within="reasoning").get("effort")
+    if effort is None:
+        return
+    if not isinstance(effort, str):
+        raise bad_field("reasoning.effort", "reasoning.effort takes a text")
+    extra = given.get("chat_template_kwargs", {})
+    if isinstance(extra, dict):  # otherwise `generate` says what is wrong with it
+        given["chat_template_kwargs"] = {"reasoning_effort": effort} | extra
+
+
+def _read_include(given: dict[str, Any]) -> None:
+    include = given.pop("include", [])
+    if not isinstance(include, list):
+        raise bad_field("include", "include takes a list")
+    if NOT_INCLUDED in include:
+        message = f"include: {NOT_INCLUDED} is not there yet; /v1/chat/completions has `logprobs`"
+        raise bad_field("include", message)

@@ -1,0 +1,107 @@
+"""The tools of a request for a response, as the daemon takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..failure import bad_field
+from ..fields import check_fields
+from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
+
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")
+"""How the types of tools begin that run on OpenAI's servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function as the client calls it.
+
+    Attributes:
+        name: of the function.
+        namespace: to which it belongs; empty for none.
+    """
+
+    name: str
+    namespace: str = ""
+
+
+@dataclass(slots=True)
+class Tools:
+    """What the model may call.
+
+    Attributes:
+        functions: in the form that chat templates know.
+        called: for each name in them, the function that the client knows.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    called: dict[str, Called] = field(default_factory=dict)
+
+    def shown(self, called: Called) -> str:
+        """The name under which the model knows a function."""
+        names = (name for name, one in self.called.items() if one == called)
+        return next(names, called.name)
+
+
+def read_tools(given: Any) -> Tools:
+    """The functions, those in namespaces too, without tools that run elsewhere.
+
+    Chat templates know no namespaces: a function has its own name there, unless another one has
+    the same.
+
+    Raises:
+        Failure: one of them is none that the model could call.
+    """
+    if not isinstance(given, list):
+        raise bad_field("tools", "tools takes a list of tools")
+    found = [one for place, tool in enumerate(given) for one in _functions(tool, f"tools[{place}]")]
+    count = Counter(called.name for called, _ in found)
+    tools = Tools()
+    for called, function in found:
+        is_alone = count[called.name] == 1 or not called.namespace
+        name = called.name if is_alone else f"{called.namespace}__{called.name}"
+        tools.functions.append({"name": name, **function})
+        tools.called[name] = called
+    return tools
+
+
+def _functions(
+    tool: Any, path: str, namespace: str = ""
+) -> Iterator[tuple[Called, dict[str, Any]]]:
+    """The functions that a tool stands for, and what else is known of each."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str):
+        raise bad_field(path, f"{path} takes an object with a type")
+    if kind.startswith(HOSTED):
+        return
+    if kind == "namespace" and not namespace:
+        read = check_fields(tool, NAMESPACE_FIELDS, within=path)
+        inner = read.get("tools", [])
+        if not isinstance(inner, list):
+            raise bad_field(f"{path}.tools", f"{path}.tools takes a list of tools")
+        for place, one in enumerate(inner):
+            yield from _functions(one, f"{path}.tools[{place}]", _name(read, path))
+        return
+    if kind != "function":
+        message = f"{path}.type takes function or namespace; {kind[:64]} is not known here"
+        raise bad_field(f"{path}.type", message)
+    read = check_fields(tool, TOOL_FIELDS, within=path)
+    parameters = read.get("parameters", {"type": "object", "properties": {}})
+    if not isinstance(parameters, dict):
+        raise bad_field(f"{path}.parameters", f"{path}.parameters takes a JSON schema")
+    function: dict[str, Any] = {"parameters": parameters}
+    if "description" in read:
+        if not isinstance(read["description"], str):
+            raise bad_field(f"{path}.description", f"{path}.description takes a text")
+        function = {"description": read["description"], **function}
+    yield Called(_name(read, path), namespace), function
+
+
+def _name(read: dict[str, Any], path: str) -> str:
+    name = read.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_field(f"{path}.name", f"{path}.name takes a text")
+    return name

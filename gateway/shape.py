@@ -1,0 +1,52 @@
+"""What the answers to one HTTP request look like. Pure: deltas in, JSON out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from mlxsup.client import Delta, Result
+
+from .failure import Failure
+from .sse import comment
+
+
+class Shape(ABC):
+    """One response; each API has its own. Bytes are whole server-sent events."""
+
+    # ------------------------------------------------------------ pieces
+
+    @abstractmethod
+    def first(self, index: int) -> bytes | None:
+        """What comes before the first piece of a choice."""
+
+    @abstractmethod
+    def piece(self, index: int, delta: Delta) -> bytes | None:
+        """A piece; None if there is nothing to show yet."""
+
+    @abstractmethod
+    def last(self, index: int, result: Result) -> bytes:
+        """The end of a choice."""
+
+    @abstractmethod
+    def end(self, results: Sequence[Result]) -> bytes:
+        """What comes after all choices: the answer is complete."""
+
+    @abstractmethod
+    def broken(self, failure: Failure) -> bytes:
+        """The answer breaks off here."""
+
+    def waits(self, text: str) -> bytes:
+        """The request makes progress; its reader sees that the connection is alive."""
+        return comment(text)
+
+    # ------------------------------------------------------------ whole
+
+    @abstractmethod
+    def take(self, index: int, delta: Delta) -> None:
+        """A piece of an answer that is sent as a whole."""
+
+    @abstractmethod
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The whole answer."""

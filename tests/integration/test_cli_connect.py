@@ -1,0 +1,181 @@
+"""`mlxsup connect`: what it prints, writes and takes back, and a real program that uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxsup.cli.connecting.tools import TOOLS
+
+from support.cli import ESCAPE, run_cli
+from support.daemon import Daemon, fake
+from support.http_daemon import HttpDaemon
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[HttpDaemon]:
+    fast = {"step_s": 0.0, "context_length": 200_000}
+    with HttpDaemon({"cold": fake(preload=False), "m": fake(fake=fast)}) as running:
+        with running.client() as client:
+            client.load("m")
+        yield running
+
+
+def connect(
+    daemon: Daemon, home: Path, tool: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command with another home folder."""
+    where = [] if "--undo" in arguments else ["--endpoint", daemon.endpoint]
+    config = str(home / ".config")
+    return run_cli(
+        "connect", tool, *arguments, *where, HOME=str(home), XDG_CONFIG_HOME=config
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_it_prints_what_belongs_into_the_file_and_writes_nothing(
+    daemon: HttpDaemon, tmp_path: Path, tool: str
+) -> None:
+    done = connect(daemon, tmp_path, tool)
+    assert done.returncode == 0
+    assert daemon.url in done.stdout
+    assert "then: " in done.stderr
+    assert not ESCAPE.search(done.stdout + done.stderr)
+    assert list(tmp_path.iterdir()) == []
+    value = json.loads(connect(daemon, tmp_path, tool, "--json").stdout)
+    assert (value["tool"], value["schema_version"]) == (tool, 1)
+    assert value["usage"]
+
+
+def test_it_writes_shows_the_difference_and_takes_it_back(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    path = tmp_path / ".config" / "zed" / "settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{\n  // mine\n  "theme": "dark"\n}\n')
+    before = path.read_text()
+    done = connect(daemon, tmp_path, "zed", "--write")
+    assert done.returncode == 0, done.stderr
+    assert f"+++ {path}" in done.stdout
+    assert '+  "language_models": {' in done.stdout
+    assert "export MLXSUP_API_KEY=mlxsup" in done.stderr
+    assert '"name": "m"' in path.read_text()
+    again = connect(daemon, tmp_path, "zed", "--write")
+    assert again.stdout == f"{path} has it already\n"
+    undone = connect(daemon, tmp_path, "zed", "--undo")
+    assert (undone.returncode, path.read_text()) == (0, before)
+    assert '-  "language_models": {' in undone.stdout
+    assert connect(daemon, tmp_path, "zed", "--undo").returncode == 1
+
+
+def test_the_model_that_is_ready_comes_first_unless_another_one_is_asked_for(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    assert "--model mlxsup/m\n" in connect(daemon, tmp_path, "opencode").stderr
+    done = connect(daemon, tmp_path, "opencode", "--model", "cold")
+    assert "--model mlxsup/cold\n" in done.stderr
+    done = connect(daemon, tmp_path, "opencode", "--model", "clod")
+    assert done.returncode == 1
+    assert "did you mean cold?" in done.stderr
+
+
+def test_a_file_that_is_no_json_is_left_alone(daemon: HttpDaemon, tmp_path: Path) -> None:
+    path = tmp_path / ".claude" / "settings.json"
+    path.parent.mkdir()
+    path.write_text('{"env": }')
+    done = connect(daemon, tmp_path, "claude-code", "--write")
+    assert done.returncode == 1
+    assert f"{path}: " in done.stderr
+    assert "line 1, column 9" in done.stderr
+    assert path.read_text() == '{"env": }'
+    assert list(tmp_path.iterdir()) == [path.parent]
+
+
+def test_what_cannot_be_done_says_what_can(daemon: HttpDaemon, tmp_path: Path) -> None:
+    done = connect(daemon, tmp_path, "open-webui", "--write")
+    assert (done.returncode, "in a database" in done.stderr) == (1, True)
+    assert connect(daemon, tmp_path, "emacs").returncode == 64
+    assert connect(daemon, tmp_path, "zed", "--undo", "--write").returncode == 64
+    done = connect(daemon, tmp_path, "zed", "--undo", "--json")
+    assert json.loads(done.stdout)["error"]["code"] == "nothing_to_undo"
+
+
+def test_without_http_it_says_how_to_get_it(tmp_path: Path) -> None:
+    with Daemon({"m": fake()}) as daemon:
+        done = connect(daemon, tmp_path, "zed")
+    assert done.returncode == 1
+    assert "serves no HTTP" in done.stderr
+    assert "mlxsup start --http" in done.stderr
+
+
+def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    daemon = HttpDaemon({"m": fake()})
+    daemon.listen = "0.0.0.0:0"
+    key = daemon.run("key", "new", "tool").stdout.strip()
+    with daemon:
+        shown = connect(daemon, tmp_path, "opencode", "--key", key).stdout
+        where = ("--endpoint", daemon.endpoint)
+        piped = run_cli("connect", "opencode", "--key", "-", *where, stdin=f"{key}\n").stdout
+        wrong = connect(daemon, tmp_path, "opencode", "--key", "a b")
+    assert f'"apiKey": "{key}"' in shown
+    assert f"http://127.0.0.1:{daemon.address[1]}/v1" in shown
+    assert piped == shown
+    assert (wrong.returncode, "mlxsup key new NAME" in wrong.stderr) == (64, True)
+
+
+# ---------------------------------------------------------------- real programs
+
+
+def one_turn(daemon: HttpDaemon, home: Path, tool: str, *command: str) -> str:
+    """What a program prints that uses what was written for it."""
+    program = shutil.which(command[0], path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip(f"there is no {command[0]}: npm install --prefix build/npm PACKAGE")
+    assert connect(daemon, home, tool, "--write").returncode == 0
+    work = home / "work"
+    work.mkdir()
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ANTHROPIC", "OPENAI", "CLAUDE", "CODEX", "OPENCODE"))
+    } | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
+    done = subprocess.run(
+        [program, *command[1:]],
+        cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_opencode_completes_a_turn_with_what_was_written(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    command = ("opencode", "run", "--model", "mlxsup/m", "[[say it works]]")
+    assert "it works" in one_turn(daemon, tmp_path, "opencode", *command)
+
+
+@pytest.mark.slow
+def test_codex_completes_a_turn_with_what_was_written(daemon: HttpDaemon, tmp_path: Path) -> None:
+    command = ("codex", "exec", "--profile", "mlxsup", "--skip-git-repo-check")
+    assert "it works" in one_turn(daemon, tmp_path, "codex", *command, "[[say it works]]")
+
+
+@pytest.mark.slow
+def test_claude_code_completes_a_turn_with_what_was_written(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    command = ("claude", "--print", "[[say it works]]")
+    assert "it works" in one_turn(daemon, tmp_path, "claude-code", *command)

@@ -1,0 +1,309 @@
+"""The page in a real browser, as somebody uses it: with a mouse, with keys, and without eyes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.browser import CHROMIUM, NO_CHROMIUM, Browser
+from support.daemon import fake, row, wait_for_state
+from support.eventually import eventually
+from support.http_daemon import HttpDaemon, gateway_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
+]
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+NO_AXE = "there is no axe-core: npm install --prefix build/npm axe-core"
+PHONE = (360, 740)
+DESKTOP = (1280, 900)
+
+BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
+    !one.closest('.scroll, .skip') && one.getBoundingClientRect().right > %d + 1).length"""
+"""How many elements begin or end beyond the right edge of a window this wide."""
+
+
+@pytest.fixture
+def daemon() -> Iterator[HttpDaemon]:
+    models = {
+        "m": fake(fake={"step_s": 0.03}, max_concurrency=2),
+        "other": fake(preload=False),
+    }
+    running = HttpDaemon(models)
+    accounts = "[clients.alice]\nweight = 2\n[clients.bob]\n"
+    running.config.write_text(accounts + running.config.read_text())
+    with running:
+        with running.client() as client:
+            client.load("m")
+        yield running
+
+
+@pytest.fixture
+def browser(daemon: HttpDaemon) -> Iterator[Browser]:
+    """One that shows the page, with what it knows of both models."""
+    with Browser() as started:
+        started.size(*DESKTOP)
+        started.open(f"{daemon.url}/")
+        started.until("document.querySelectorAll('.card .word').length === 2")
+        yield started
+
+
+def card(model: str, what: str) -> str:
+    """A selector within a model's card."""
+    return f'[data-key="{model}"] {what}'
+
+
+def shows(selector: str, text: str) -> str:
+    """An expression: an element shows a text."""
+    return f"document.querySelector({selector!r})?.innerText.includes({text!r})"
+
+
+def say(browser: Browser, text: str) -> None:
+    """Types a message, and sends it."""
+    browser.click("#message")
+    browser.type(text)
+    browser.press("Enter")
+
+
+# ---------------------------------------------------------------- what it shows
+
+
+def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    assert browser.text(card("m", '[data-figure="generation"]')) == "1"
+    with daemon.client() as client:
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+    browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
+    browser.until(shows(card("m", ".word"), "READY"))
+    assert "last crash: SIGKILL" in browser.text(card("m", ".note"))
+    assert "m, generation 1: SIGKILL" in browser.text("#crashes li")
+    browser.click("#crashes summary")
+    browser.until(shows("#crashes pre", "worker started model=m generation=1"))
+    assert ("status", "") in browser.spoken()
+    browser.until("document.querySelector('#news').textContent === 'm is READY, generation 2'")
+    assert browser.problems == []
+
+
+def test_streams_that_are_paused_and_resumed_are_listed_by_account(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    with daemon.client() as client:
+        paused = client.generate("m", prompt="a", max_tokens=3000, client="alice")
+        stays = client.generate("m", prompt="b", max_tokens=3000, client="bob")
+        waits = client.generate("m", prompt="c", max_tokens=3000, client="bob")
+        browser.until(shows("#accounts", "alice"))
+        browser.until(shows('#accounts [data-key="bob"]', "bob\t1\t1\t1"))
+        client.pause(paused.request_id)
+        browser.until(shows("#open", "paused, paused by somebody"))
+        client.resume(paused.request_id)
+        waits.cancel()
+        eventually(lambda: len(row(client, "m")["running"]) == 2)
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        browser.until(shows("#open", "resumed once after a crash"))
+        paused.cancel()
+        stays.cancel()
+    assert browser.problems == []
+
+
+def test_a_figure_and_a_curve_show_how_fast_it_is(daemon: HttpDaemon, browser: Browser) -> None:
+    with daemon.client() as client:
+        stream = client.generate("m", prompt="a", max_tokens=3000)
+        browser.until(f"parseFloat(document.querySelector({card('m', '[data-figure=speed]')!r})"
+                      ".innerText) > 1")  # fmt: skip
+        browser.until("document.querySelectorAll('#speed .line')[0].getAttribute('d').length > 40")
+        stream.cancel()
+    names = [name for role, name in browser.spoken() if role == "image"]
+    assert [name.partition(",")[0] for name in names] == [
+        "Tokens per second", "Memory of each worker",
+    ]  # fmt: skip
+    assert browser.problems == []
+
+
+# ---------------------------------------------------------------- the buttons
+
+
+def test_a_model_is_restarted_by_its_button_with_keys_alone(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    name = "document.activeElement.getAttribute('aria-label')"
+    for _ in range(20):
+        browser.press("Tab")
+        if browser.evaluate(name) == "Restart m":
+            break
+    assert browser.evaluate(name) == "Restart m"
+    browser.press(" ")
+    browser.until(shows(card("m", ".answer"), "Restart: accepted"))
+    browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
+    browser.until(shows(card("m", ".word"), "READY"))
+    assert browser.evaluate(name) == "Restart m", "what changes around it leaves the focus alone"
+    assert browser.problems == []
+
+
+def test_buttons_load_and_unload_and_those_that_do_not_fit_do_nothing(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    unload = card("other", '[data-action="unload"]')
+    browser.click(unload)
+    assert browser.text(card("other", ".answer")) == ""
+    browser.click(card("other", '[data-action="load"]'))
+    browser.until(shows(card("other", ".word"), "READY"))
+    browser.until(f"!document.querySelector({unload!r}).hasAttribute('aria-disabled')")
+    browser.click(unload)
+    browser.until(shows(card("other", ".word"), "STOPPED"))
+    with daemon.client() as client:
+        assert row(client, "other")["generation"] == 1
+    assert browser.problems == []
+
+
+def test_a_model_that_is_removed_takes_the_focus_from_no_other(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    browser.evaluate(f"document.querySelector({card('other', 'button')!r}).focus()")
+    daemon.write_config({"other": fake(preload=False)})
+    with daemon.client() as client:
+        assert client.reload()["removed"] == ["m"]
+    browser.until("document.querySelectorAll('.card').length === 1")
+    assert browser.evaluate("document.activeElement.getAttribute('aria-label')") == "Load other"
+    assert browser.problems == []
+
+
+def test_a_page_outlives_its_gateway(daemon: HttpDaemon, browser: Browser) -> None:
+    with daemon.client() as client:
+        first = gateway_of(client)["pid"]
+        os.kill(first, signal.SIGKILL)
+        gateway_of(client, after=first)
+        browser.until(shows("#daemon", "gateway restarted 1 times"))
+        browser.click(card("m", '[data-action="restart"]'))
+        browser.until(shows(card("m", '[data-figure="generation"]'), "2"))
+    assert browser.evaluate("document.querySelector('#alert').hidden")
+
+
+def test_a_page_without_a_daemon_says_so_and_finds_the_next_one() -> None:
+    daemon = HttpDaemon({"m": fake()})
+    with daemon, Browser() as browser:
+        browser.open(f"{daemon.url}/")
+        browser.until("document.querySelector('.card')")
+        daemon.listen = f"{daemon.address[0]}:{daemon.address[1]}"
+        daemon.kill()
+        browser.until(shows("#alert", "Trying again"))
+        daemon.start()
+        browser.until("document.querySelector('#alert').hidden")
+
+
+# ---------------------------------------------------------------- the chat
+
+
+def test_a_chat_outlives_its_worker_and_has_the_same_text(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    messages = [{"role": "user", "content": "tell me more"}]
+    with daemon.client() as client:
+        expected = client.complete("m", messages=messages, max_tokens=150)
+        browser.click("#ask summary")
+        browser.click("#most")
+        browser.type("150")
+        say(browser, "tell me more")
+        browser.until("document.querySelectorAll('.turn .text')[1]?.innerText.length > 20")
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+    browser.until(shows("#doing", "Complete: 150 tokens. Its worker was replaced meanwhile"))
+    said = browser.evaluate("document.querySelectorAll('.turn .text')[1].textContent")
+    assert said == expected.text
+    assert ("log", "Messages") in browser.spoken()
+    assert browser.problems == []
+
+
+def test_an_answer_is_stopped_and_its_row_is_free(daemon: HttpDaemon, browser: Browser) -> None:
+    say(browser, "without end")
+    browser.until("document.querySelectorAll('.turn .text')[1]?.innerText.length > 20")
+    browser.press("Escape")
+    browser.until(shows("#doing", "Stopped."))
+    with daemon.client() as client:
+        eventually(lambda: not row(client, "m")["running"], what="a free row")
+    browser.click("#forget")
+    assert browser.evaluate("document.querySelectorAll('.turn').length") == 0
+    assert browser.problems == []
+
+
+def test_what_a_model_says_stays_a_text_and_its_reasoning_is_folded(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    say(browser, "[[say <think>hm</think><b id='made'>bold</b><script>alert(1)</script>]]")
+    browser.until(shows("#doing", "Complete"))
+    assert browser.evaluate("document.querySelector('#made')") is None
+    assert "<b id='made'>bold</b>" in browser.text(".turn:last-child .text")
+    assert (
+        browser.evaluate("document.querySelector('.turn:last-child .thought').textContent") == "hm"
+    )
+    assert browser.problems == []
+
+
+def test_the_chosen_model_answers_and_is_loaded_if_it_must_be(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    browser.evaluate("document.querySelector('#model').value = 'other'")
+    say(browser, "[[say hello]]")
+    browser.until(shows("#doing", "Complete"))
+    assert browser.text(".turn:last-child strong") == "other"
+    browser.until(shows(card("other", ".word"), "READY"))
+    assert browser.problems == []
+
+
+def test_a_request_that_is_refused_says_why_and_keeps_the_message(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    long = "word " * 5000
+    say(browser, long)
+    browser.until(shows("#doing", "Broken off"))
+    assert "context" in browser.text("#doing")
+    assert browser.evaluate("document.querySelector('#message').value") == long.strip()
+
+
+# ---------------------------------------------------------------- for everybody
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.skipif(not AXE.is_file(), reason=NO_AXE)
+def test_it_has_no_serious_problem_for_those_who_see_or_hear_it_otherwise(
+    daemon: HttpDaemon, browser: Browser, scheme: str, size: tuple[int, int]
+) -> None:
+    browser.size(*size)
+    browser.scheme(scheme)
+    with daemon.client() as client:
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        eventually(lambda: row(client, "m")["generation"] == 2)
+        wait_for_state(client, "m", "READY")
+        stream = client.generate("m", prompt="a", max_tokens=3000)
+        say(browser, "[[say <think>hm</think>hello]]")
+        browser.until(shows("#doing", "Complete"))
+        browser.until(shows("#open", "running"))
+        browser.until("document.querySelector('#crashes summary')")
+        browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+        browser.evaluate(AXE.read_text() + "; 0")
+        found = browser.evaluate(
+            "axe.run().then(({violations}) => violations.map(({id, impact, nodes}) =>"
+            " [id, impact, nodes.map(({html, failureSummary}) => html + failureSummary)]))"
+        )
+        stream.cancel()
+    assert [one for one in found if one[1] in ("serious", "critical")] == []
+    assert browser.evaluate(BEYOND % size[0]) == 0, "nothing is beyond the right edge"
+    assert browser.problems == []
+
+
+def test_in_the_dark_it_is_dark(daemon: HttpDaemon, browser: Browser) -> None:
+    shade = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
+        ".reduce((sum, one) => sum + Number(one), 0)"
+    )
+    browser.scheme("light")
+    assert browser.evaluate(shade) > 600
+    browser.scheme("dark")
+    assert browser.evaluate(shade) < 150

@@ -1,0 +1,248 @@
+"""`GET /metrics`: what is counted, what is read off the status, and which labels there can be."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
+from mlxsup.gateway.metrics.meter import Meter
+from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
+from mlxsup.protocol.client_messages import Timings
+from mlxsup.protocol.states import State
+
+from support.exposed import DECLARED, Exposed
+from support.played_gateway import Item, PlayedDaemon, Site, delta, result
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
+
+ROW: dict[str, Any] = {
+    "name": "m", "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
+    "last_exit": {"reason": "crash", "cause": "worker", "at": 17.5},
+    "load_phases_s": {"spawn": 0.5},
+    "running": ["a", "b"], "queued_per_class": {"batch": 4}, "paused": ["c"], "yielded": ["d", "e"],
+    "quarantined": 1, "tokens_per_s": 80.5, "engine_s": 9.0, "repeated_s": 0.5, "steps": 77,
+    "phase": "decode", "phase_s": 0.25,
+    **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
+}  # fmt: skip
+STATUS: dict[str, Any] = {
+    "version": "1.2", "uptime_s": 60.0, "models": [ROW],
+    "memory": {"budget_bytes": 100, "reserved_bytes": 50, "machine_bytes": None},
+}  # fmt: skip
+
+
+class Daemon(PlayedDaemon):
+    """One with a whole status."""
+
+    async def status(self) -> dict[str, Any]:
+        await super().status()
+        return STATUS
+
+
+async def scraped(site: Site) -> Exposed:
+    response = await site.ask("GET", "/metrics")
+    assert response.status == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    return Exposed(response.body.decode())
+
+
+def after(*answers: list[Item], **fields: Any) -> Exposed:
+    """What is exposed after one chat for each answer."""
+    daemon = Daemon(*answers)
+    site = Site(daemon)
+
+    async def run() -> Exposed:
+        for _ in range(len(answers) or 1):
+            await site.ask("POST", CHAT, {**BODY, **fields})
+        return await scraped(site)
+
+    return asyncio.run(run())
+
+
+def answer(**more: Any) -> list[Item]:
+    return [delta("abc"), result("abc", timings=TIMES, **more)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_counted_once_with_its_tokens_and_times(stream: bool) -> None:
+    seen = after(answer(), answer(resumed=2), stream=stream)
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 2
+    assert seen.value("mlxsup_prompt_tokens_total", model="m") == 10
+    assert seen.value("mlxsup_cached_prompt_tokens_total", model="m") == 4
+    assert seen.value("mlxsup_generation_tokens_total", model="m") == 6
+    assert seen.value("mlxsup_requests_resumed_total", model="m") == 2
+    for name, total in (
+        ("time_to_first_token", 0.6), ("time_per_output_token", 1.0), ("request_duration", 2.6),
+        ("queue_time", 0.06), ("prefill", 0.4),
+    ):  # fmt: skip
+        assert seen.value(f"mlxsup_{name}_seconds_count", model="m") == 2
+        assert seen.value(f"mlxsup_{name}_seconds_sum", model="m") == pytest.approx(total)
+
+
+def test_each_of_several_answers_counts() -> None:
+    daemon = Daemon(answer(), answer(), answer())
+    site = Site(daemon)
+
+    async def run() -> Exposed:
+        await site.ask("POST", CHAT, {**BODY, "n": 3})
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 3
+
+
+def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
+    seen = after([result("", FinishReason.LENGTH, timings=TIMES)])
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="length") == 1
+    assert seen.value("mlxsup_request_duration_seconds_count", model="m") == 1
+    assert seen.value("mlxsup_time_to_first_token_seconds_count", model="m") is None
+    assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") is None
+
+
+def error(code: ErrorCode) -> RequestError:
+    return RequestError(code, "no", retryable=False, detail={})
+
+
+def test_errors_are_counted_by_their_code() -> None:
+    lost = ConnectionLost("gone", "ipc:///x")
+    failed = error(ErrorCode.MODEL_FAILED)
+    seen = after(answer(), [failed], [delta("a"), failed], [lost], stream=True)
+    errors = "mlxsup_request_errors_total"
+    assert seen.value(errors, model="m", code="model_failed") == 2
+    assert seen.value(errors, model="m", code="daemon_lost") == 1
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 1
+
+
+def test_a_reader_that_leaves_is_a_cancelled_answer() -> None:
+    daemon = Daemon(answer(), [delta("a"), asyncio.Event()])
+    site = Site(daemon)
+
+    async def run() -> Exposed:
+        await site.ask("POST", CHAT, BODY)
+        leaves = asyncio.Event()
+        body = {**BODY, "stream": True}
+        await site.ask(
+            "POST", CHAT, body, until=leaves.wait(), on_sent=lambda response: leaves.set()
+        )
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="cancelled") == 1
+
+
+def test_names_that_nobody_has_configured_become_no_label() -> None:
+    meter = Meter()
+    meter.know(["m"])
+    for number in range(100):
+        meter.failed(f"invented-{number}", error(ErrorCode.UNKNOWN_MODEL))
+        meter.left(f"invented-{number}")
+    meter.failed("m", error(ErrorCode.OVERLOADED))
+    seen = Exposed(meter.page(None).decode())
+    assert seen.labels("mlxsup_request_errors_total", "model") == {"", "m"}
+    assert seen.value("mlxsup_request_errors_total", model="", code="unknown_model") == 100
+    assert seen.labels("mlxsup_requests_total", "model") == {""}
+
+
+def test_evictions_are_counted_by_their_reason_and_wishes_of_people_are_not() -> None:
+    daemon = Daemon()
+    site = Site(daemon)
+    ends = {"evict": 2, "swap": 1, "idle": 1, "memory": 1, "user": 3, "restart": 1, "shutdown": 1}
+
+    async def run() -> Exposed:
+        async with site.life():
+            await asyncio.sleep(0)
+            (told,) = daemon.subscriptions
+            for why, count in ends.items():
+                states = ("READY", "DRAINING", "STOPPING", "STOPPING", "STOPPED")
+                for before, after in pairwise(states):
+                    change = {"model": "m", "from": before, "to": after, "why": why}
+                    for _ in range(count):
+                        told.items.put_nowait(change)
+            while not told.items.empty():  # noqa: ASYNC110 - nothing else says that it was read
+                await asyncio.sleep(0)
+            return Exposed((await site.ask("GET", "/metrics", has_life=False)).body.decode())
+
+    seen = asyncio.run(run())
+    name = "mlxsup_evictions_total"
+    counted = {why: seen.value(name, model="m", reason=why) for why in seen.labels(name, "reason")}
+    assert counted == {"evict": 2, "swap": 1, "idle": 1, "memory": 1}
+
+
+def test_responses_are_counted_by_status_refusals_included() -> None:
+    site = Site(Daemon(answer()))
+
+    async def run() -> Exposed:
+        await site.ask("POST", CHAT, BODY)
+        await site.ask("GET", "/nothing")
+        await site.ask("GET", "/health", headers={"host": "evil.example"})
+        await site.ask("GET", "/health")
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    counted = {status: seen.value("mlxsup_http_responses_total", status=status)
+               for status in seen.labels("mlxsup_http_responses_total", "status")}  # fmt: skip
+    assert counted == {"200": 2, "403": 1, "404": 1}
+
+
+def test_the_status_is_read_off_for_each_scrape() -> None:
+    seen = asyncio.run(scraped(Site(Daemon())))
+    assert seen.value("mlxsup_up") == 1
+    assert seen.value("mlxsup_build_info", version="1.2") == 1
+    assert seen.value("mlxsup_uptime_seconds") == 60
+    assert seen.value("mlxsup_memory_budget_bytes") == 100
+    assert seen.value("mlxsup_memory_machine_bytes") is None, "it was not measured yet"
+    states = {state: seen.value("mlxsup_model_state", model="m", state=state) for state in State}
+    assert {state for state, value in states.items() if value} == {State.READY}
+    assert None not in states.values()
+    expected = {
+        "mlxsup_model_generation": 3, "mlxsup_model_restarts_total": 2,
+        "mlxsup_requests_running": 2, "mlxsup_requests_paused": 3,
+        "mlxsup_requests_quarantined": 1, "mlxsup_tokens_per_second": 80.5,
+        "mlxsup_engine_seconds_total": 9.0, "mlxsup_repeated_seconds_total": 0.5,
+        "mlxsup_steps_total": 77, "mlxsup_step_age_seconds": 0.25,
+    }  # fmt: skip
+    assert {name: seen.value(name, model="m") for name in expected} == expected
+    exit_name = "mlxsup_model_last_exit_timestamp_seconds"
+    assert seen.value(exit_name, model="m", reason="crash", cause="worker") == 17.5
+    assert seen.value("mlxsup_model_load_seconds", model="m", phase="spawn") == 0.5
+    waiting = "mlxsup_requests_waiting"
+    assert seen.value(waiting, model="m", priority="batch") == 4
+    assert seen.value(waiting, model="m", priority="normal") == 0
+    for number, kind in enumerate(MEMORY_KINDS):
+        assert seen.value("mlxsup_memory_bytes", model="m", kind=kind) == number
+
+
+@pytest.mark.parametrize(
+    ("phase", "age"), [("prefill", 0.25), ("decode", 0.25), ("idle", 0.0), (None, 0.0)]
+)
+def test_only_a_step_has_an_age(
+    phase: str | None, age: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROW, "phase", phase)
+    seen = asyncio.run(scraped(Site(Daemon())))
+    assert seen.value("mlxsup_step_age_seconds", model="m") == age
+
+
+def test_without_a_daemon_it_says_so_and_keeps_its_counts() -> None:
+    daemon = Daemon(answer())
+    site = Site(daemon)
+
+    async def run() -> Exposed:
+        await site.ask("POST", CHAT, BODY)
+        daemon.state = ConnectionLost("no daemon answers", "ipc:///x")
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.value("mlxsup_up") == 0
+    assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 1
+    assert "mlxsup_model_state" not in seen.kinds
+
+
+def test_what_is_exposed_is_what_is_declared() -> None:
+    seen = after(answer())
+    assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}

@@ -1,0 +1,122 @@
+"""docs/metrics.md, the board and the alert rules know the metrics that there are, and no others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.states import State
+
+from support.exposed import declared_samples
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "metrics.md").read_text()
+BOARD: dict[str, Any] = json.loads((DOCS / "metrics" / "grafana.json").read_text())
+RULES: list[dict[str, Any]] = importlib.import_module("yaml").safe_load(
+    (DOCS / "metrics" / "alerts.yml").read_text()
+)["groups"][0]["rules"]
+
+SAMPLE = re.compile(r"\b(mlxsup_\w+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
+BY = re.compile(r"\bby \(([^)]*)\)")
+BOUNDED: dict[str, set[str]] = {
+    "state": set(State), "kind": set(MEMORY_KINDS), "code": {*ErrorCode, "daemon_lost"},
+    "status": {"401"},
+}  # fmt: skip
+"""What a query may ask a label for."""
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every query, with where it stands."""
+    for panel in BOARD["panels"]:
+        for target in panel["targets"]:
+            yield f"board: {panel['title']}", target["expr"]
+    for rule in RULES:
+        yield f"rule: {rule['alert']}", rule["expr"]
+
+
+def problems(expression: str) -> list[str]:
+    """What a query asks for that nobody exposes."""
+    known, found, used = declared_samples(), [], set()
+    for name, selector in SAMPLE.findall(expression):
+        if name not in known:
+            found.append(f"no metric {name}")
+            continue
+        used |= known[name]
+        for label, value in MATCHER.findall(selector):
+            if label not in known[name]:
+                found.append(f"{name} has no label {label}")
+            words = set() if value.startswith("$") else set(value.split("|"))
+            if not words <= BOUNDED.get(label, words):
+                found.append(f"{label} is never {value}")
+    grouped = {label.strip() for labels in BY.findall(expression) for label in labels.split(",")}
+    found += [f"nothing there has a label {label}" for label in sorted(grouped - used)]
+    if expression.count("(") != expression.count(")"):
+        found.append("the brackets do not match")
+    return found
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_query_asks_for_what_there_is(where: str, expression: str) -> None:
+    assert SAMPLE.search(expression), "it asks for nothing of ours"
+    assert problems(expression) == [], where
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("mlxsup_nothing", "no metric mlxsup_nothing"),
+        ("mlxsup_queue_time_seconds", "no metric mlxsup_queue_time_seconds"),
+        ('mlxsup_up{model="a"}', "mlxsup_up has no label model"),
+        ('mlxsup_model_state{state="BROKEN"}', "state is never BROKEN"),
+        ("sum by (le, model) (rate(mlxsup_steps_total[5m]))", "nothing there has a label le"),
+        ("rate(mlxsup_steps_total[5m]", "the brackets do not match"),
+    ],
+)
+def test_a_query_for_what_is_not_there_would_be_found(expression: str, problem: str) -> None:
+    assert problems(expression) == [problem]
+
+
+def test_counters_are_only_asked_for_their_growth() -> None:
+    for where, expression in expressions():
+        for match in re.finditer(r"mlxsup_\w+_(?:total|bucket|sum|count)\b", expression):
+            before = expression[: match.start()]
+            assert re.search(r"(rate|increase)\($", before), (where, match.group())
+
+
+@pytest.fixture
+def document(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS.parent))
+    return importlib.import_module("tools.metrics_document")
+
+
+def test_the_page_and_the_board_are_those_of_the_code(document: ModuleType) -> None:
+    assert document.with_tables(PAGE) == PAGE, "python tools/metrics_document.py"
+    assert document.board_text() == (DOCS / "metrics" / "grafana.json").read_text()
+
+
+def test_rules_say_what_is_wrong_and_how_bad() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        given = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+        by = BY.findall(rule["expr"])
+        left = {label.strip() for label in by[0].split(",")} - {"le"} if by else {"model"}
+        assert given <= left, rule["alert"]
+
+
+def test_panels_do_not_cover_each_other() -> None:
+    places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in BOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({one["id"] for one in BOARD["panels"]}) == len(places)
