@@ -7,9 +7,6 @@ from .mutant import bug
 MUTANTS = (
     bug("giving way: no row leaves", "giving_way", "if missing_bytes <= 0 or", "if True or"),
     bug("giving way: rows of any class", "giving_way", "one.priority is GIVES_WAY and ", ""),
-    bug("giving way: a model goes first", "loading",
-        "    if not desk.rows_give_way():\n        desk.swap_for_shortage()",
-        "    desk.swap_for_shortage()\n    desk.rows_give_way()"),
     bug("giving way: they return at once", "pausing",
         " or is_leaving_short(request)\n", "\n"),
     bug("giving way: every one that may", "giving_way",
