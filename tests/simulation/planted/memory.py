@@ -5,9 +5,6 @@ from __future__ import annotations
 from .mutant import bug
 
 MUTANTS = (
-    bug("loads: the longest wait is last", "pending",
-        "is_for_nobody, phase.since, phase.lack is None",
-        "is_for_nobody, -phase.since, phase.lack is None"),
     bug("loading: side by side", "load_turns", "self._free = most - len(loading)",
         "self._free = 9"),
     bug("loading: one more than may load", "load_turns", "self._free = most - len(loading)",
