@@ -16,6 +16,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
+from mlxsup.worker.engines.mlx.draws import choose_draw
 from mlxsup.worker.engines.mlx.sampling import RowDraws
 
 from .report import print_table
@@ -77,7 +78,9 @@ def make_at_once(kind: dict[str, float], rows: int, width: int) -> Draw:
     """mlxsup's sampler, as `DrawingBatch` calls it."""
     sampling = Sampling(**kind)  # type: ignore[arg-type]
     draws = [RowDraws(sampling=sampling, seed=seed) for seed in range(rows)]
-    sampler = BatchSampler(draws, [list(range(CONTEXT))] * rows, width)
+    backend = "cpu" if mx.default_device().type == mx.DeviceType.cpu else "cuda"
+    held = [list(range(CONTEXT))] * rows
+    sampler = BatchSampler(draws, held, width, choose_draw(backend))
     latest = mx.zeros((rows,), dtype=mx.uint32)
 
     def draw(logits: mx.array) -> mx.array:

@@ -14,13 +14,11 @@ QUIET_S = 0.002
 """If no request has come for this long, the burst is over."""
 
 MOST_S = 0.025
-"""No row waits longer, whatever comes."""
+"""No row waits longer, whatever comes: a burst of 64 arrives over as long. Only others
+that keep coming, or one whose preparation takes long, make a row wait for all of it."""
 
 DEAR = 2.0
 """A pass must cost this many times `QUIET_S`, which a request that comes alone waits in vain."""
-
-PASSES = 2.0
-"""No row waits longer than this many passes take."""
 
 
 class Gathering:
@@ -50,7 +48,7 @@ class Gathering:
         now = self._clock()
         if self._since is None:
             self._since = now
-        until = self._since + min(MOST_S, PASSES * pass_s)
+        until = self._since + MOST_S
         if not is_preparing:
             until = min(until, self._arrived_at + QUIET_S)
         if pass_s < DEAR * QUIET_S or now >= until:

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxsup.client import AsyncClient
 
@@ -30,10 +30,12 @@ class Burst:
     Attributes:
         sent_s: when each prompt was sent, in seconds after the first.
         times: when each token of each answer was there, by the same clock.
+        steps: that mlxsup's engine took; 0 if somebody else has answered.
     """
 
     sent_s: Sequence[float]
     times: Sequence[Sequence[float]]
+    steps: int = 0
 
     @property
     def whole_per_s(self) -> float:
@@ -54,6 +56,11 @@ class Burst:
         """Time to first token, the median of all."""
         pairs = zip(self.times, self.sent_s, strict=True)
         return statistics.median(own[0] - sent for own, sent in pairs)
+
+    @property
+    def more_steps(self) -> int:
+        """Steps besides one for each token of an answer: two, if one pass has read all prompts."""
+        return self.steps - len(self.times[0])
 
 
 def prompts_of(count: int, seed: int) -> list[str]:
@@ -203,11 +210,21 @@ class Contest:
         """Ours and the floor's, with the same times between the prompts."""
         prompts = self._prompts(streams)
         if self.seed % 2:
-            ours = await burst_of(self.client, self.model, prompts, tokens)
+            ours = await self._ours(prompts, tokens)
             return ours, await self._alone(prompts, ours.sent_s, tokens)
         # Nobody knows yet when ours will be sent: all of them are there at once.
         floor = await self._alone(prompts, [0.0] * streams, tokens)
-        return await burst_of(self.client, self.model, prompts, tokens), floor
+        return await self._ours(prompts, tokens), floor
+
+    async def _ours(self, prompts: Sequence[str], tokens: int) -> Burst:
+        before = await self._steps()
+        burst = await burst_of(self.client, self.model, prompts, tokens)
+        return replace(burst, steps=await self._steps() - before)
+
+    async def _steps(self) -> int:
+        """How many steps the model has taken in all of its lives."""
+        rows = (await self.client.status())["models"]
+        return int(next(row["steps"] for row in rows if row["name"] == self.model))
 
     async def _alone(self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int) -> Burst:
         times = await asyncio.to_thread(self.floor.burst, prompts, sent_s, tokens)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
+from typing import Any
 
 from mlxsup.client import AsyncClient
 
@@ -31,6 +32,21 @@ KINDS = ((1, 32), (4, 32), (16, 32), (1, 512), (2, 32), (8, 32), (1, 2048), (32,
 CACHE = "MLX_PTX_CACHE_DIR"
 
 
+@asynccontextmanager
+async def without_kernels(name: str, entry: dict[str, Any]) -> AsyncIterator[AsyncClient]:
+    """A client of a daemon with one model, whose workers find no compiled kernel.
+
+    They keep theirs in a folder that was empty, wherever the environment of this script says that
+    all rows share them.
+    """
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxsup-kernels-"))
+        daemon = Daemon({name: entry})
+        stack.push(daemon)
+        daemon.start(environment={CACHE: folder})
+        yield await stack.enter_async_context(AsyncClient(daemon.endpoint))
+
+
 async def three_bursts(client: AsyncClient, name: str, seed: int) -> list[Burst]:
     """The first bursts of a new process."""
     await client.restart(name, now=True)
@@ -46,14 +62,12 @@ async def first_bursts(setting: Setting, wanted: Sequence[str]) -> Rows:
         if f"first_burst_{name}" not in wanted:
             continue
         entry = {"path": str(model(setting, name)), "max_concurrency": STREAMS}
-        with Daemon({name: entry}) as daemon:
-            async with AsyncClient(daemon.endpoint) as client:
-                await client.load(name)
-                await three_bursts(client, name, 0)  # whatever is compiled once is compiled now
-                found = [
-                    await three_bursts(client, name, 1 + load)
-                    for load in range(setting.runs(LOADS))
-                ]
+        async with without_kernels(name, entry) as client:
+            await client.load(name)
+            await three_bursts(client, name, 0)  # whatever is compiled once is compiled now
+            found = [
+                await three_bursts(client, name, 1 + load) for load in range(setting.runs(LOADS))
+            ]
         times = [[1000 * burst.first_s for burst in bursts] for bursts in found]
         row = f"first_burst_{name}"
         yield (
@@ -91,12 +105,7 @@ async def kernels(setting: Setting, wanted: Sequence[str]) -> Rows:
         if row not in wanted:
             continue
         entry = {"path": str(model(setting, name)), "max_concurrency": 2 * STREAMS}
-        async with AsyncExitStack() as stack:
-            cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxsup-kernels-"))
-            daemon = Daemon({name: {**entry, "preload": False}})
-            stack.push(daemon)
-            daemon.start(environment={CACHE: cache})
-            client = await stack.enter_async_context(AsyncClient(daemon.endpoint))
+        async with without_kernels(name, {**entry, "preload": False}) as client:
             begin = time.perf_counter()
             await client.load(name)
             load_s = time.perf_counter() - begin

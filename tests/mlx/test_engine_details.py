@@ -27,11 +27,11 @@ from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import WARMUP_KEY, MlxBatch
 from mlxsup.worker.engines.mlx.batching import ONLY_ROW, PROBE_VERSION, Finding, WayFinder
+from mlxsup.worker.engines.mlx.draws import SAMPLER_VERSIONS, choose_draw
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
 from mlxsup.worker.engines.mlx.load_steps import HALF
 from mlxsup.worker.engines.mlx.prefill import PrefillPacer
-from mlxsup.worker.engines.mlx.sampling import SAMPLER_VERSION
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.mlx_rows import loaded_engine, make_row, make_spec, solo
@@ -239,7 +239,8 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
     monkeypatch.setattr(mlx_engine, "fingerprint", noted)
     facts = load(tiny)
     assert facts.fingerprint == "f"
-    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": SAMPLER_VERSION}
+    sampler = SAMPLER_VERSIONS[choose_draw(facts.backend)]
+    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
     assert given == [{**facts.versions, **ours}]
 
 

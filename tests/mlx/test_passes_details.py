@@ -13,6 +13,7 @@ from mlx_lm.generate import StopSequences, greedy_sampler
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx import drawing_batch
 from mlxsup.worker.engines.mlx.decode import BatchDecode, LoneDecode
+from mlxsup.worker.engines.mlx.draws import draw_by_noise
 from mlxsup.worker.engines.mlx.new_row import NewRow
 from mlxsup.worker.engines.mlx.passes import (
     SerialPasses,
@@ -92,11 +93,11 @@ def test_each_way_has_its_passes(monkeypatch: pytest.MonkeyPatch, stream: mx.Str
     monkeypatch.setattr(drawing_batch, "BatchGenerator", Generator)
 
     def made(way: Batching) -> Any:
-        return make_passes(way, "model", stream=stream, max_concurrency=3)
+        return make_passes(way, "model", stream=stream, max_concurrency=3, draw=draw_by_noise)
 
     options = {
         "completion_batch_size": 3, "prefill_batch_size": 3, "prefill_step_size": LARGEST_CHUNK,
-        "stream": stream,
+        "stream": stream, "sampler": draw_by_noise,
     }  # fmt: skip
     whole = made(Batching.TOGETHER)
     assert type(whole) is TogetherPasses

@@ -3,109 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.ids import Generation
-from mlxsup.protocol.states import LoadPhase
-from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import load as mlx_load
-from mlxsup.worker.engines.mlx import passes as mlx_passes
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
-from mlxsup.worker.engines.mlx.batch import MlxBatch
-from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
 from mlxsup.worker.engines.mlx.pace_file import FILE_NAME
-from mlxsup.worker.engines.mlx.prefill import PrefillPacer
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S
 from mlxsup.worker.engines.mlx.warm_up import powers_up_to
 
 from support.bad_learned import KERNELS, BadLearned
-from support.mlx_rows import make_row, make_spec, run_rows
+from support.mlx_lives import SIZES, Lives, learned_in, play_cuda
+from support.mlx_rows import make_row, run_rows
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
-
-PLENTY = 1 << 40
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-class Lives:
-    """Loads and notes what each load runs.
-
-    Attributes:
-        rows: the lengths of the prompts, in order.
-        read: the tokens of each pass over a prompt; 0: what was learned until then is forgotten.
-        decoded: how many rows decoded in a step without prompts.
-        reports: the reports of the warm-up.
-        steps: of the batch.
-        clock: of the batch, and of its passes.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rows: list[int] = []
-        self.read: list[int] = []
-        self.decoded: list[int] = []
-        self.reports = self.steps = 0
-        self.clock: Callable[[], float] = lambda: 0.0
-        passes_clock = SimpleNamespace(perf_counter=lambda: self.clock())
-        monkeypatch.setattr(mlx_passes, "time", passes_clock)
-        insert, step, saw_chunk = MlxBatch.insert, MlxBatch.step, PrefillPacer.saw_chunk
-
-        def noted_insert(batch: MlxBatch, row: Row) -> int:
-            self.rows.append(len(row.tokens))
-            return insert(batch, row)
-
-        def noted_step(batch: MlxBatch) -> Any:
-            self.steps += 1
-            result = step(batch)
-            self.decoded.append(len({token.key for token in result.tokens}))
-            return result
-
-        def noted_chunk(pacer: PrefillPacer, *, longest: int, **others: Any) -> None:
-            if longest:
-                self.read.append(longest)
-            saw_chunk(pacer, longest=longest, **others)
-
-        forget = PrefillPacer.forget
-
-        def noted_forget(pacer: PrefillPacer) -> None:
-            self.read.append(0)
-            forget(pacer)
-
-        monkeypatch.setattr(PrefillPacer, "forget", noted_forget)
-        monkeypatch.setattr(MlxBatch, "insert", noted_insert)
-        monkeypatch.setattr(MlxBatch, "step", noted_step)
-        monkeypatch.setattr(PrefillPacer, "saw_chunk", noted_chunk)
-
-    def begin(
-        self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any
-    ) -> MlxEngine:
-        """A loaded engine; by the clock, unless another is given, no step takes any time."""
-        self.rows, self.read, self.decoded = [], [], []
-        self.reports = self.steps = 0
-        self.clock = clock
-        engine = MlxEngine(make_spec(folder, **({"max_concurrency": 1} | changes)), clock)
-
-        def report(phase: LoadPhase, share: float) -> None:
-            self.reports += phase is LoadPhase.WARMUP and share < 1.0
-
-        engine.load(report)
-        return engine
-
-    def load(self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any) -> None:
-        """A whole life."""
-        self.begin(folder, clock, **changes).close()
 
 
 @pytest.fixture
@@ -115,13 +37,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says that this is a GPU; it computes on the CPU."""
-    monkeypatch.setattr(mlx_load, "open_stream", lambda: ("cuda", mx.new_stream(mx.cpu)))
-    monkeypatch.setattr(mlx_warm_up, "free_memory_bytes", lambda *_: PLENTY)
-
-
-def learned_in(folder: Path, generation: int) -> dict[str, Any]:
-    return {"learned_dir": str(folder), "generation": Generation(generation)}
+    play_cuda(monkeypatch)
 
 
 def pace_in(folder: Path) -> str:
@@ -170,9 +86,10 @@ def test_the_cpu_compiles_nothing(tiny: Path, lives: Lives) -> None:
 @pytest.mark.usefixtures("cuda")
 def test_cuda_has_the_usual_shapes_compiled_and_learns_after_that(tiny: Path, lives: Lives) -> None:
     lives.load(tiny, max_concurrency=6)
-    decoding = [2] * (1 + 2 + 4 + 6)
-    assert lives.rows == [9, *decoding, 33, 513, 2049, 9, 129, 1025]
-    assert lives.read[-7:] == [32, 512, 2048, 0, 8, 128, 1024]
+    bursts = [33] * (1 + 2 + 4 + 6)
+    assert lives.rows == [9, *bursts, *SIZES, 9, 129, 1025]
+    assert lives.passes[1:5] == [(1, 32), (2, 32), (4, 32), (6, 32)], "each burst is one pass"
+    assert lives.read[5:] == [32, 128, 512, 1024, 2048, 0, 8, 128, 1024]
     assert {1, 2, 4, 6} <= set(lives.decoded)
     assert lives.reports >= lives.steps > 15, "each step is progress of the load"
 
@@ -180,8 +97,8 @@ def test_cuda_has_the_usual_shapes_compiled_and_learns_after_that(tiny: Path, li
 @pytest.mark.usefixtures("cuda")
 def test_fixed_chunks_are_compiled_as_they_are(tiny: Path, lives: Lives) -> None:
     lives.load(tiny, deterministic=True)
-    assert lives.rows == [9, 2, 33, 513, 2049, 9]
-    assert set(lives.read) == {8, 1, 32, 256, 0}
+    assert lives.rows == [9, 2, *SIZES, 9]
+    assert set(lives.read) == {8, 1, 32, 128, 256, 0}
 
 
 @pytest.mark.usefixtures("cuda")
@@ -266,19 +183,6 @@ def test_a_life_without_a_folder_learns_afresh(tiny: Path, lives: Lives) -> None
     for generation in (1, 2):
         lives.load(tiny, generation=Generation(generation))
         assert lives.rows == [9, 129, 1025]
-
-
-@pytest.mark.usefixtures("cuda")
-def test_only_a_restart_leaves_out_what_was_compiled(
-    tiny: Path, lives: Lives, tmp_path: Path
-) -> None:
-    """The next daemon may find the folder of kernels empty."""
-    lives.load(tiny, **learned_in(tmp_path, 2))
-    assert lives.rows == [9, 2, 33, 513, 2049, 9, 129, 1025], "nothing was learned"
-    lives.load(tiny, **learned_in(tmp_path, 2))
-    assert lives.rows == [9, 9]
-    lives.load(tiny, **learned_in(tmp_path, 1))
-    assert lives.rows == [9, 2, 33, 513, 2049, 9]
 
 
 def test_a_pace_is_kept_at_ready_and_again_when_the_batch_is_empty(

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
+from mlxsup.worker.engines.mlx.draws import Draw, draw_by_share
 from mlxsup.worker.engines.mlx.picking import Picker
 from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
 
@@ -20,14 +21,14 @@ def draws_of(**parameters: Any) -> RowDraws:
     return make_draws(make_row(1, [1], **{"temperature": 1.0, "seed": 5} | parameters))
 
 
-def drawer(*rows: RowDraws) -> Callable[[Any], list[int]]:
+def drawer(*rows: RowDraws, way: Draw = draw_by_share) -> Callable[[Any], list[int]]:
     """Draws the next token of each row from the log-probabilities of all (rows, vocabulary)."""
     samplers: list[BatchSampler] = []
 
     def draw(logprobs: Any) -> list[int]:
         values = mx.array(logprobs)
         if not samplers:
-            samplers.append(BatchSampler(rows, [[]] * len(rows), values.shape[-1]))
+            samplers.append(BatchSampler(rows, [[]] * len(rows), values.shape[-1], way))
         tokens: Any = samplers[0].draw(values).tolist()
         return list(tokens)
 

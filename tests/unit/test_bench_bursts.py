@@ -21,8 +21,8 @@ from bench.two_models import gaps_s, largest_gap_s
 from support.verdict import NotShown
 
 
-def burst(*times: list[float], sent: float = 0.0) -> Burst:
-    return Burst(sent_s=[sent] * len(times), times=times)
+def burst(*times: list[float], sent: float = 0.0, steps: int = 0) -> Burst:
+    return Burst(sent_s=[sent] * len(times), times=times, steps=steps)
 
 
 def test_steady_is_while_all_run_and_whole_is_everything() -> None:
@@ -52,7 +52,7 @@ def test_no_prompt_comes_twice() -> None:
 
 
 def pairs() -> Pairs:
-    slow, quick = burst([2.0, 4.0]), burst([1.0, 2.0])
+    slow, quick = burst([2.0, 4.0], steps=7), burst([1.0, 2.0], steps=7)
     return Pairs(ours=[slow, quick], floor=[quick, quick], server=[slow, slow])
 
 
@@ -66,9 +66,15 @@ def test_ratios_are_taken_pair_by_pair() -> None:
 
 
 class Quick:
-    """Answers every prompt at once, as mlxsup's client and as one process."""
+    """Answers every prompt at once, as mlxsup's client and as one process, in four steps."""
+
+    steps = 90
+
+    async def status(self) -> dict[str, Any]:
+        return {"models": [{"name": "other", "steps": 7}, {"name": "m", "steps": self.steps}]}
 
     async def generate(self, model: str, *, prompt: str, max_tokens: int) -> AsyncIterator[Any]:
+        self.steps += 4
         yield SimpleNamespace(token_ids=[0] * max_tokens)
 
     def burst(
@@ -101,6 +107,16 @@ def test_a_server_that_fails_is_ended_and_the_others_are_still_measured() -> Non
     assert (len(found.ours), len(found.floor), len(found.server)) == (1, 1, 0)
 
 
+def test_a_burst_counts_the_steps_that_it_took_of_its_model() -> None:
+    quick = Quick()
+    contest = Contest(client=cast(Any, quick), floor=cast(Any, quick), server=None, model="m")
+    found = Pairs()
+    for _ in range(2):  # who goes first changes
+        asyncio.run(contest.pair(found, 2, 3))
+    assert [(one.steps, one.more_steps) for one in found.ours] == [(8, 5), (8, 5)]
+    assert [one.steps for one in found.floor] == [0, 0]
+
+
 def test_what_a_server_has_printed_that_was_given_up_fails_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,6 +145,7 @@ def test_first_tokens_are_a_ratio_unless_their_limit_is_in_milliseconds(
 ) -> None:
     found = against_founds(name, streams, pairs())
     assert found[f"{name}_{streams}_first"].values == first
+    assert "of an answer: 5 (" in found[f"{name}_{streams}_first"].note
 
 
 # ---------------------------------------------------------------- kills

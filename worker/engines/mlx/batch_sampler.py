@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .draws import Draw, draw_by_share
 from .picking import Picker
 from .places import rows_at
 from .sampling import PLAIN, RowDraws
@@ -25,14 +26,21 @@ class BatchSampler:
         rows: of the batch, at least one.
         held: the tokens of each row before the latest, those of the prompt included.
         width: of the logits.
+        draw: the way that tokens are drawn.
     """
 
-    def __init__(self, rows: Sequence[RowDraws], held: Sequence[Sequence[int]], width: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[RowDraws],
+        held: Sequence[Sequence[int]],
+        width: int,
+        draw: Draw = draw_by_share,
+    ) -> None:
         self.rows = list(rows)
         self._shapers = make_shapers(self.rows, held, width)
         drawn = [place for place, row in enumerate(rows) if not row.is_greedy and not row.forced]
         self._drawn = rows_at(drawn, len(rows))
-        self._picker = Picker([rows[place] for place in drawn], width) if drawn else None
+        self._picker = Picker([rows[place] for place in drawn], width, draw) if drawn else None
         self._forced = [place for place, row in enumerate(rows) if row.forced]
         self._counted = [row for row in rows if row is not PLAIN]
 

@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, GenerationBatch, greedy_sampler
+from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from .drawing_batch import DrawingBatch, make_generator
+from .draws import Draw, draw_by_share
 from .new_row import KeptCaches, NewRow
 
 CLEAR_EVERY = 512
@@ -60,13 +61,18 @@ class BatchDecode:
         model: materialised.
         stream: made on this thread.
         max_concurrency: rows at most.
+        draw: the way that tokens are drawn.
     """
 
-    def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
+    def __init__(
+        self, model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
+    ) -> None:
         self.own_uids: dict[int, int] = {}
         self.uids: dict[int, int] = {}
         with mx.stream(stream):
-            self.generator = make_generator(model, stream=stream, max_concurrency=max_concurrency)
+            self.generator = make_generator(
+                model, stream=stream, max_concurrency=max_concurrency, draw=draw
+            )
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
         """See `Decode.insert`."""
@@ -135,10 +141,12 @@ class LoneDecode:
 
     Args:
         model: materialised.
+        draw: the way that tokens are drawn.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
         self._model = model
+        self._draw = draw
         self._steps = 0
         self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
         self.rows: dict[int, LoneRow] = {}
@@ -194,7 +202,7 @@ class LoneDecode:
             prompt_cache=cache,
             tokens=[held],
             samplers=[row.draws],
-            fallback_sampler=greedy_sampler,
+            fallback_sampler=self._draw,
             logits_processors=[()],
             stop_sequences=[row.stops],
             max_tokens=[row.max_tokens],

@@ -2,7 +2,8 @@
 
 On a GPU that costs the thread that steps 0.18 ms for each row with a temperature, and more with
 filters. mlx-lm's batches of rows keep what belongs to a row in lists with an entry for each; of
-these, `samplers` has our `RowDraws`.
+these, `samplers` has our `RowDraws`; what mlx-lm would call for rows without a sampler is the way
+that tokens are drawn.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from .batch_sampler import BatchSampler
+from .draws import Draw, draw_by_share
 from .prefill import LARGEST_CHUNK
 from .prompt_batch import PromptBatch
 
 
-def make_generator(model: Any, *, stream: mx.Stream, max_concurrency: int) -> BatchGenerator:
+def make_generator(
+    model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
+) -> BatchGenerator:
     """mlx-lm's generator; rows that are inserted bring their `RowDraws` as `samplers`.
 
     Args:
         model: materialised.
         stream: made on this thread.
         max_concurrency: rows at most, of those that read prompts and of those that decode.
+        draw: the way that tokens are drawn.
     """
     generator = BatchGenerator(
         model,
+        sampler=draw,
         completion_batch_size=max_concurrency,
         prefill_batch_size=max_concurrency,
         prefill_step_size=LARGEST_CHUNK,
@@ -123,7 +129,7 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
     def _sampler_for(self, width: int) -> BatchSampler:
         """The sampler of these rows, made anew if any has joined or left."""
         if self._sampler is None or self._sampler.rows != self.samplers:
-            self._sampler = BatchSampler(self.samplers, self.tokens, width)
+            self._sampler = BatchSampler(self.samplers, self.tokens, width, self.fallback_sampler)
         return self._sampler
 
 

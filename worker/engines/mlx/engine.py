@@ -197,6 +197,7 @@ class MlxEngine:
 
     def _make_batch(self) -> None:
         from .batch import MlxBatch
+        from .draws import choose_draw
         from .passes import make_passes
         from .prefix_cache import PrefixCache
 
@@ -210,7 +211,11 @@ class MlxEngine:
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(
             make_passes(
-                way, self.model, stream=self.stream, max_concurrency=self._spec.max_concurrency
+                way,
+                self.model,
+                stream=self.stream,
+                max_concurrency=self._spec.max_concurrency,
+                draw=choose_draw(self.facts.backend),
             ),
             TogetherTurns(pacer) if way is Batching.TOGETHER else SerialTurns(pacer),
             stream=self.stream,
@@ -228,11 +233,12 @@ class MlxEngine:
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
         from .batching import PROBE_VERSION
-        from .sampling import SAMPLER_VERSION
+        from .draws import SAMPLER_VERSIONS, choose_draw
 
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
-        ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": SAMPLER_VERSION}
+        sampler = SAMPLER_VERSIONS[choose_draw(backend)]
+        ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,

@@ -23,6 +23,7 @@ from mlxsup.protocol.states import Batching
 from .checkpoints import split_at
 from .decode import BatchDecode, Decode, LoneDecode, computed_ahead, drawn_tokens, take_out
 from .drawing_batch import make_generator
+from .draws import Draw, draw_by_share
 from .new_row import KeptCaches, NewRow
 from .prompt_turns import PromptRead
 
@@ -60,15 +61,21 @@ class Passes(Protocol):
 
 
 def make_passes(
-    way: Batching, model: Any, *, stream: mx.Stream, max_concurrency: int
+    way: Batching,
+    model: Any,
+    *,
+    stream: mx.Stream,
+    max_concurrency: int,
+    draw: Draw = draw_by_share,
 ) -> TogetherPasses | SerialPasses:
-    """The passes of one way; the constructor of a generator sets the process's wired limit."""
+    """The passes of one way, drawing that way; the constructor of a generator sets the process's
+    wired limit."""
     if way is Batching.TOGETHER:
-        return TogetherPasses(model, stream=stream, max_concurrency=max_concurrency)
+        return TogetherPasses(model, stream=stream, max_concurrency=max_concurrency, draw=draw)
     decode: Decode = (
-        LoneDecode(model)
+        LoneDecode(model, draw)
         if way is Batching.ONE_ROW
-        else BatchDecode(model, stream=stream, max_concurrency=max_concurrency)
+        else BatchDecode(model, stream=stream, max_concurrency=max_concurrency, draw=draw)
     )
     return SerialPasses(model, stream=stream, decode=decode)
 
@@ -80,16 +87,21 @@ class TogetherPasses:
         model: materialised.
         stream: made on this thread.
         max_concurrency: rows at most.
+        draw: the way that tokens are drawn.
     """
 
-    def __init__(self, model: Any, *, stream: mx.Stream, max_concurrency: int) -> None:
+    def __init__(
+        self, model: Any, *, stream: mx.Stream, max_concurrency: int, draw: Draw = draw_by_share
+    ) -> None:
         self._stream = stream
         self._checkpoints: dict[int, tuple[int, ...]] = {}
         self._reached: list[int] = []  # in the last step, by uid
         # The constructor wires as much memory as the machine recommends, each worker for itself;
         # several workers together would wire more than there is. `MemoryLimits` sets it back.
         with mx.stream(stream):
-            self.generator = make_generator(model, stream=stream, max_concurrency=max_concurrency)
+            self.generator = make_generator(
+                model, stream=stream, max_concurrency=max_concurrency, draw=draw
+            )
 
     def insert(self, row: NewRow) -> int:
         """See `Passes.insert`."""

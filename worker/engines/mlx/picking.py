@@ -11,13 +11,10 @@ import math
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
+from .draws import Draw, draw_by_share
 from .places import column, entries_at, rows_at
 from .sampling import RowDraws, derive_key, derive_share
-
-BLOCK = 128
-"""How many neighbouring ids form a block: a draw picks a block, and then a token of it."""
 
 MOST_CUT = 1024
 """Up to this `top_k` only the likeliest tokens are sorted, not the whole vocabulary."""
@@ -35,17 +32,20 @@ class Picker:
     Args:
         rows: at least one.
         width: of their logits.
+        draw: the way that tokens are drawn.
     """
 
-    def __init__(self, rows: Sequence[RowDraws], width: int) -> None:
+    def __init__(self, rows: Sequence[RowDraws], width: int, draw: Draw = draw_by_share) -> None:
         self._rows = rows
+        self._draw = draw
         self._inverse = column(1.0 / row.sampling.temperature for row in rows)
         self._filters = Filters(rows, width)
         self._xtc = Xtc(rows, width) if any(row.sampling.xtc_probability for row in rows) else None
 
     def pick(self, logprobs: mx.array) -> mx.array:
         """One token for each row (rows,), from its log-probabilities (rows, vocabulary)."""
-        return pick_tokens(self.weigh(logprobs), *self._uniforms())
+        keys = [derive_key(row.seed, row.number) for row in self._rows]
+        return self._draw(self.weigh(logprobs), keys)
 
     def weigh(self, logprobs: mx.array) -> mx.array:
         """How often each token should be drawn, next to the likeliest of its row; 0: never."""
@@ -56,50 +56,6 @@ class Picker:
         if least is not None:
             weights = mx.where(scaled < least, 0.0, weights)
         return weights if self._xtc is None else self._xtc.exclude(weights)
-
-    def _uniforms(self) -> tuple[mx.array, mx.array]:
-        """Two numbers from 0 up to 1 for each row (rows, 1), each with 24 bits of its key."""
-        keys = [derive_key(row.seed, row.number) for row in self._rows]
-        first, second = ([key >> 40 for key in keys], [key >> 16 & 0xFFFFFF for key in keys])
-        return (_fractions(first), _fractions(second))
-
-
-def _fractions(numbers: list[int]) -> mx.array:
-    """Of 2**24 (rows, 1): exact, because float32 has as many bits."""
-    return mx.array((np.array(numbers) / 2**24).astype(np.float32)[:, None])
-
-
-def pick_tokens(weights: mx.array, first: mx.array, second: mx.array) -> mx.array:
-    """The token at which a share of each row's weights is reached.
-
-    The first number picks a block, the second one a token of it. One sum over a whole vocabulary
-    in float32 would lose the many unlikely tokens behind the likely ones.
-
-    Args:
-        weights: (rows, vocabulary), none negative; a token without any is never picked.
-        first: from 0 up to 1 (rows, 1).
-        second: likewise.
-    """
-    rows, width = weights.shape
-    if rest := -width % BLOCK:
-        weights = mx.pad(weights, [(0, 0), (0, rest)])
-    blocks = weights.reshape(rows, -1, BLOCK)
-    block = _pick(mx.sum(blocks, axis=-1), first)
-    within = mx.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
-    return (block * BLOCK + _pick(within, second))[:, 0]
-
-
-def _pick(masses: mx.array, share: mx.array) -> mx.array:
-    """The first place (rows, 1) where the sum so far is above that share of the whole.
-
-    Never a place without mass, however sums are rounded: in parallel they need not ascend, and the
-    share of a tiny whole may be rounded up to it. Then it is the last place with mass.
-    """
-    ends = mx.where(masses > 0, mx.cumsum(masses, axis=-1), 0.0)
-    whole = mx.max(ends, axis=-1, keepdims=True)
-    is_beyond = ends > share * whole
-    # Of those beyond the one that ends first, because its distance from 2 * whole is the largest.
-    return mx.argmax(mx.where(is_beyond, 2 * whole - ends, ends), axis=-1, keepdims=True)
 
 
 class Filters:

@@ -22,9 +22,6 @@ from .grammar import GrammarProcessor
 Processor = Callable[[mx.array], mx.array]
 """Changes one row's logits (1, vocabulary); called once for each token, in order."""
 
-SAMPLER_VERSION = "2"
-"""Changes when the same seed may draw other tokens; a part of every model's fingerprint."""
-
 COLDEST = 1e-5
 """Below this temperature the likeliest token is taken: dividing by it would overflow."""
 

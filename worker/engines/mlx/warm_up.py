@@ -8,6 +8,7 @@ half a minute for one of them: while the model loads, each step of them is progr
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -32,15 +33,22 @@ SHOWN = (128, 1024)
 CHEAP_S = 0.1
 """A larger pass is only shown if the one before took less than that, as the pacer learned it."""
 
-COMPILED = (32, 512, 2048)
-"""Tokens of the passes whose kernels are compiled."""
+COMPILED = (32, 128, 512, 1024, 2048)
+"""Tokens of the passes whose kernels are compiled, those that are shown later among them."""
+
+BURST_TOKENS = 32
+"""Of each prompt of the passes over many of them: a burst of short requests."""
 
 COMPILE_LIMIT_S = 120.0
 """Nothing more is compiled before READY after this long; what is left compiles when it is needed,
 under the longer limit of a new shape."""
 
+AGAIN_LIMIT_S = 0.6
+"""The same in a worker that follows a crash or a restart, whose answers wait. The kernels were
+kept, but the first run of each in a process is slow: on a GPU 0.3 to 0.4 s for a burst of 16."""
+
 PROMPT_TOKENS = 2
-"""Of the rows that only have decoding compiled."""
+"""Of the rows that only have decoding compiled, because nothing reads their prompts together."""
 
 ANSWER_TOKENS = 2
 
@@ -80,6 +88,7 @@ def warm_up(
         most_rows=most_rows,
         compiles=facts.backend == "cuda",
         is_again=pace is not None and spec.generation > 1,
+        reads_together=facts.batching is Batching.TOGETHER,
     )
     if pace is None:
         paces.keep(batch.pacer.learned())
@@ -141,7 +150,15 @@ class WarmUp:
         self._largest_bytes = 0
         self.rows = 0
 
-    def run(self, pace: Pace | None, *, most_rows: int, compiles: bool, is_again: bool) -> None:
+    def run(
+        self,
+        pace: Pace | None,
+        *,
+        most_rows: int,
+        compiles: bool,
+        is_again: bool,
+        reads_together: bool,
+    ) -> None:
         """Runs what this load needs.
 
         Args:
@@ -149,11 +166,11 @@ class WarmUp:
             most_rows: rows that may decode in one pass.
             compiles: whether the device compiles what it runs for the first time.
             is_again: whether an earlier life of the same daemon has compiled it.
+            reads_together: whether one pass reads many prompts.
         """
         self._read(FIRST_CHUNK)
         if compiles:
-            if not is_again:
-                self._compile(most_rows)
+            self._compile(most_rows, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.pacer.forget()
             self._read(FIRST_CHUNK)
@@ -165,36 +182,43 @@ class WarmUp:
                 break
             self._read(tokens)
 
-    def _compile(self, most_rows: int) -> None:
-        """Has the usual shapes compiled, those that every request needs first."""
-        ends_at = self._batch.clock() + COMPILE_LIMIT_S
-        for count in powers_up_to(most_rows):
+    def _compile(self, most_rows: int, *, is_again: bool, reads_together: bool) -> None:
+        """Runs the usual shapes, those first that most depends on: if they were compiled before,
+        bursts as large as they come; otherwise what every request needs."""
+        ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
+        counts = powers_up_to(most_rows)
+        for count in reversed(counts) if is_again else counts:
             if self._batch.clock() >= ends_at:
                 return
-            self._run([PROMPT_TOKENS] * count)
+            if reads_together and self._fits(BURST_TOKENS, rows=count):
+                self._batch.pacer.shows_chunk(BURST_TOKENS, math.inf)
+                self._read(BURST_TOKENS, rows=count, ends_at=ends_at)
+            else:
+                self._run([PROMPT_TOKENS] * count, ends_at=ends_at)
         for tokens in COMPILED:
             if self._batch.clock() >= ends_at or not self._fits(tokens):
                 return
-            self._batch.pacer.shows_chunk(tokens, float("inf"))
-            self._read(tokens)
+            self._batch.pacer.shows_chunk(tokens, math.inf)
+            self._read(tokens, ends_at=ends_at)
 
-    def _fits(self, tokens: int) -> bool:
-        """Whether a prompt has room in the context, and its pass in memory: at most what attention
-        takes, which grows with the square of the tokens."""
-        growth = (tokens / self._largest) ** 2
+    def _fits(self, tokens: int, *, rows: int = 1) -> bool:
+        """Whether prompts have room in the context, and their pass in memory: at most what
+        attention takes, which grows with the square of the tokens, for each of the rows."""
+        growth = rows * (tokens / self._largest) ** 2
         has_memory = growth * self._largest_bytes <= self._free_bytes()
         return has_memory and tokens + 1 + ANSWER_TOKENS <= self._context_length
 
-    def _read(self, tokens: int) -> None:
-        """A request with one token more, which a pass of its own reads; notes what it took."""
+    def _read(self, tokens: int, *, rows: int = 1, ends_at: float = math.inf) -> None:
+        """Requests with one token more, which a pass of their own reads; notes what one took."""
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        self._run([tokens + 1])
-        self._largest, self._largest_bytes = tokens, max(mx.get_peak_memory() - before, 0)
+        self._run([tokens + 1] * rows, ends_at=ends_at)
+        if rows == 1:
+            self._largest, self._largest_bytes = tokens, max(mx.get_peak_memory() - before, 0)
 
-    def _run(self, lengths: list[int]) -> None:
-        """Requests side by side, until all have decoded in one pass; their rows are removed in
-        every case (B5)."""
+    def _run(self, lengths: list[int], *, ends_at: float) -> None:
+        """Requests side by side, until all have decoded in one pass or it is too late for another
+        step; their rows are removed in every case (B5)."""
         keys = [RequestKey(WARMUP_KEY - number) for number in range(len(lengths))]
         self.rows += len(keys)
         got: Counter[RequestKey] = Counter()
@@ -204,6 +228,8 @@ class WarmUp:
             while any(got[key] < ANSWER_TOKENS for key in keys):
                 got.update(token.key for token in self._batch.step().tokens)
                 self._report()
+                if self._batch.clock() >= ends_at:
+                    return
         finally:
             self._batch.remove(*keys)
 
