@@ -27,6 +27,7 @@ NAMES = (
     "engine_seconds",
     "dispatch",
     "sampling",
+    "clients",
 )
 
 
@@ -54,6 +55,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
+        "--programs",
+        action="store_true",
+        help="with `clients`: other people's programs instead of packages, installed if need be",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PROGRAM", default=[], help="with --programs: these alone"
+    )
+    parser.add_argument(
         "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
     )
     arguments = parser.parse_args()
@@ -78,9 +87,22 @@ def main() -> None:
             "engine_seconds": lambda: engine_seconds.run(smollm2, repeats),
             "dispatch": lambda: dispatch.run(repeats),
             "sampling": lambda: sampling.run(repeats),
+            "clients": lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
         }
         for name in arguments.names or NAMES:
             runs[name]()
+
+
+def clients(folder: Path, has_programs: bool, only: list[str]) -> None:
+    """What packages, or programs, can do with the gateway."""
+    if has_programs:
+        from .clients.programs.run import run as run_programs
+
+        run_programs(only)
+    else:
+        from .clients.run import run
+
+        run(folder)
 
 
 if __name__ == "__main__":

@@ -109,13 +109,16 @@ class MlxLmServer:
         models: folders by the names that `ask` takes. The server goes by folder; it holds one
             model at a time, and loads whichever a request names.
         options: of its command line.
+        cache: its folder of downloaded models; without it, the usual one.
     """
 
     name = "mlx_lm.server"
 
-    def __init__(self, models: Mapping[str, Path], *options: str) -> None:
+    def __init__(
+        self, models: Mapping[str, Path], *options: str, cache: Path | None = None
+    ) -> None:
         self._models = models
-        self._port = _free_port()
+        self._port = free_port()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the server
         self._process = subprocess.Popen(
             [
@@ -124,13 +127,22 @@ class MlxLmServer:
             ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                **({} if cache is None else {"HF_HUB_CACHE": str(cache)}),
+            },
         )
 
     @property
     def pid(self) -> int:
         """Of the child process."""
         return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
         try:
@@ -233,7 +245,8 @@ class MlxLmServer:
         return head.encode() + body
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -1,0 +1,66 @@
+"""Every `curl` of the documents is run, as it stands, by a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
+
+from support.daemon import fake
+from support.eventually import TIMEOUT_S
+from support.http_daemon import HttpDaemon
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MODEL = "smollm2"
+"""The model that the documents ask."""
+
+AT_LEAST = {"README.md", "gateway.md"}
+
+
+def commands() -> list[tuple[str, str]]:
+    """Each command with the name of its page: a line of a block, and those that continue it."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(
+            r"^```[a-z]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+        ):
+            found += [(page.name, one) for one in re.findall(r"^curl (?:.*\\\n)*.*$", block, re.M)]
+    return found
+
+
+COMMANDS = commands()
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[HttpDaemon]:
+    with HttpDaemon({MODEL: fake()}) as running:
+        yield running
+
+
+def test_there_are_no_others() -> None:
+    assert {page for page, _ in COMMANDS} >= AT_LEAST
+    written = sum(len(re.findall(r"\bcurl\b.*http", page.read_text())) for page in PAGES)
+    assert len(COMMANDS) == written, "a curl outside of a block, or not at the start of its line"
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_it_is_answered(daemon: HttpDaemon, tmp_path: Path, page: str, command: str) -> None:
+    assert f"http://{DEFAULT_LISTEN}/" in command
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+    done = subprocess.run(
+        ["sh", "-c", command.replace(f"http://{DEFAULT_LISTEN}", daemon.url)],
+        env={**os.environ, "CURL_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"},
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{page}: {done.stdout}{done.stderr}"
+    assert done.stdout.strip(), page
