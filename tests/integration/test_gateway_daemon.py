@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon, SseReader, chat, gateway_of
 
 SLOW = {"step_s": 0.02}
-PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -136,18 +128,6 @@ def test_the_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address).close()
         assert "gateway exited" in (daemon.logs / "mlxsup.log").read_text()
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_the_call_of_the_page_works_as_it_is_written() -> None:
-    (shown,) = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
-    with HttpDaemon({"smollm2": fake()}) as daemon:
-        command = shown.replace(f"http://{DEFAULT_LISTEN}", daemon.url)
-        done = subprocess.run(
-            shlex.split(command.replace("\\\n", " ")), capture_output=True, text=True, check=True
-        )
-    value = json.loads(done.stdout)
-    assert (value["model"], value["usage"]["completion_tokens"]) == ("smollm2", 20)
 
 
 def test_a_daemon_without_the_setting_has_no_gateway() -> None:
