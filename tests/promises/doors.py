@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import resource
+import sys
+import time
 from contextlib import ExitStack
+from statistics import fmean, median
 
 import psutil
 
@@ -19,8 +22,9 @@ from support.eventually import eventually
 from support.files import LimitedDaemon, most_files
 
 TOKENS = 400
-OWN_TOKENS = 1200
-"""Six seconds: a shorter time is too short for the clock of a process's CPU."""
+OWN_TOKENS = 600
+OWN_TURNS = 6
+"""Streams of another model on each of two daemons, one after the other: the median counts."""
 OF_ONE_PROCESS = 50
 STEPS = 150
 """That many of the crowd's model are compared; half of them while its clients have no room."""
@@ -96,10 +100,40 @@ def stream_all(client: Client, names: list[str], count: int) -> list[TimedReader
 
 
 def silent_crowd(place: Place) -> Values:
-    """P15: connections of several processes with one stream each; read, and then not."""
-    count = place.sizes.silent * OF_ONE_PROCESS
-    values: dict[str, float | list[float]] = {}
-    for is_read in (True, False):
+    """P15: connections of several processes with one stream each; read, not read, and again."""
+    read, unread = ReadCrowd(), UnreadCrowd()
+    for crowd in (read, unread, unread, read):
+        crowd.take_turn(place)
+    step, step_without = fmean(unread.step_us), fmean(read.step_us)
+    beside, alone = median(unread.beside_us), median(unread.alone_us)
+    return {
+        "step": step,
+        "step_without": step_without,
+        "step_ratio": step / step_without,
+        "beside": beside,
+        "alone": alone,
+        "beside_ratio": beside / alone,
+        "rss": max(unread.grown_mb),
+    }
+
+
+class ReadCrowd:
+    """A crowd that reads what it is sent.
+
+    Attributes:
+        step_us: CPU of the supervisor for a step of the crowd's model, of each turn.
+        grown_mb: by how much the supervisor's RSS has grown in each turn.
+    """
+
+    what = "apart-reading"
+
+    def __init__(self) -> None:
+        self.step_us: list[float] = []
+        self.grown_mb: list[float] = []
+
+    def take_turn(self, place: Place) -> None:
+        """A daemon with such a crowd, from its first connection until it has gone."""
+        count = place.sizes.silent * OF_ONE_PROCESS
         big = fake(fake={"step_s": 0.05}, max_concurrency=count)
         with (
             Daemon({"m": fake(fake={"step_s": 0.005}), "big": big}) as daemon,
@@ -110,32 +144,47 @@ def silent_crowd(place: Place) -> Values:
                 ready(client, name)
             assert daemon.process is not None
             main = psutil.Process(daemon.process.pid)
-            if not is_read:
-                values["alone"] = own_step_us(main, client)
             grown = stack.enter_context(peak_rss(main))
-            what = "apart-reading" if is_read else "apart-silent"
             crowds = [
-                stack.enter_context(Crowd(what, daemon.endpoint, "big", str(OF_ONE_PROCESS)))
+                stack.enter_context(Crowd(self.what, daemon.endpoint, "big", str(OF_ONE_PROCESS)))
                 for _ in range(place.sizes.silent)
             ]
             wait_for_running(client, count)
-            values["step_without" if is_read else "step"] = crowd_step_us(main, client)
-            if not is_read:
-                wait_for_running(client, 0)  # all are given up
-                values["beside"] = own_step_us(main, client)
-                values["rss"] = grown[-1]
+            self.step_us.append(crowd_step_us(main, client))
+            self.look_at(main, client)
+            self.grown_mb.append(grown[-1])
             for crowd in crowds:
                 crowd.result()
-    values["step_ratio"] = ratio(values["step"], values["step_without"])
-    values["beside_ratio"] = ratio(values["beside"], values["alone"])
-    return values
+
+    def look_at(self, main: psutil.Process, client: Client) -> None:
+        """Nothing more."""
 
 
-def ratio(one: float | list[float], other: float | list[float]) -> float:
-    """Of two single values."""
-    assert isinstance(one, float)
-    assert isinstance(other, float)
-    return one / other
+class UnreadCrowd(ReadCrowd):
+    """A crowd that does not read, and is given up.
+
+    Attributes:
+        beside_us: CPU of the supervisor for a token of another stream then.
+        alone_us: the same of a daemon without a crowd, measured in turn with it.
+    """
+
+    what = "apart-silent"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside_us: list[float] = []
+        self.alone_us: list[float] = []
+
+    def look_at(self, main: psutil.Process, client: Client) -> None:
+        """Once all are given up, beside a daemon that never had a crowd."""
+        wait_for_running(client, 0)
+        with Daemon({"m": fake(fake={"step_s": 0.005})}) as calm, calm.client() as other:
+            ready(other, "m")
+            assert calm.process is not None
+            calm_main = psutil.Process(calm.process.pid)
+            for _ in range(OWN_TURNS):
+                self.alone_us.append(own_step_us(calm_main, other))
+                self.beside_us.append(own_step_us(main, client))
 
 
 def wait_for_running(client: Client, count: int) -> None:
@@ -144,7 +193,13 @@ def wait_for_running(client: Client, count: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """What the process has used, its children not."""
+    """What the process has used, its children not.
+
+    On Linux by the clock of the process (clock_getcpuclockid(3) says how it is called), which
+    counts nanoseconds; /proc counts ticks of 10 ms.
+    """
+    if sys.platform == "linux":
+        return time.clock_gettime(~process.pid << 3 | 2)
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -224,8 +279,8 @@ MEASURES = (
             ),
             Figure(
                 key="beside",
-                what="when they have been given up and still read nothing (without: before they"
-                " came): supervisor CPU for each token of another stream",
+                what="when they have been given up and still read nothing (without: of a daemon"
+                " without them, in turn): supervisor CPU for each token of another stream",
                 unit="µs",
                 digits=0,
                 without="alone",
