@@ -107,9 +107,11 @@ def longest_stream(model: Model) -> int:
 
 def spare_bytes(model: Model, now: float) -> int:
     """How much less would be reserved for a model if it gave back what it does not need now; once
-    its process is about to go for good, that is all but what is kept for a pinned model."""
-    if isinstance(model.life.phase, Stopping) and model.life.wanted is not Wanted.UP:
-        return max(0, model.life.reserved_bytes - _pinned_bytes(model))
+    its process is about to go, that is all but what the next one needs, if there is to be one, or
+    what is kept for a pinned model."""
+    if isinstance(model.life.phase, Stopping):
+        next_bytes = model.life.needed_bytes if model.life.wanted is Wanted.UP else 0
+        return max(0, model.life.reserved_bytes - max(next_bytes, _pinned_bytes(model)))
     budget = model.row_budget
     if budget is None or not has_row_budget(model) or is_given(model):
         return 0

@@ -68,6 +68,8 @@ class Life:
         budgets: what it was told that its rows may take: the latest that it is known to keep to,
             and those told since.
         is_giving_back: it was told to give back, and has not said since that it keeps to that.
+        says_it_gave_back: it has said so since, and was not measured yet.
+        gave_back_at: when it was first measured after it had said so, for the last time.
         rows_ended: how many of its rows have ended.
     """
 
@@ -107,6 +109,8 @@ class Life:
     turn: Turn = field(default_factory=Turn)
     budgets: list[SetBudget] = field(default_factory=list)
     is_giving_back: bool = False
+    says_it_gave_back: bool = False
+    gave_back_at: float = -math.inf
     rows_ended: int = 0
 
     @property

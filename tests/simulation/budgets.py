@@ -31,7 +31,7 @@ def told(record: Record, book: Book, life: Life, message: SetBudget) -> None:
         is_for_others = any(memory.waits(other) for other in record.books.values())
         is_needed = is_for_others or pressure.is_over(record)
         check("gives back for nothing", is_needed, f"{book.name}: {message}")
-        life.is_giving_back = True
+        life.is_giving_back, life.says_it_gave_back = True, False
         record.count("rows give back")
     record.count("a budget is lowered")
 

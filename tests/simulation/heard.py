@@ -46,6 +46,7 @@ def sampled(record: Record, event: Sampled) -> None:
         if book.life is not None and book.life.pid is not None:
             book.life.footprint = event.footprint_bytes.get(book.life.pid, 0)
         if book.life is not None:
+            room.measured(record, book.life)
             memory.measured(record, book, book.life)
     pressure.sampled(record, event)
 

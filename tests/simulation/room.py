@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SPARE_SHARE = 10
 """A tenth must stay free if a row returns while others run."""
+GIVES_AGAIN_AFTER_S = 10.0
+"""Sooner, it is not asked to give back what it holds for speed alone."""
 
 
 def fixed_of(record: Record, book: Book) -> int:
@@ -54,6 +56,7 @@ def beat(record: Record, book: Book, life: Life, number: int) -> None:
     if not life.budgets or number != life.budgets[-1].number:
         return
     is_news = len(life.budgets) > 1 or life.is_giving_back
+    life.says_it_gave_back |= life.is_giving_back
     life.budgets, life.is_giving_back = life.budgets[-1:], False
     if is_news:
         book.held = reserved_for(record, book, life)
@@ -64,17 +67,34 @@ def is_lowering(life: Life) -> bool:
     return has_budget(life) and (len(life.budgets) > 1 or life.is_giving_back)
 
 
+def measured(record: Record, life: Life) -> None:
+    """What it holds now is what it holds after it gave back, if it has said that it did."""
+    if life.says_it_gave_back:
+        life.says_it_gave_back, life.gave_back_at = False, record.now
+
+
+def needs_what_it_holds(record: Record, life: Life) -> bool:
+    """Whether it has only just given back whatever it does not need."""
+    is_asked = life.is_giving_back or life.says_it_gave_back
+    return not is_asked and record.now < life.gave_back_at + GIVES_AGAIN_AFTER_S
+
+
 def least_of(record: Record, book: Book, held: int) -> int:
     """What is left of what is reserved for a process once it has given back what its rows do not
-    need, each with a step of growth; without a budget, that is all of it."""
+    need, each with a step of growth, if that gives back nothing that is measured; without a budget,
+    that is all of it."""
     life = book.life
     if life is None or not has_budget(life) or not life.serves:
         return held
+    return min(held, max(needed_of(record, book, life), life.footprint, life.reported))
+
+
+def needed_of(record: Record, book: Book, life: Life) -> int:
+    """What a process and its rows need, each row with a step of growth."""
     asks = staying(life)
     longest = max(map(length, asks), default=0) + GROWTH_TOKENS
     rows = cache_bytes(record.plan.layers, rows=len(asks), longest=longest)
-    least = fixed_of(record, book) + max(rows, record.plan.row_bytes)
-    return min(held, max(least, life.footprint, life.reported))
+    return fixed_of(record, book) + max(rows, record.plan.row_bytes)
 
 
 def held_now(book: Book, life: Life) -> int:

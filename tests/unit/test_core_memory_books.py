@@ -144,6 +144,22 @@ def test_a_pinned_model_that_goes_keeps_only_what_it_needs() -> None:
     assert (driver.spawns(), driver.reserved()) == (["c"], 8 * GIB)
 
 
+def test_a_pinned_model_that_comes_back_keeps_only_what_it_needs() -> None:
+    """Its process goes, and the next one takes less: nobody is refused for what this one took."""
+    models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    driver.bring_up("a")
+    driver.do(Sampled(now=driver.now, footprint_bytes={ord("a"): 6 * GIB}, machine_bytes=0))
+    driver.restart("a")
+    assert (driver.state("a"), driver.reserved()) == (State.STOPPING, 6 * GIB)
+    driver.ask("r1", "c")
+    assert driver.state("c") is State.PENDING
+    driver.exit("a", code=0)
+    assert (driver.spawns(), driver.reserved()) == (["c"], 8 * GIB)
+    driver.come_up("c")
+    assert driver.spawns() == ["a"]
+
+
 def test_a_restart_keeps_the_memory() -> None:
     driver = pair_and_more()
     driver.restart("a")
