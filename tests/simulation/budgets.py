@@ -20,20 +20,21 @@ def told(record: Record, book: Book, life: Life, message: SetBudget) -> None:
     number = 1 if before is None else before.number + 1
     check("budgets are counted", message.number == number, f"{book.name}: {message}")
     check("a budget of no row", message.rows_bytes >= record.plan.row_bytes, message)
-    is_more = before is None or message.rows_bytes > before.rows_bytes
     life.budgets.append(message)
-    if is_more:
+    if before is None or message.rows_bytes > before.rows_bytes:
         _raised(record, book, life)
         return
-    taken = room.taken_bytes(record, room.staying(life))
-    check("less than rows hold", message.rows_bytes >= taken, f"{book.name}: {message}, {taken}")
+    if message.rows_bytes < before.rows_bytes:
+        taken = room.taken_bytes(record, room.staying(life))
+        is_enough = message.rows_bytes >= taken
+        check("less than rows hold", is_enough, f"{book.name}: {message}, {taken}")
+        record.count("a budget is lowered")
     if message.gives_back:
         is_for_others = any(memory.waits(other) for other in record.books.values())
         is_needed = is_for_others or pressure.is_over(record)
         check("gives back for nothing", is_needed, f"{book.name}: {message}")
         life.is_giving_back, life.says_it_gave_back = True, False
         record.count("rows give back")
-    record.count("a budget is lowered")
 
 
 def _raised(record: Record, book: Book, life: Life) -> None:

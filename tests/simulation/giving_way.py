@@ -73,11 +73,8 @@ def look(record: Record) -> None:
     books = list(record.books.values())
     if any(book.life and room.is_lowering(book.life) for book in books):
         return
-    is_soon_less = any(
-        book.life and record.now < book.life.asked_back_at + pressure.ASKED_S for book in books
-    )
-    lives = [book.life for book in books if book.life]
-    if is_soon_less or any(is_leaving(ask) for life in lives for ask in life.given.values()):
+    given = [ask for book in books if book.life for ask in book.life.given.values()]
+    if pressure.is_anybody_giving_back(record) or any(map(is_leaving, given)):
         return
     if sum(memory.least_by(record, book) for book in books) <= record.shortage.room:
         return

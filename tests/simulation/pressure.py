@@ -98,10 +98,14 @@ def asked(record: Record, life: Life) -> None:
 
 def check_patience(record: Record) -> None:
     """A model is evicted only because memory is short: no worker may still be giving some back."""
-    for book in _books(record):
-        life = book.life
-        is_soon_less = life is not None and record.now < life.asked_back_at + ASKED_S
-        check("evicted too early", not is_soon_less or not record.shortage.is_known, book.name)
+    is_too_early = record.shortage.is_known and is_anybody_giving_back(record)
+    check("evicted too early", not is_too_early, record.now)
+
+
+def is_anybody_giving_back(record: Record) -> bool:
+    """Whether a worker may still be giving back what it was asked for."""
+    lives = [book.life for book in _books(record) if book.life]
+    return any(record.now < life.asked_back_at + ASKED_S for life in lives)
 
 
 def check_idle(record: Record, name: ModelName) -> None:
@@ -138,11 +142,14 @@ def swapped(record: Record, book: Book) -> None:
 
 
 def look(record: Record) -> None:
-    """After each event: if memory has been short for a while, nobody is idle who may go."""
+    """After each event: if memory has been short for a while, and nobody is just giving some back,
+    nobody is idle who may go."""
     since = record.shortage.since
     if since is None or record.now < since + GIVES_WAY_S or not isinstance(record.event, Sampled):
         return
     if record.is_shutting_down or any(_leaves(book) for book in _books(record)):
+        return
+    if is_anybody_giving_back(record):
         return
     for book in _books(record):
         check("nothing gives way", not _may_go(book), f"{book.name}: short since {since}")
