@@ -38,6 +38,7 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
         name=model.name,
         reserved_bytes=model.life.reserved_bytes,
         spare_bytes=spare_bytes(model, now),
+        is_ending=isinstance(phase, Stopping),
         standing=_standing(model),
         used_at=model.idle_since,
         ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),

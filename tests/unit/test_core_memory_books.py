@@ -152,6 +152,7 @@ def test_a_pinned_model_that_comes_back_keeps_only_what_it_needs() -> None:
     driver.do(Sampled(now=driver.now, footprint_bytes={ord("a"): 6 * GIB}, machine_bytes=0))
     driver.restart("a")
     assert (driver.state("a"), driver.reserved()) == (State.STOPPING, 6 * GIB)
+    assert driver.foresees("c")["outcome"] == "waits", "the process has it still"
     driver.ask("r1", "c")
     assert driver.state("c") is State.PENDING
     driver.exit("a", code=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from mlxsup.supervisor.core.memory.planner import (
     FIXED,
     Admit,
     Evict,
+    GiveBack,
     Refuse,
     Resident,
     Standing,
@@ -115,6 +117,22 @@ def test_what_is_about_to_go_is_waited_for_and_nobody_else_goes() -> None:
     assert found == Wait(
         reason="needs 4.00GiB, 0.0MiB is free: a is about to go", is_under_way=True
     )
+
+
+def test_what_an_ending_process_gives_back_is_waited_for_and_nobody_is_asked() -> None:
+    """It is wanted again, and the next one needs 2 of its 6 GiB."""
+    ending = replace(held(A, 6, Standing.BUSY), spare_bytes=4 * GIB, is_ending=True)
+    waits = Wait(reason="needs 6.00GiB, 2.00GiB is free: a is about to go", is_under_way=True)
+    assert verdict(6, ending) == waits
+    giving = replace(held(B, 2, Standing.BUSY), spare_bytes=GIB)
+    assert verdict(5, ending, giving) == Wait(
+        reason="needs 5.00GiB, 0.0MiB is free: a is about to go",
+        is_under_way=True,
+        takes_spare=True,
+    )
+    less, more = replace(ending, reserved_bytes=4 * GIB, spare_bytes=GIB), held(B, 4, Standing.BUSY)
+    found = verdict(2, less, replace(more, spare_bytes=3 * GIB))
+    assert isinstance(found, GiveBack), "what the other gives back is enough"
 
 
 def test_a_model_that_leaves_counts_until_it_is_gone_I2() -> None:

@@ -67,6 +67,8 @@ class Resident:
             known yet, None if it may not, as things are.
         runs: the highest class that it runs; None if it runs nothing.
         spare_bytes: what it gives back when asked, without going.
+        is_ending: its process is on its way out, so it gives that back without being asked, once
+            the process has ended.
         stays_because: what keeps it from being swapped out besides, a phrase; empty: nothing.
     """
 
@@ -74,6 +76,7 @@ class Resident:
     reserved_bytes: int
     standing: Standing
     spare_bytes: int = 0
+    is_ending: bool = False
     used_at: float = 0.0
     ripe_at: float = 0.0
     resident_since: float = 0.0
@@ -108,7 +111,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """There is room once the others have given back what they do not need now; nobody goes.
+    """There is room as soon as the others have given back what they do not need now; nobody goes.
 
     Attributes:
         reason: a phrase that follows the name of the one that is to be loaded.
@@ -213,15 +216,17 @@ def plan(
     if wish.needed_bytes > budget_bytes - fixed_bytes:
         return Wait(reason=f"{short}: {SHORTAGE}")
     staying = {r.name: _least(r) for r in others.values() if not _leaves(r)}
-    leaving = [r.name for r in others.values() if _leaves(r)]
-    spare_bytes = sum(r.spare_bytes for r in others.values() if not _leaves(r))
+    late_bytes = {r.name: size for r in others.values() if (size := _freed_late_bytes(r))}
+    spare_bytes = sum(r.spare_bytes for r in others.values() if r.name not in late_bytes)
     idle = sorted((r for r in others.values() if r.standing is Standing.IDLE), key=_last_used)
     may_go = [r.name for r in idle if _may_go(r, wish.urgency, now)]
     room = find_room(wish.needed_bytes, budget_bytes=budget_bytes, reserved=staying, may_go=may_go)
     if isinstance(room, Fits):
-        if room.spare_bytes < spare_bytes:
+        takes_spare = room.spare_bytes < spare_bytes
+        if takes_spare and sum(late_bytes.values()) <= room.spare_bytes:
             return GiveBack(reason=f"{short}: others give back what they do not need")
-        return Wait(reason=f"{short}: {is_or_are(leaving)} about to go", is_under_way=True)
+        reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
+        return Wait(reason=reason, is_under_way=True, takes_spare=takes_spare)
     if isinstance(room, FitsWithout):
         reason = f"{short}: {is_or_are(room.models)} idle"
         spare_bytes -= sum(others[name].spare_bytes for name in room.models)
@@ -374,6 +379,13 @@ def _may_go(resident: Resident, urgency: Urgency, now: float) -> bool:
 def _least(resident: Resident) -> int:
     """What it holds once it has given back what it does not need now."""
     return resident.reserved_bytes - resident.spare_bytes
+
+
+def _freed_late_bytes(resident: Resident) -> int:
+    """What becomes free once its process, which is on its way out, has ended."""
+    if _leaves(resident):
+        return resident.reserved_bytes
+    return resident.spare_bytes if resident.is_ending else 0
 
 
 def _leaves(resident: Resident) -> bool:
