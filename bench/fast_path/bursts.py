@@ -63,6 +63,15 @@ class Burst:
         return self.steps - len(self.times[0])
 
 
+def steps_note(bursts: Sequence[Burst]) -> str:
+    """How well bursts were gathered, a sentence without its full stop."""
+    more = statistics.median(burst.more_steps for burst in bursts)
+    return (
+        f"Steps besides one for each token of an answer: {more:g} (2: one pass has read all"
+        " prompts)"
+    )
+
+
 def prompts_of(count: int, seed: int) -> list[str]:
     """Prompts that no cache has seen: they differ from their first word on."""
     return [f"{seed} {number} {PROMPT_WORDS}" for number in range(count)]
@@ -86,6 +95,21 @@ async def burst_of(client: AsyncClient, model: str, prompts: Sequence[str], toke
     await asyncio.gather(*(read(*pair) for pair in zip(prompts, times, strict=True)))
     assert [len(own) for own in times] == [tokens] * len(prompts), "an answer ended early"
     return Burst(sent_s=sent_s, times=times)
+
+
+async def counted_burst(
+    client: AsyncClient, model: str, prompts: Sequence[str], tokens: int
+) -> Burst:
+    """The same, with the steps that it took."""
+    before = await _steps(client, model)
+    burst = await burst_of(client, model, prompts, tokens)
+    return replace(burst, steps=await _steps(client, model) - before)
+
+
+async def _steps(client: AsyncClient, model: str) -> int:
+    """How many steps a model has taken in all of its lives."""
+    rows = (await client.status())["models"]
+    return int(next(row["steps"] for row in rows if row["name"] == model))
 
 
 async def served(
@@ -217,14 +241,7 @@ class Contest:
         return await self._ours(prompts, tokens), floor
 
     async def _ours(self, prompts: Sequence[str], tokens: int) -> Burst:
-        before = await self._steps()
-        burst = await burst_of(self.client, self.model, prompts, tokens)
-        return replace(burst, steps=await self._steps() - before)
-
-    async def _steps(self) -> int:
-        """How many steps the model has taken in all of its lives."""
-        rows = (await self.client.status())["models"]
-        return int(next(row["steps"] for row in rows if row["name"] == self.model))
+        return await counted_burst(self.client, self.model, prompts, tokens)
 
     async def _alone(self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int) -> Burst:
         times = await asyncio.to_thread(self.floor.burst, prompts, sent_s, tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from mlxsup.client import AsyncClient
 
-from ..fast_path.bursts import Contest, Pairs
+from ..fast_path.bursts import Contest, Pairs, steps_note
 from ..fast_path.claims import DEMANDS, STREAMS
 from ..fast_path.results import Founds
 from ..fast_path.stages import Rows, Setting, Stage, tell
@@ -40,15 +39,10 @@ def founds(name: str, streams: int, pairs: Pairs) -> Founds:
     row = f"{name}_{streams}"
     is_difference = streams in DEMANDS[name].first_more_ms
     first = pairs.difference_ms() if is_difference else pairs.ratio("first_s", "ms", 1000.0)
-    more = statistics.median(burst.more_steps for burst in pairs.ours)
-    note = (
-        f"Steps besides one for each token of an answer: {more:g} (2: one pass has read all"
-        " prompts)"
-    )
     return {
         f"{row}_steady": pairs.ratio("steady_per_s", "tok/s"),
         f"{row}_whole": pairs.ratio("whole_per_s", "tok/s"),
-        f"{row}_first": replace(first, note=note),
+        f"{row}_first": replace(first, note=steps_note(pairs.ours)),
     }
 
 

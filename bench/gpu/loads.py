@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxsup.client import AsyncClient
 
-from ..fast_path.bursts import Burst, burst_of, prompts_of
+from ..fast_path.bursts import Burst, counted_burst, prompts_of, steps_note
 from ..fast_path.results import Found
 from ..fast_path.stages import Rows, Setting, Stage
 from ..prompts import prompt_tokens
@@ -51,7 +51,7 @@ async def three_bursts(client: AsyncClient, name: str, seed: int) -> list[Burst]
     """The first bursts of a new process."""
     await client.restart(name, now=True)
     return [
-        await burst_of(client, name, prompts_of(STREAMS, 10 * seed + number), TOKENS)
+        await counted_burst(client, name, prompts_of(STREAMS, 10 * seed + number), TOKENS)
         for number in range(BURSTS)
     ]
 
@@ -77,6 +77,7 @@ async def first_bursts(setting: Setting, wanted: Sequence[str]) -> Rows:
                     values=[own[0] / own[-1] for own in times],
                     sides={"first": [own[0] for own in times], "third": [own[-1] for own in times]},
                     unit="ms",
+                    note=steps_note([bursts[0] for bursts in found]),
                 )
             },
         )

@@ -78,6 +78,23 @@ def test_what_a_load_finds_compiled_is_its_own(
     assert not any(folder.exists() for folder, _ in played.folders)
 
 
+def test_the_first_bursts_tell_how_they_were_gathered(
+    played: type[Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def three(*_: object) -> list[Burst]:
+        return [Burst(sent_s=[0.0], times=[[1.0, 2.0]], steps=steps) for steps in (7, 4, 4)]
+
+    monkeypatch.setattr(loads, "three_bursts", three)
+
+    async def notes() -> list[str]:
+        setting = Setting(models=Path(), is_small=True)
+        rows = [row async for row in loads.first_bursts(setting, ["first_burst_7b"])]
+        return [found.note for _, founds in rows for found in founds.values()]
+
+    [note] = asyncio.run(notes())
+    assert note.startswith("Steps besides one for each token of an answer: 5 ")
+
+
 class Answering:
     """A client that notes how long the answers should be that are asked for."""
 

@@ -62,6 +62,7 @@ class PrefillPacer:
         self._busy_target_s = min(decode_stall_target_s, self._ceiling_s)
         self._idle_target_s = min(IDLE_TARGET_S, self._ceiling_s)
         self._cost = PassCost()
+        self._earlier: Pace | None = None  # of the life before
         self._depth = 0  # the tokens before the chunk that was measured last
         self._shown = 0
         self._decode_s = 0.0
@@ -100,6 +101,7 @@ class PrefillPacer:
     def forget(self) -> None:
         """What was measured until now had kernels compiled, and will not be as slow again."""
         self._cost = PassCost()
+        self._earlier = None
         self._depth = 0
         self._decode_s, self._decode_rows = 0.0, 1
 
@@ -123,6 +125,7 @@ class PrefillPacer:
         The machine may have become slower since: until a chunk of this life tells, its tokens
         count as slow as that pass was, and slower still; they are never free.
         """
+        self._earlier = pace
         seen_s = self._cost.predict_s(FIRST_CHUNK)
         slower = max(1.0, seen_s / pace.predict_s(FIRST_CHUNK))
         least_s = LEAST_SHARE_APART * seen_s / FIRST_CHUNK
@@ -158,7 +161,13 @@ class PrefillPacer:
 
     def shared_pass_s(self, tokens: int) -> float:
         """Seconds that a pass over one prompt takes besides its tokens; 0 if those take longer, or
-        nothing was measured."""
+        nothing was measured.
+
+        Caution with what an earlier life has learned would only have the prompts of a burst read in
+        several passes, so it does not count here.
+        """
+        if (pace := self._trusted()) is not None:
+            return pace.pass_s if pace.unit_s * tokens <= pace.pass_s else 0.0
         return self._cost.pass_s if tokens <= self._cost.worthwhile else 0.0
 
     def predict_decode_s(self, rows: int) -> float:
@@ -195,5 +204,9 @@ class PrefillPacer:
     def _is_preparation(self, cost: int, spent_s: float) -> bool:
         """Whether what the first pass of a shape took says nothing about its tokens: it is slower
         than others have taught, but not by so much that the next one could meet the stall limit."""
-        is_slower = spent_s > self._cost.predict_s(cost)
+        is_slower = spent_s > (self._trusted() or self._cost).predict_s(cost)
         return self._cost.is_told_apart and is_slower and spent_s <= self._ceiling_s
+
+    def _trusted(self) -> Pace | None:
+        """What an earlier life has learned, until this one has told a pass from its tokens."""
+        return None if self._cost.was_told_apart else self._earlier
