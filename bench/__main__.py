@@ -11,8 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
-KEPT = ROOT / "build" / "fast_path"
-"""Rows of the fast path that were measured: they are not measured again at the same commit."""
+KEPT = ROOT / "build"
+"""Rows of the fast path and of the HTTP gateway that were measured, a folder for each: they are not
+measured again at the same commit."""
 
 NAMES = (
     "fast_path",
@@ -30,6 +31,9 @@ NAMES = (
     "clients",
 )
 
+ONLY_BY_NAME = ("http",)
+"""Takes hours, and starts the servers of others."""
+
 
 def main() -> None:
     """Runs them one after the other and prints one report."""
@@ -46,13 +50,12 @@ def main() -> None:
         second_turn,
         two_models,
     )
-    from .fast_path.cpu import STAGES
-    from .fast_path.stages import main as fast_path
     from .report import machine_lines
     from support.tiny_model import make_tiny_model
 
+    every = (*NAMES, *ONLY_BY_NAME)
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--programs",
@@ -66,8 +69,8 @@ def main() -> None:
         "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
     )
     arguments = parser.parse_args()
-    for name in set(arguments.names).difference(NAMES):
-        parser.error(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}")
+    for name in set(arguments.names).difference(every):
+        parser.error(f"no benchmark is called {name!r}; there are {', '.join(every)}")
     print("\n".join(machine_lines()) + "\n", flush=True)
     repeats, tokens = arguments.repeats, arguments.prompt_tokens
     few = min(repeats, 3)
@@ -75,7 +78,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
         runs: dict[str, Callable[[], object]] = {
-            "fast_path": lambda: fast_path(STAGES, "bench.fast_path", None, words=[str(KEPT)]),
+            "fast_path": fast_path,
+            "http": http,
             "footprint": lambda: footprint.run(smollm2, max(3, repeats // 2)),
             "control": lambda: control.run(tiny, smollm2, few),
             "two_models": lambda: two_models.run(tiny, smollm2, few),
@@ -91,6 +95,26 @@ def main() -> None:
         }
         for name in arguments.names or NAMES:
             runs[name]()
+
+
+def fast_path() -> int:
+    """What lacks of the fast path on a CPU."""
+    from .fast_path.cpu import STAGES
+    from .fast_path.document import FAST_PATH
+    from .fast_path.stages import main as measure
+
+    return measure(
+        STAGES, "bench.fast_path", None, sheet=FAST_PATH, words=[str(KEPT / "fast_path")]
+    )
+
+
+def http() -> int:
+    """What lacks of the HTTP gateway's speed."""
+    from .fast_path.stages import main as measure
+    from .http.document import HTTP
+    from .http.stages import STAGES
+
+    return measure(STAGES, "bench.http", None, sheet=HTTP, words=[str(KEPT / "http")])
 
 
 def clients(folder: Path, has_programs: bool, only: list[str]) -> None:

@@ -8,11 +8,8 @@ once onto four rows, so that twelve have to wait for others to end, whatever the
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
+from support.child import Child
 from support.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -44,20 +42,13 @@ class InProcess:
 
     def __init__(self, model: Path, *, drains: bool) -> None:
         self._drains = drains
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.admission", str(model)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._child = Child("-m", "bench.admission", model)
 
     async def measure(self, clients: int, seed: int) -> list[float]:
         """See `Measure`."""
         return await asyncio.to_thread(self._measure, clients, seed)
 
     def _measure(self, clients: int, seed: int) -> list[float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         job: dict[str, Any] = {
             "drains": self._drains,
             "rows": ROWS,
@@ -65,13 +56,11 @@ class InProcess:
             "prompts": [prompt_of(seed, number) for number in range(REQUESTS)],
             "tokens": TOKENS,
         }
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return list(json.loads(self._process.stdout.readline())["first_token_s"])
+        return list(self._child.ask(job)["first_token_s"])
 
     def close(self) -> None:
         """Ends the child."""
-        self._process.communicate()
+        self._child.end()
 
 
 def asking(server: Server) -> Measure:

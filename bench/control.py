@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from mlxsup.client import AsyncClient, FinishReason
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 
 from .burst import percentile
 from .report import print_table, spread

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from support.child import Child
 
 ROWS = 16
 
@@ -28,13 +27,8 @@ class Floor:
 
     def __init__(self, model: Path, rows: int = ROWS) -> None:
         begin = time.perf_counter()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.in_process", str(model), str(rows)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.ready_s = float(self._answer()["ready_s"])
+        self._child = Child("-m", "bench.in_process", model, rows)
+        self.ready_s = float(self._child.line()["ready_s"])
         self.started_s = time.perf_counter() - begin
 
     def __enter__(self) -> Self:
@@ -47,8 +41,9 @@ class Floor:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._process.kill()
-        self.close()
+            self._child.kill()
+        else:
+            self.close()
 
     def burst(
         self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int
@@ -60,20 +55,11 @@ class Floor:
             sent_s: when each of them is sent, in seconds.
             tokens: length of each answer.
         """
-        assert self._process.stdin is not None
         job = {"prompts": list(prompts), "sent_s": list(sent_s), "tokens": tokens}
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        times: list[list[float]] = self._answer()["times"]
+        times: list[list[float]] = self._child.ask(job)["times"]
         assert [len(own) for own in times] == [tokens] * len(prompts), "an answer ended early"
         return times
 
     def close(self) -> None:
         """Ends the child."""
-        self._process.communicate()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the process in which the model runs alone ended: {self._process.wait()}"
-        return dict(json.loads(line))
+        self._child.end()

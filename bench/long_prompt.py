@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.client import AsyncClient, RequestError
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.errors import ErrorCode
 
 from .burst import percentile

@@ -7,11 +7,10 @@ steps. Nothing is sent, so what a socket costs comes on top.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 
-from .handle_cost import REPEATS, ROOT, NoTreeError, Times, interleaved, tree_of
-from .report import machine_lines, print_table, spread
+from .compare import ROOT, Times, compare
+from .report import print_table, spread
 
 CHILD = ROOT / "bench" / "loop_steps.py"
 BEFORE = "a66137d"
@@ -38,20 +37,12 @@ def print_cost(before: Times, now: Times) -> None:
     print_table(("rows", "before", "now", "target"), table)
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m bench.loop_cost", description=__doc__)
-    parser.add_argument("--base", default=BEFORE, help="a commit, or the folder of a tree")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    given = parser.parse_args()
-    print("\n".join(machine_lines()) + "\n", flush=True)
-    print("## What the step loop adds to the engine's step (no engine, no socket)\n")
-    try:
-        with tree_of(given.base) as base:
-            print_cost(*interleaved(base, given.repeats, CHILD))
-    except NoTreeError as error:
-        parser.error(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    compare(
+        "bench.loop_cost",
+        __doc__,
+        base=BEFORE,
+        child=CHILD,
+        title="What the step loop adds to the engine's step (no engine, no socket)",
+        show=print_cost,
+    )

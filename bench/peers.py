@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -102,36 +102,26 @@ class Mlxsup:
         )
 
 
-class MlxLmServer:
-    """`python -m mlx_lm server` as a child process, over its OpenAI-compatible interface.
+class ServerProcess:
+    """Somebody else's server as a child process, at a port that was free.
 
     Args:
-        models: folders by the names that `ask` takes. The server goes by folder; it holds one
-            model at a time, and loads whichever a request names.
-        options: of its command line.
-        cache: its folder of downloaded models; without it, the usual one.
+        name: for reports.
+        arguments: behind `python`; the address is added.
+        environment: what differs from that of this process.
     """
 
-    name = "mlx_lm.server"
-
     def __init__(
-        self, models: Mapping[str, Path], *options: str, cache: Path | None = None
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        self._models = models
+        self.name = name
         self._port = free_port()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the server
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mlx_lm", "server", "--log-level", "WARNING"),
-                *("--host", "127.0.0.1", "--port", str(self._port), *options),
-            ],
+            [sys.executable, *arguments, "--host", "127.0.0.1", "--port", str(self._port)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "HF_HUB_OFFLINE": "1",
-                **({} if cache is None else {"HF_HUB_CACHE": str(cache)}),
-            },
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
         )
 
     @property
@@ -140,8 +130,13 @@ class MlxLmServer:
         return self._process.pid
 
     @property
+    def port(self) -> int:
+        """Where it listens, on this machine only."""
+        return self._port
+
+    @property
     def url(self) -> str:
-        """Where it listens."""
+        """The same as a URL."""
         return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
@@ -163,11 +158,12 @@ class MlxLmServer:
         text = self._end()
         if error is not None or "Traceback" in text:
             print(text)
-        assert "Traceback" not in text, "mlx_lm.server failed"
+        assert "Traceback" not in text, f"{self.name} failed"
 
     def give_up(self) -> None:
         """Ends it before its time; whatever it has printed is no failure of the benchmark."""
-        self._end()
+        if not self._log.closed:
+            self._end()
 
     def _end(self) -> str:
         """Ends the process; returns what it printed."""
@@ -182,12 +178,33 @@ class MlxLmServer:
             return self._log.read()
 
     def _is_up(self) -> bool:
-        assert self._process.poll() is None, "mlx_lm.server has ended"
+        assert self._process.poll() is None, f"{self.name} has ended"
         try:
             with urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5.0) as answer:
                 return bool(answer.status == HTTPStatus.OK)
         except (URLError, ConnectionError):
             return False
+
+
+class MlxLmServer(ServerProcess):
+    """`python -m mlx_lm server`, over its OpenAI-compatible interface.
+
+    Args:
+        models: folders by the names that `ask` takes. The server goes by folder; it holds one
+            model at a time, and loads whichever a request names.
+        options: of its command line.
+        cache: its folder of downloaded models; without it, the usual one.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Path], *options: str, cache: Path | None = None
+    ) -> None:
+        self._models = models
+        super().__init__(
+            "mlx_lm.server",
+            ["-m", "mlx_lm", "server", "--log-level", "WARNING", *options],
+            {} if cache is None else {"HF_HUB_CACHE": str(cache)},
+        )
 
     async def ask(
         self, model: str, prompt: str, max_tokens: int, on_token: OnToken | None = None

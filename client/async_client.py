@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -24,6 +23,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
 from .api import ClientBase, GenerateParameters
+from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
 from .parameters import (
@@ -34,95 +34,8 @@ from .parameters import (
     encode_command,
     prioritize,
 )
-from .results import Delta, Notice, Result
-from .session import Item
-from .streams import OnNotice, StreamBase, value_of
-
-
-class AsyncInbox:
-    """An inbox that can be awaited."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Item] = asyncio.Queue()
-
-    def put(self, item: Item) -> None:
-        """Takes one item; never blocks."""
-        self._queue.put_nowait(item)
-
-    def is_empty(self) -> bool:
-        """Whether `get` would wait."""
-        return self._queue.empty()
-
-    async def get(self) -> Item:
-        """The next item."""
-        return await self._queue.get()
-
-
-class AsyncStream(StreamBase):
-    """An answer under way: iterate over its pieces, in one task.
-
-    As a context manager, it cancels the request if it has not ended when the block is left.
-    """
-
-    def __init__(
-        self,
-        request_id: RequestId,
-        inbox: AsyncInbox,
-        cancel: Callable[[RequestId], None],
-        on_notice: OnNotice | None,
-    ) -> None:
-        super().__init__(request_id, cancel, on_notice)
-        self._inbox = inbox
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._end is not None:
-            raise StopAsyncIteration
-        while isinstance(item := await self._inbox.get(), Notice):
-            self._tell(item)
-        delta = self._take(item)
-        if delta is None:
-            raise StopAsyncIteration
-        return delta
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cancel()
-
-
-class AsyncEventStream:
-    """State changes from the call on, as maps; `close` ends it."""
-
-    def __init__(
-        self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
-    ) -> None:
-        self._request_id = request_id
-        self._inbox = inbox
-        self._cancel = cancel
-        self._is_closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        if self._is_closed:
-            raise StopAsyncIteration
-        return value_of(await self._inbox.get())
-
-    def close(self) -> None:
-        """Ends the subscription."""
-        self._is_closed = True
-        self._cancel(self._request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
+from .results import Result
+from .streams import OnNotice, value_of
 
 
 class AsyncClient(ClientBase[AsyncStream]):
@@ -334,6 +247,13 @@ class AsyncClient(ClientBase[AsyncStream]):
         if self._loop is not None and self._pump_handle is None and not self._is_closed:
             self._pump_handle = self._loop.call_soon(self._pump)
 
+    def _on_messages(self) -> None:
+        # At once: to be called again by the loop would cost as much as a message itself.
+        if self._pump_handle is None and not self._is_closed:
+            if self._connection.pump_messages():
+                self._pump_soon()
+            self._set_timer()
+
     def _pump(self) -> None:
         self._pump_handle = None
         if self._is_closed:
@@ -358,8 +278,9 @@ class AsyncClient(ClientBase[AsyncStream]):
             return
         for descriptor in _descriptors(old):
             self._loop.remove_reader(descriptor)
-        for descriptor in _descriptors(new):
-            self._loop.add_reader(descriptor, self._pump_soon)
+        if new is not None and new.monitor is not None:
+            self._loop.add_reader(new.socket.FD, self._on_messages)
+            self._loop.add_reader(new.monitor.FD, self._pump_soon)
 
 
 def _descriptors(link: Link | None) -> list[int]:

@@ -91,26 +91,40 @@ class Connection:
 
     def pump(self) -> bool:
         """Sends and receives what it can; returns whether there may be more at once."""
-        if self.link is None:
+        link = self.link
+        if link is None:
             return False
-        self.link.flush()
+        link.flush()
         # Checked first: what had arrived before the end of the connection is read below.
-        is_lost = self.link.update() is LinkState.LOST
-        for _ in range(MESSAGES_PER_PUMP):
-            frames = self.link.receive()
-            if frames is None:
-                break
-            self._carry_out(self._session.receive(frames, self._clock()))
-            if self.link is None:
-                return False
-        else:
+        is_lost = link.update() is LinkState.LOST
+        if self._receive(link):
             return True
+        if self.link is not link:
+            return False
         if is_lost:
-            self._drop(_lost(self.link, self.endpoint))
+            self._drop(_lost(link, self.endpoint))
         elif self._session.is_silent(self._clock()):
             message = f"the daemon at {self.endpoint} has fallen silent"
             self._drop(ConnectionLost(message, self.endpoint))
         return False
+
+    def pump_messages(self) -> bool:
+        """The same when only messages can be new: neither the link's end nor its silence."""
+        if self.link is None:
+            return False
+        self.link.flush()
+        return self._receive(self.link)
+
+    def _receive(self, link: Link) -> bool:
+        """Handles what has come; returns whether there may be more."""
+        for _ in range(MESSAGES_PER_PUMP):
+            frames = link.receive()
+            if frames is None:
+                return False
+            self._carry_out(self._session.receive(frames, self._clock()))
+            if self.link is not link:
+                return False
+        return True
 
     def close(self) -> None:
         """Ends everything that is open; `terminate` must follow."""

@@ -60,9 +60,9 @@ class Inbox(Protocol):
         """Takes one item; never blocks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
-    """An item for an inbox."""
+    """An item for an inbox; not frozen, because one is made for every token."""
 
     inbox: Inbox
     item: Item

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlxsup.client import AsyncClient, ConnectionLost, FinishReason, RequestError, Result
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client import AsyncClient, ConnectionLost, Delta, FinishReason, RequestError, Result
+from mlxsup.client.async_streams import AsyncStream
 
 from .apis import REQUEST_ID, error_response
 from .ask import Ask
@@ -190,7 +190,7 @@ class _Streamed(Response):
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the response; see Starlette's `Response`."""
-        out = EventStream(send, {REQUEST_ID: self._answer.request_id})
+        out = EventStream(scope, send, {REQUEST_ID: self._answer.request_id})
         self._progress.attach(out, self._shape)
 
         async def take(index: int, stream: AsyncStream) -> None:
@@ -214,20 +214,22 @@ class _Streamed(Response):
         await out.end()
 
     async def _take(self, index: int, stream: AsyncStream, out: EventStream) -> None:
-        first = self._shape.first(index)
+        shape, first = self._shape, self._shape.first(index) or b""
         async for delta in stream:
-            piece = self._shape.piece(index, delta)
-            if piece is None:
-                continue
-            if first is not None:
-                await out.write(first)
-                first = None
-            await out.write(piece)
+            if (piece := shape.piece(index, delta)) is not None:
+                # With the head of the response, for which there may be a wait.
+                await out.write(first + piece)
+                first = b""
+                break
+
+        def pass_on(delta: Delta) -> None:
+            if (piece := shape.piece(index, delta)) is not None:
+                out.pass_on(piece)
+
+        await stream.forward(pass_on)
         if stream.result.finish_reason is FinishReason.CANCELLED:
             return
-        if first is not None:
-            await out.write(first)
-        await out.write(self._shape.last(index, stream.result))
+        await out.write(first + shape.last(index, stream.result))
 
 
 async def gone(receive: Receive) -> None:

@@ -70,7 +70,7 @@ class _Followed(Response):
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Sends the response; see Starlette's `Response`."""
-        out = EventStream(send, {})
+        out = EventStream(scope, send, {})
         passing_on = asyncio.create_task(_pass_on(self._follower, out))
         has_left = asyncio.create_task(gone(receive))
         self._open_answers.add([passing_on])

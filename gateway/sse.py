@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADERS = (
@@ -25,6 +26,10 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
+WRITE = "mlxsup.write"
+"""An extension of the server's, in the ASGI scope: sends a piece of the body without waiting."""
+
+
 class EventStream:
     """A response of events; its head is sent with the first of them.
 
@@ -32,11 +37,13 @@ class EventStream:
     mark that closes a response: to its reader it is no complete answer.
 
     Args:
-        send: of the ASGI connection.
+        scope: of the ASGI connection.
+        send: of the same.
         headers: further ones.
     """
 
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+    def __init__(self, scope: Scope, send: Send, headers: dict[str, str]) -> None:
+        self._write: Callable[[bytes], None] = scope["extensions"][WRITE]
         self._send = send
         self._headers = [
             *HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())
@@ -46,13 +53,21 @@ class EventStream:
         self.is_started = False
 
     async def write(self, data: bytes) -> None:
-        """Sends whole events, or comments."""
+        """Sends whole events, or comments; waits for a reader that is behind."""
         async with self._turn:
             if not self.is_started:
                 self.is_started = True
                 start = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(start)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def pass_on(self, data: bytes) -> None:
+        """Sends whole events at once, the head having been sent.
+
+        Nothing waits: what a reader leaves unread piles up, no more than its answer, until the
+        connection is cut for it.
+        """
+        self._write(data)
 
     async def end(self) -> None:
         """The answer is whole."""

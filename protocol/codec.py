@@ -62,7 +62,7 @@ class Decoder(Generic[M]):
     """
 
     def __init__(self, classes: Iterable[type[M]], *, is_strict: bool) -> None:
-        self._classes = {cls.TYPE: cls for cls in classes}
+        self._plans = {cls.TYPE: _Plan(cls) for cls in classes}
         self._is_strict = is_strict
         self._max_header_bytes = MAX_HEADER_BYTES if is_strict else MAX_FRAME_BYTES
         # msgpack derives the remaining limits from the length of the frame.
@@ -90,15 +90,15 @@ class Decoder(Generic[M]):
                 request_id,
             )
         kind = header.pop("type", None)
-        cls = self._classes.get(kind) if isinstance(kind, str) else None
-        if cls is None:
-            known = ", ".join(sorted(self._classes))
+        plan = self._plans.get(kind) if isinstance(kind, str) else None
+        if plan is None:
+            known = ", ".join(sorted(self._plans))
             raise undecodable(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
             if not self._is_strict:
                 # A newer peer of ours may send fields that this side does not know.
-                header = _known(header, _header_names(typing.cast(Any, cls)))
-            return self._build(cls, header, frames[1] if len(frames) == 2 else None)
+                header = _known(header, plan.header_names)
+            return plan.build(header, frames[1] if len(frames) == 2 else None)
         except DecodeError as error:
             error.id = request_id
             raise
@@ -113,17 +113,37 @@ class Decoder(Generic[M]):
             raise undecodable("the header is not a msgpack map")
         return header
 
-    @staticmethod
-    def _build(cls: type[M], header: dict[str, Any], body: bytes | None) -> M:
-        has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
-        if has_body != (body is not None) or "body" in header:
-            wanted = "two frames, header and body" if has_body else "one frame"
-            raise undecodable(f"{cls.TYPE} takes {wanted}")
+
+class _Plan(Generic[M]):
+    """How messages of a class are read, found out once: there is one for every step of an engine.
+
+    Attributes:
+        header_names: its fields, and the one that must not be in a header.
+    """
+
+    def __init__(self, cls: type[M]) -> None:
+        self._type = cls.TYPE
+        self._has_body = "body" in cls.__dataclass_fields__  # type: ignore[attr-defined]
+        self._schema: Check | None = None
+        self._cls: Any = cls
+        self.header_names = frozenset([*cls.__dataclass_fields__, "body"])  # type: ignore[attr-defined]
+
+    def build(self, header: dict[str, Any], body: bytes | None) -> M:
+        """The message.
+
+        Raises:
+            DecodeError: it is none of this class.
+        """
+        if self._has_body != (body is not None) or "body" in header:
+            wanted = "two frames, header and body" if self._has_body else "one frame"
+            raise undecodable(f"{self._type} takes {wanted}")
         if body is not None:
             if len(body) > MAX_BODY_BYTES:
                 raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
             header["body"] = body
-        return typing.cast(M, _schema(typing.cast(Any, cls))(header, ""))
+        if self._schema is None:  # not before it is needed: most processes read few classes
+            self._schema = _schema(self._cls)
+        return typing.cast(M, self._schema(header, ""))
 
 
 def encode(message: Message) -> list[bytes]:
@@ -176,11 +196,10 @@ def decode_body(frame: bytes) -> RequestBody:
     return RequestBody.from_wire(value)
 
 
-def unpack_part(cls: type[P], packed: bytes, what: str) -> P:
-    """A part that was packed by itself; its fields are checked, and unknown ones ignored.
+def unpack_map(packed: bytes, what: str) -> dict[str, Any]:
+    """A part of a message that was packed by itself.
 
     Args:
-        cls: its class.
         packed: a msgpack map.
         what: what it is, for the error.
 
@@ -190,6 +209,15 @@ def unpack_part(cls: type[P], packed: bytes, what: str) -> P:
     value = _unpack(packed, what, {"strict_map_key": True, "max_ext_len": 0})
     if not isinstance(value, dict):
         raise undecodable(f"{what} is not a msgpack map")
+    return value
+
+
+def read_known(cls: type[P], value: dict[str, Any]) -> P:
+    """A part of this class; its fields are checked, and unknown ones ignored.
+
+    Raises:
+        DecodeError: one is wrong.
+    """
     return read_part(cls, _known(value, _field_names(typing.cast(Any, cls))), "")
 
 
@@ -233,12 +261,6 @@ def _known(value: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
 @functools.cache
 def _field_names(cls: Any) -> frozenset[str]:
     return frozenset(f.name for f in fields(cls))
-
-
-@functools.cache
-def _header_names(cls: Any) -> frozenset[str]:
-    """Its fields, and the one that must not be in a header."""
-    return _field_names(cls) | {"body"}
 
 
 # ---------------------------------------------------------------- maps to dataclasses

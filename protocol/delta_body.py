@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .codec import pack, unpack_part
+from .codec import pack, read_known, unpack_map
 from .message import Logprobs, Record, TokenLogprob, record
 from .states import Channel
 
@@ -57,7 +57,10 @@ def read_body(packed: bytes) -> DeltaBody:
     Raises:
         DecodeError: they are not a body.
     """
-    return unpack_part(DeltaBody, packed, "the body of a piece")
+    value = unpack_map(packed, "the body of a piece")
+    if len(value) == 1 and type(text := value.get("text")) is str:
+        return DeltaBody(text=text)  # as nearly all are
+    return read_known(DeltaBody, value)
 
 
 def _plain(one: TokenLogprob) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from .cpu import STAGES
+from .document import FAST_PATH
 from .stages import main
 
 if __name__ == "__main__":
-    sys.exit(main(STAGES, "bench.fast_path", __doc__))
+    sys.exit(main(STAGES, "bench.fast_path", __doc__, sheet=FAST_PATH))

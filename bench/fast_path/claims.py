@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..sharing.claims import Claim
+from ..claim import Claim
 
 CPU = "MLX, CPU"
 GPU = "MLX, CUDA"

@@ -1,6 +1,6 @@
-"""The table of the fast path: for people, from the results that are kept in docs/fast_path.json.
+"""The tables of rows: for people, from the results that are kept in docs/.
 
-docs/benchmarks.md has it between two markers, where `--keep` writes it.
+docs/benchmarks.md has each between two markers, where `--keep` writes it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..claim import (
+    NOT_MEASURED,
+    Claim,
+    Place,
+    markdown,
+    range_of,
+    shown,
+    verdict_text,
+)
 from ..report import interval_of_median
-from ..sharing.claims import Claim
-from ..sharing.document import NOT_MEASURED, verdict_text
-from ..sharing.figures import range_of, shown
-from .claims import ROWS
+from .claims import ROWS, Row
 from .results import TRIAL, Failure, Found, Result, result_of
 from support.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "docs" / "fast_path.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-BEGIN = "<!-- the fast path: written by `python -m bench.gpu FOLDER --keep` and its like -->"
-END = "<!-- end of the fast path -->"
 HEAD = ("", "claim", "on", "target", "figure", "made of", "runs", "commit", "")
 MANY = 9
 """From this many runs on, the interval of the median is more than the range once again."""
@@ -31,7 +34,7 @@ MANY = 9
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """What docs/fast_path.json holds.
+    """What a file in docs/ holds.
 
     Attributes:
         results: by row.
@@ -42,32 +45,71 @@ class Kept:
     failures: list[Failure] = field(default_factory=list)
 
 
-def load(path: Path = KEPT) -> Kept:
-    """Reads it."""
-    if not path.exists():
-        return Kept()
-    entries = json.loads(path.read_text())
-    return Kept(
-        results={row: result_of(entry) for row, entry in entries["results"].items()},
-        failures=[Failure(**entry) for entry in entries["failures"]],
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A table of rows, and the file that keeps what it shows.
 
-
-def keep(results: Iterable[Result], failures: Sequence[Failure], path: Path = KEPT) -> None:
-    """Puts results in the place of earlier ones of their rows, and adds failures once.
-
-    Raises:
-        ValueError: a result is a trial's.
+    Attributes:
+        rows: all of them by name, in order.
+        path: of the file.
+        place: of the table.
     """
-    kept = load(path)
-    for result in results:
-        if result.commit == TRIAL:
-            raise ValueError(f"{result.row} was measured with small shapes: measure it anew")
-        kept.results[result.row] = result
-    kept.failures += [one for one in failures if one not in kept.failures]
-    in_order = {row: asdict(kept.results[row]) for row in ROWS if row in kept.results}
-    about = {"results": in_order, "failures": [asdict(one) for one in kept.failures]}
-    path.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+    rows: Mapping[str, Row]
+    path: Path
+    place: Place
+
+    def load(self) -> Kept:
+        """Reads the file."""
+        if not self.path.exists():
+            return Kept()
+        entries = json.loads(self.path.read_text())
+        return Kept(
+            results={row: result_of(entry) for row, entry in entries["results"].items()},
+            failures=[Failure(**entry) for entry in entries["failures"]],
+        )
+
+    def keep(self, results: Iterable[Result], failures: Sequence[Failure]) -> None:
+        """Puts results in the place of earlier ones of their rows, and adds failures once.
+
+        Raises:
+            ValueError: a result is a trial's.
+        """
+        kept = self.load()
+        for result in results:
+            if result.commit == TRIAL:
+                raise ValueError(f"{result.row} was measured with small shapes: measure it anew")
+            kept.results[result.row] = result
+        kept.failures += [one for one in failures if one not in kept.failures]
+        in_order = {row: asdict(kept.results[row]) for row in self.rows if row in kept.results}
+        about = {"results": in_order, "failures": [asdict(one) for one in kept.failures]}
+        self.path.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+    def table(self, results: Mapping[str, Result], names: Iterable[str] | None = None) -> list[str]:
+        """One line for each claim of these rows, or of all, in Markdown."""
+        return markdown(
+            HEAD,
+            (
+                line(claim, results.get(name))
+                for name in (self.rows if names is None else names)
+                for claim in self.rows[name].claims
+            ),
+        )
+
+    def written(self, kept: Kept, names: Iterable[str] | None = None) -> list[str]:
+        """The table, where it was measured, and the attempts that gave no figures."""
+        machines = sorted({result.machine for result in kept.results.values()})
+        failures = [
+            f"- {one.ended}, `{one.commit[:9]}`: {', '.join(one.rows)}: {one.reason}"
+            for one in kept.failures
+        ]
+        on = [f"Measured on {name}." for name in machines]
+        lines = [*self.table(kept.results, names), "", *on]
+        return [*lines, "", "Attempts that gave no figures:", "", *failures] if failures else lines
+
+    def render(self) -> None:
+        """Writes the document anew."""
+        self.place.fill(self.written(self.load()))
 
 
 # ---------------------------------------------------------------- for people
@@ -75,10 +117,7 @@ def keep(results: Iterable[Result], failures: Sequence[Failure], path: Path = KE
 
 def verdict(claim: Claim, found: Found) -> Verdict:
     """How a claim stands."""
-    if claim.limit is None:
-        return Verdict.REPORTED
-    is_kept = claim.is_kept(range_of(claim, found.values).value)
-    return Verdict.KEPT if is_kept else Verdict.MISSED
+    return claim.verdict(range_of(claim, found.values).value)
 
 
 def figure_text(claim: Claim, found: Found) -> str:
@@ -115,36 +154,12 @@ def line(claim: Claim, result: Result | None) -> tuple[str, ...]:
     return (*start, figure, sides, runs, commit, verdict_text(verdict(claim, found)))
 
 
-def table(results: Mapping[str, Result], rows: Iterable[str] = ROWS) -> list[str]:
-    """One line for each claim of these rows, in Markdown."""
-    cells = [HEAD, *(line(claim, results.get(row)) for row in rows for claim in ROWS[row].claims)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return [lines[0], "|" + "---|" * len(HEAD), *lines[1:]]
-
-
-def written(kept: Kept, rows: Iterable[str] = ROWS) -> list[str]:
-    """The table, where it was measured, and the attempts that gave no figures."""
-    machines = sorted({result.machine for result in kept.results.values()})
-    failures = [
-        f"- {one.ended}, `{one.commit[:9]}`: {', '.join(one.rows)}: {one.reason}"
-        for one in kept.failures
-    ]
-    lines = [*table(kept.results, rows), "", *(f"Measured on {name}." for name in machines)]
-    return [*lines, "", "Attempts that gave no figures:", "", *failures] if failures else lines
-
-
-def with_table(text: str, lines: Sequence[str]) -> str:
-    """The document with another table.
-
-    Raises:
-        ValueError: a marker is missing, or there more than once.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError("docs/benchmarks.md needs each of its two markers once")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return "\n".join([before + BEGIN, "", *lines]).rstrip() + f"\n\n{END}{after}"
-
-
-def render() -> None:
-    """Writes the document anew."""
-    DOCUMENT.write_text(with_table(DOCUMENT.read_text(), written(load())))
+FAST_PATH = Sheet(
+    rows=ROWS,
+    path=ROOT / "docs" / "fast_path.json",
+    place=Place(
+        document=DOCUMENT,
+        begin="<!-- the fast path: written by `python -m bench.gpu FOLDER --keep` and its like -->",
+        end="<!-- end of the fast path -->",
+    ),
+)

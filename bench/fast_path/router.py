@@ -8,25 +8,21 @@ next to a forwarder that does nothing but pass on messages of the same size.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 from mlxsup.client import Client
 
+from ..thread_clock import thread_ns
 from .quiet import until_quiet
 from .results import Found
 from .stages import Rows, Setting
+from support.child import Child
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.verdict import NotShown
@@ -42,19 +38,6 @@ STEP_S = 0.005
 WINDOW_S = 3.0
 CONTEXT = 10_000_000
 LEFT, USED = "steps left each time", f"backlogs used, of {BACKLOGS}"
-
-
-def thread_ns(pid: int) -> int:
-    """The processor time of a process's first thread, in nanoseconds.
-
-    Raises:
-        NotShown: this system does not tell.
-    """
-    try:
-        times = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text()
-    except FileNotFoundError:
-        raise NotShown("the processor time of a thread is read from /proc, as on Linux") from None
-    return int(times.split()[0])
 
 
 def until_still(pid: int, since: int = -1) -> None:
@@ -74,48 +57,9 @@ def until_still(pid: int, since: int = -1) -> None:
     eventually(is_still, what=f"process {pid} being still")
 
 
-class Child:
-    """A process of this folder, with pipes; ended with the block.
-
-    Args:
-        module: its name.
-        arguments: of its command line.
-    """
-
-    def __init__(self, module: str, *arguments: object) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"bench.fast_path.{module}", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def line(self) -> dict[str, Any]:
-        """What it says next."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"it ended: {self._process.args!r}"
-        return dict(json.loads(line))
-
-    def counts(self) -> dict[str, Any]:
-        """What it has counted so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self.line()
+def child_of(module: str, *arguments: object) -> Child:
+    """A process of this folder."""
+    return Child("-m", f"bench.fast_path.{module}", *arguments)
 
 
 @contextmanager
@@ -130,7 +74,7 @@ def drained(
         streams: how many.
         top_logprobs: that they ask for; 0 for none.
     """
-    with Child("drain", endpoint, MODEL, connections, streams, top_logprobs) as child:
+    with child_of("drain", endpoint, MODEL, connections, streams, top_logprobs) as child:
         child.line()
         yield child
 
@@ -185,7 +129,7 @@ class Router:
             os.kill(self.worker, signal.SIGSTOP)
             until_still(self.pid)
             until_still(child.pid)
-            steps, messages = self.steps(), child.counts()["messages"]
+            steps, messages = self.steps(), child.ask()["messages"]
             until_still(self.pid)
             os.kill(self.pid, signal.SIGSTOP)
             spent_ns = thread_ns(self.pid)
@@ -200,7 +144,7 @@ class Router:
             return Backlog(
                 spent_ns=spent_ns,
                 steps=self.steps() - steps,
-                messages=child.counts()["messages"] - messages,
+                messages=child.ask()["messages"] - messages,
             )
         finally:
             for pid in (self.pid, self.worker):
@@ -213,7 +157,7 @@ class Router:
             time.sleep(window_s)
             spent_ns = thread_ns(self.pid) - spent_ns
             steps = self.steps() - steps
-            received = child.counts()
+            received = child.ask()
         return spent_ns / 1000 / steps, received["bytes"] // received["messages"]
 
 
@@ -231,14 +175,14 @@ def forwarder_us(size_bytes: int, window_s: float) -> float:
     """What a bare forwarder needs for each message of that size, in µs."""
     with (
         tempfile.TemporaryDirectory(prefix="mlxsup-f-", dir="/tmp") as folder,
-        Child("forwarder", folder) as forwarder,
+        child_of("forwarder", folder) as forwarder,
     ):
         forwarder.line()
         front = f"ipc://{folder}/front.sock"
-        with Child("forwarder", folder, size_bytes, STEP_S), drained(front, 1, 1):
-            before = forwarder.counts()
+        with child_of("forwarder", folder, size_bytes, STEP_S), drained(front, 1, 1):
+            before = forwarder.ask()
             time.sleep(window_s)
-            after = forwarder.counts()
+            after = forwarder.ask()
     spent_ns = after["cpu_ns"] - before["cpu_ns"]
     return float(spent_ns / 1000 / (after["messages"] - before["messages"]))
 

@@ -20,8 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from .claims import ROWS
-from .document import Kept, keep, render, written
+from .document import Kept, Sheet
 from .results import Failure, Founds, Result, Store, commit_of
 from promises.results import UncleanTreeError
 from support.verdict import EXIT_CODES, NotShown, Verdict
@@ -81,15 +80,17 @@ def tell(text: str) -> None:
 # ---------------------------------------------------------------- one stage, in its own process
 
 
-async def measure(stage: Stage, setting: Setting, wanted: Sequence[str], store: Store) -> None:
+async def measure(
+    stage: Stage, setting: Setting, wanted: Sequence[str], store: Store, sheet: Sheet
+) -> None:
     """Measures rows of a stage and saves each."""
     async with aclosing(stage.measure(setting, wanted)) as found:
         begin = time.monotonic()
         async for row, founds in found:
-            lacking = {claim.id for claim in ROWS[row].claims}.symmetric_difference(founds)
+            lacking = {claim.id for claim in sheet.rows[row].claims}.symmetric_difference(founds)
             assert not lacking, f"{row} is not complete: {lacking}"
             result = store.save(row, founds, time.monotonic() - begin)
-            tell("\n".join(written(Kept(results={row: result}), [row])))
+            tell("\n".join(sheet.written(Kept(results={row: result}), [row])))
             begin = time.monotonic()
 
 
@@ -179,6 +180,7 @@ def main(
     module: str,
     about: str | None,
     *,
+    sheet: Sheet,
     words: Sequence[str] | None = None,
     kept: Callable[[Mapping[str, Result]], None] | None = None,
 ) -> int:
@@ -188,6 +190,7 @@ def main(
         stages: in order of importance.
         module: that runs this with the same stages.
         about: for the help.
+        sheet: the table of their rows.
         words: the command line; None for the process's own.
         kept: also called with the rows that are put into docs/.
     """
@@ -209,7 +212,7 @@ def main(
     if given.stage:
         [stage] = [one for one in stages if one.name == given.stage]
         try:
-            asyncio.run(measure(stage, setting, given.rows, store))
+            asyncio.run(measure(stage, setting, given.rows, store, sheet))
         except NotShown as error:
             tell(str(error))
             return EXIT_CODES[Verdict.NOT_SHOWN]
@@ -219,11 +222,11 @@ def main(
         run_all(stages, module, again, store, given.rows)
     found = {row: result for row in given.rows if (result := store.load(row)) is not None}
     if given.keep:
-        keep(found.values(), store.failures())
-        render()
+        sheet.keep(found.values(), store.failures())
+        sheet.render()
         if kept is not None:
             kept(found)
-    return report(found, store.failures(), given.rows)
+    return report(sheet, found, store.failures(), given.rows)
 
 
 def run_all(
@@ -243,9 +246,11 @@ def run_all(
             store.note_failure(lacking, reason or "it gave no figures")
 
 
-def report(found: Mapping[str, Result], failures: list[Failure], rows: Sequence[str]) -> int:
+def report(
+    sheet: Sheet, found: Mapping[str, Result], failures: list[Failure], rows: Sequence[str]
+) -> int:
     """Prints the table; returns the exit code."""
-    lines = written(Kept(results=dict(found), failures=failures), rows)
+    lines = sheet.written(Kept(results=dict(found), failures=failures), rows)
     print("\n".join(lines), flush=True)
     if len(found) < len(rows):
         return EXIT_CODES[Verdict.NOT_SHOWN]

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from ..fast_path.claims import ON_GPU
+from ..fast_path.document import FAST_PATH
 from ..fast_path.stages import Stage, main
 from . import against, equal, loads, recovery, together
 
@@ -24,4 +25,4 @@ STAGES: tuple[Stage, ...] = tuple(
 )
 
 if __name__ == "__main__":
-    sys.exit(main(STAGES, "bench.gpu", __doc__, kept=equal.share))
+    sys.exit(main(STAGES, "bench.gpu", __doc__, sheet=FAST_PATH, kept=equal.share))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..claim import range_of
 from ..equality import BATCH, PAUSED, RESUMED, SAMPLINGS, Rates
 from ..fast_path.results import Found, Result
 from ..fast_path.stages import Rows, Setting, Stage
 from ..sharing.document import render
-from ..sharing.figures import BY_ID, Figure, keep, range_of
+from ..sharing.figures import BY_ID, Figure, keep
 from .models import model
 from support.worker_harness import WorkerHarness
 

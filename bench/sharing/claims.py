@@ -2,62 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..claim import Claim
 
 VIRTUAL = "virtual time"
 REAL = "MLX, CPU"
 GPU = "MLX, CUDA"
 CORE = "the core alone"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One row of docs/sharing.md.
-
-    Attributes:
-        id: names its figure.
-        what: is measured, for people.
-        on: what it runs on.
-        limit: what the figure is held against; None if it is only reported.
-        is_least: the figure must be at least the limit, not at most.
-        is_worst: the figure is the worst of its runs, not their median.
-        unit: behind the figure; "%" for one that is stored as a fraction.
-        digits: after the point.
-        slack: added to the limit by the measure itself, for people ("plus one step").
-    """
-
-    id: str
-    what: str
-    on: str
-    limit: float | None = None
-    is_least: bool = False
-    is_worst: bool = False
-    unit: str = ""
-    digits: int = 2
-    slack: str = ""
-
-    @property
-    def target(self) -> str:
-        """The limit, for people."""
-        if self.limit is None:
-            return "–"
-        if self.limit == 0:
-            return "none"
-        sign = "≥" if self.is_least else "≤"
-        return f"{sign}{self.shown(self.limit)}{self.slack and ', '}{self.slack}"
-
-    def shown(self, value: float) -> str:
-        """A value with its unit, for people."""
-        if self.unit == "%":
-            return f"{100 * value:.{self.digits}f} %"
-        return f"{value:,.{self.digits}f} {self.unit}".rstrip()
-
-    def is_kept(self, value: float) -> bool:
-        """Whether a figure keeps within the limit; one without a limit always does."""
-        if self.limit is None:
-            return True
-        return value >= self.limit if self.is_least else value <= self.limit
-
 
 CLAIMS = (
     Claim(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..compare import REPEATS, interleaved, tree_of
 from ..dispatch import dispatch_us, growth
-from ..handle_cost import BEFORE_SHARING, REPEATS, added, interleaved, print_cost, tree_of
+from ..handle_cost import BEFORE_SHARING, CHILD, added, print_cost
 from .curves import save
 from .figures import figure, finish, parser_of
 
@@ -17,7 +18,7 @@ def main() -> int:
     given = parser.parse_args()
     repeats = FEW if given.short else REPEATS
     with tree_of(given.base) as base:
-        before, now = interleaved(base, repeats)
+        before, now = interleaved(base, repeats, CHILD)
     print_cost(before, now)
     ends = dispatch_us(repeats)
     grown = growth(ends)

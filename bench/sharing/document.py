@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from .claims import CLAIMS, Claim
-from .figures import ROOT, Figure, load, shown
-from support.verdict import Verdict
+from ..claim import NOT_MEASURED, Claim, Place, markdown, shown, verdict_text
+from .claims import CLAIMS
+from .figures import ROOT, Figure, load
 
-DOCUMENT = ROOT / "docs" / "sharing.md"
+PLACE = Place(
+    document=ROOT / "docs" / "sharing.md",
+    begin="<!-- figures: written by `make sharing`; whatever is written here by hand is lost -->",
+    end="<!-- end of the figures -->",
+)
 PICTURES = ROOT / "docs" / "images" / "sharing"
-BEGIN = "<!-- figures: written by `make sharing`; whatever is written here by hand is lost -->"
-END = "<!-- end of the figures -->"
-NOT_MEASURED = "*not measured*"
 HEAD = ("", "claim", "on", "target", "figure", "next to", "runs", "commit", "")
 
 CAPTIONS = {
@@ -24,11 +25,6 @@ CAPTIONS = {
     "cost": "A step before and after sharing, and a dispatch from lines of different lengths",
 }
 """What is seen in each picture."""
-
-
-def verdict_text(verdict: Verdict) -> str:
-    """A miss must be seen."""
-    return f"**{verdict}**" if verdict is Verdict.MISSED else str(verdict)
 
 
 def row(claim: Claim, found: Figure | None) -> tuple[str, ...]:
@@ -44,9 +40,7 @@ def row(claim: Claim, found: Figure | None) -> tuple[str, ...]:
 
 def table(figures: Mapping[str, Figure]) -> list[str]:
     """One row for each claim, in Markdown."""
-    rows = [HEAD, *(row(claim, figures.get(claim.id)) for claim in CLAIMS)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in rows]
-    return [lines[0], "|" + "---|" * len(HEAD), *lines[1:]]
+    return markdown(HEAD, (row(claim, figures.get(claim.id)) for claim in CLAIMS))
 
 
 def pictures(folder: Path = PICTURES) -> list[str]:
@@ -69,18 +63,6 @@ def written(figures: Mapping[str, Figure]) -> list[str]:
     return [*table(figures), "", *machines(figures), "", *pictures()]
 
 
-def with_figures(text: str, lines: Sequence[str]) -> str:
-    """The document with other figures.
-
-    Raises:
-        ValueError: a marker is missing, or there more than once.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError("docs/sharing.md needs each of its two markers once")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return "\n".join([before + BEGIN, "", *lines]).rstrip() + f"\n\n{END}{after}"
-
-
 def render() -> None:
     """Writes the document anew."""
-    DOCUMENT.write_text(with_figures(DOCUMENT.read_text(), written(load())))
+    PLACE.fill(written(load()))

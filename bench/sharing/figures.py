@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .claims import CLAIMS, Claim
+from ..claim import Range, range_of, shown
+from .claims import CLAIMS
 from promises.results import UncleanTreeError, clean_commit, machine
 from support.verdict import Verdict
 
@@ -25,21 +25,6 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "sharing.json"
 BY_ID = {claim.id: claim for claim in CLAIMS}
 UNCLEAN = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """A figure and its range over runs.
-
-    Attributes:
-        value: the median or the worst of the runs, as the claim says.
-        low: the smallest of the runs.
-        high: the largest.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +56,7 @@ class Figure:
     @property
     def verdict(self) -> Verdict:
         """How its claim stands."""
-        claim = BY_ID[self.claim]
-        if claim.limit is None:
-            return Verdict.REPORTED
-        return Verdict.KEPT if claim.is_kept(self.found.value) else Verdict.MISSED
-
-
-def range_of(claim: Claim, values: Sequence[float]) -> Range:
-    """Sums runs up, as the claim wants it."""
-    low, high = min(values), max(values)
-    if not claim.is_worst:
-        return Range(value=statistics.median(values), low=low, high=high)
-    return Range(value=low if claim.is_least else high, low=low, high=high)
+        return BY_ID[self.claim].verdict(self.found.value)
 
 
 def figure(
@@ -146,13 +120,6 @@ def keep(figures: Sequence[Figure], path: Path = KEPT) -> None:
 
 
 # ---------------------------------------------------------------- for people
-
-
-def shown(claim: Claim, found: Range) -> str:
-    """A figure and its range."""
-    if found.low == found.high:
-        return claim.shown(found.value)
-    return f"{claim.shown(found.value)} ({claim.shown(found.low)} to {claim.shown(found.high)})"
 
 
 def line_of(one: Figure) -> str:

@@ -17,7 +17,8 @@ import psutil
 
 from mlxsup.client import Client
 
-from .figures import Figure, Range, figure, load
+from ..claim import Range
+from .figures import Figure, figure, load
 from .real_place import tell
 from promises.results import UncleanTreeError, clean_commit
 

@@ -1,7 +1,7 @@
 """A client in a separate process, and so with its own account, that keeps requests open.
 
-The process gets an `Order` as JSON. It prints `begun` when the first token has come; at the end of
-its standard input it cancels what is open and prints what it got.
+The process gets an `Order` as JSON. It prints an empty object when the first token has come; at the
+end of its standard input it cancels what is open and prints what it got.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from mlxsup.client import AsyncClient
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 
+from support.child import Child, EndedError
 from support.verdict import NotShown
 
 ROOT = Path(__file__).parents[2]
@@ -94,18 +94,12 @@ class Party:
     """
 
     def __init__(self, order: Order) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", START, json.dumps(asdict(order))],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._child = Child("-c", START, json.dumps(asdict(order)), cwd=ROOT)
         self.found: dict[str, Any] = {}
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != "begun\n":
-            self._process.kill()
-            raise NotShown("a client process did not begin")
+        try:
+            self._child.line()
+        except EndedError:
+            raise NotShown("a client process did not begin") from None
 
     def __enter__(self) -> Self:
         return self
@@ -116,17 +110,7 @@ class Party:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise
-        with self._process.stdout:
-            self.found = json.loads(self._process.stdout.read() or "{}")
+        self.found = self._child.end(END_S)
 
 
 def main(order: str) -> None:
@@ -139,7 +123,7 @@ async def _run(order: Order) -> None:
         flood = Flood(client, order)
         running = asyncio.create_task(flood.run())
         await flood.has_begun.wait()
-        print("begun", flush=True)
+        print(json.dumps({}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         flood.end()
         await running

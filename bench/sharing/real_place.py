@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.client import AsyncClient, Delta, Notice, RequestError
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 
+from ..claim import Range
 from ..shaped_model import Shape
-from .figures import Figure, Range, figure
+from .figures import Figure, figure
 from support import warm
 from support.daemon import Daemon
 from support.verdict import NotShown

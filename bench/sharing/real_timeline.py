@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mlxsup.client import AsyncClient
-from mlxsup.client.async_client import AsyncEventStream
+from mlxsup.client.async_streams import AsyncEventStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

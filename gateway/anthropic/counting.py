@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxsup.client import AsyncClient, ErrorCode, RequestError
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 
 from ..answers import Answer, OpenAnswers
 from ..apis import REQUEST_ID

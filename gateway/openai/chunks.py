@@ -74,7 +74,10 @@ class OpenAiShape(Shape):
 
     def count(self, index: int) -> Counted:
         """What is known of one choice."""
-        return self.counted.setdefault(index, Counted())
+        counted = self.counted.get(index)
+        if counted is None:
+            counted = self.counted[index] = Counted()
+        return counted
 
     # ------------------------------------------------------------ pieces
 
@@ -149,6 +152,9 @@ class ChatShape(OpenAiShape):
 
     def piece(self, index: int, delta: Delta) -> bytes | None:
         """New text, reasoning, or whole tool calls."""
+        if delta.channel is Channel.CONTENT and delta.logprobs is None:
+            # Nearly every piece, written without a map of its parts.
+            return self._content(index, delta.text) if delta.text else None
         counted = self.count(index)
         counted.take(delta)
         if not delta.text and delta.logprobs is None:
@@ -169,6 +175,10 @@ class ChatShape(OpenAiShape):
         """Why it ended."""
         reason = result.finish_reason.value
         return self._chunk({"index": index, "delta": {}, "finish_reason": reason})
+
+    def _content(self, index: int, text: str) -> bytes:
+        start = f'{self.begin},"choices":[{{"index":{index},"delta":{{"content":'
+        return f'{start}{_encode(text)}}},"finish_reason":null}}]}}\n\n'.encode()
 
     def _delta(
         self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None = None
@@ -210,13 +220,17 @@ class CompletionShape(OpenAiShape):
         counted = self.count(index)
         counted.take(delta)
         text = delta.text if delta.channel is Channel.CONTENT else ""
-        if not text and delta.logprobs is None:
-            return None
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if delta.logprobs is not None:
-            choice["logprobs"] = completion_logprobs(delta.logprobs, counted.characters)
-        counted.characters += len(text)
-        return self._chunk(choice)
+        begin, counted.characters = counted.characters, counted.characters + len(text)
+        if delta.logprobs is None:
+            return self._text(index, text) if text else None
+        logprobs = completion_logprobs(delta.logprobs, begin)
+        return self._chunk(
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        )
+
+    def _text(self, index: int, text: str) -> bytes:
+        start = f'{self.begin},"choices":[{{"index":{index},"text":'
+        return f'{start}{_encode(text)},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
 
     def last(self, index: int, result: Result) -> bytes:
         """Why it ended."""

@@ -6,18 +6,27 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.fast_path.claims import ROWS
 from bench.fast_path.cpu import STAGES as CPU_STAGES
+from bench.fast_path.document import FAST_PATH, Sheet
 from bench.fast_path.results import TRIAL, Found, Store
-from bench.fast_path.router import thread_ns
 from bench.fast_path.stages import Stage, main, run_stage
 from bench.gpu.__main__ import STAGES as GPU_STAGES
+from bench.http.document import HTTP
+from bench.http.stages import STAGES as HTTP_STAGES
+from bench.thread_clock import thread_ns
 from support.verdict import EXIT_CODES, Verdict
 
+EVERY: dict[str, tuple[Sequence[Stage], Sheet]] = {
+    "bench.gpu": (GPU_STAGES, FAST_PATH),
+    "bench.fast_path": (CPU_STAGES, FAST_PATH),
+    "bench.http": (HTTP_STAGES, HTTP),
+}
 NOT_SHOWN = EXIT_CODES[Verdict.NOT_SHOWN]
 
 
@@ -57,11 +66,11 @@ def test_rows_that_are_there_are_not_measured_again(
     claims = {claim.id: Found(values=[0.0]) for claim in ROWS["router"].claims}
     Store(tmp_path, TRIAL).save("router", claims, 1.0)
     words = [str(tmp_path), "--small", "--rows", "router"]
-    assert main(CPU_STAGES, "no.such.module", None, words=words) == 0
+    assert main(CPU_STAGES, "no.such.module", None, sheet=FAST_PATH, words=words) == 0
     assert capsys.readouterr().out.count("kept") == 3
     claims["router_many"] = Found(values=[9.1])
     Store(tmp_path, TRIAL).save("router", claims, 1.0)
-    missed = main(CPU_STAGES, "no.such.module", None, words=words)
+    missed = main(CPU_STAGES, "no.such.module", None, sheet=FAST_PATH, words=words)
     assert missed == EXIT_CODES[Verdict.MISSED]
 
 
@@ -69,7 +78,7 @@ def test_a_row_without_figures_is_an_attempt_and_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(tmp_path), "--small", "--rows", "tiny_1", "router"]
-    assert main(CPU_STAGES, "no.such.module", None, words=words) == NOT_SHOWN
+    assert main(CPU_STAGES, "no.such.module", None, sheet=FAST_PATH, words=words) == NOT_SHOWN
     failures = Store(tmp_path, TRIAL).failures()
     assert [failure.rows for failure in failures] == [["tiny_1"], ["router"]]
     assert all("no.such" in failure.reason for failure in failures)
@@ -82,7 +91,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--small", "--keep"], "nobody"),
     ):
         with pytest.raises(SystemExit):
-            main(CPU_STAGES, "no.such.module", None, words=[str(tmp_path), *words])
+            main(CPU_STAGES, "no.such.module", None, sheet=FAST_PATH, words=[str(tmp_path), *words])
         assert said in capsys.readouterr().err
 
 
@@ -99,20 +108,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("module", "stage"),
     [
-        pytest.param(module, stage, id=stage.name)
-        for module, stages in (("bench.gpu", GPU_STAGES), ("bench.fast_path", CPU_STAGES))
+        pytest.param(module, stage, id=f"{module}-{stage.name}")
+        for module, (stages, _) in EVERY.items()
         for stage in stages
     ],
 )
 def test_every_row_can_be_tried_on_this_machine(
     module: str, stage: Stage, tmp_path: Path, models: Path
 ) -> None:
-    stages = GPU_STAGES if module == "bench.gpu" else CPU_STAGES
+    stages, sheet = EVERY[module]
     words = [str(tmp_path), "--small", "--models", str(models), "--rows", *stage.rows]
-    main(stages, module, None, words=words)
+    main(stages, module, None, sheet=sheet, words=words)
     assert Store(tmp_path, TRIAL).failures() == []
     for row in stage.rows:
         entry = json.loads((tmp_path / f"{row}.json").read_text())
-        assert set(entry["found"]) == {claim.id for claim in ROWS[row].claims}
+        assert set(entry["found"]) == {claim.id for claim in sheet.rows[row].claims}
         assert all(found["values"] for found in entry["found"].values())
     shutil.rmtree(tmp_path)

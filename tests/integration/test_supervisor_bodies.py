@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxsup.client import AsyncClient, RequestError
-from mlxsup.client.async_client import AsyncStream
+from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.packed_rows import PackedRow

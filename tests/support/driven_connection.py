@@ -25,6 +25,10 @@ class Connection:
         self.done.append("pump")
         return self.pumps.pop(0) if self.pumps else False
 
+    def pump_messages(self) -> bool:
+        self.done.append("pump messages")
+        return self.pumps.pop(0) if self.pumps else False
+
     def cancel(self, request_id: RequestId) -> None:
         self.done.append(("cancel", request_id))
 

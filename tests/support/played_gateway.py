@@ -23,6 +23,7 @@ from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
+from mlxsup.gateway.sse import WRITE
 from mlxsup.protocol.ids import RequestId
 
 from .played_events import PlayedEvents
@@ -76,6 +77,11 @@ class PlayedStream:
                 case Exception():
                     raise item
         raise StopAsyncIteration
+
+    async def forward(self, take: Callable[[Delta], None]) -> None:
+        """As the real one reads."""
+        async for piece in self:
+            take(piece)
 
     async def _wait(self, event: asyncio.Event) -> None:
         """Waits for an event, or until the stream is cancelled, which ends it."""
@@ -242,7 +248,7 @@ class Site:
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
         given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8484),
@@ -266,6 +272,12 @@ class Site:
                 response.is_whole = not message.get("more_body", False)
             on_sent(response)
 
+        def write(data: bytes) -> None:
+            assert response.status, "the head is sent before any piece"
+            response.body += data
+            on_sent(response)
+
+        scope["extensions"] = {WRITE: write}
         async with self.life() if has_life else nullcontext():
             await self._app(scope, receive, send)
         return response

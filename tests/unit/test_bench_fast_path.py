@@ -12,21 +12,11 @@ import pytest
 
 from mlxsup.protocol.launch import LaunchSettings
 
+from bench.claim import NOT_MEASURED
 from bench.fast_path import document
 from bench.fast_path.claims import ON_CPU, ON_GPU, ROWS, TARGET_MS, claims
 from bench.fast_path.cpu import STAGES as CPU_STAGES
-from bench.fast_path.document import (
-    DOCUMENT,
-    Kept,
-    figure_text,
-    keep,
-    line,
-    load,
-    sides_text,
-    table,
-    with_table,
-    written,
-)
+from bench.fast_path.document import FAST_PATH, Kept, figure_text, line, sides_text
 from bench.fast_path.results import TRIAL, Failure, Found, Founds, Result, Store
 from bench.fast_path.stages import missing
 from bench.gpu.__main__ import STAGES as GPU_STAGES
@@ -34,7 +24,6 @@ from bench.gpu.equal import share
 from bench.long_prompt import TARGET_MS as LONG_PROMPT_TARGET_MS
 from bench.report import interval_of_median
 from bench.sharing import figures as sharing
-from bench.sharing.document import NOT_MEASURED
 from support.verdict import Verdict
 
 BY_ID = {claim.id: claim for claim in claims()}
@@ -161,11 +150,12 @@ def test_attempts_without_figures_are_kept_for_their_commit(tmp_path: Path) -> N
 
 def test_kept_rows_replace_their_own_and_failures_are_added_once(tmp_path: Path) -> None:
     path = tmp_path / "fast_path.json"
+    sheet = replace(FAST_PATH, path=path)
     failure = Failure(rows=["paced"], commit=COMMIT, ended="2026-11-23T10:00", reason="no quiet")
-    keep([result("within", complete("within")), result("tiny_1", complete("tiny_1"))], [], path)
-    keep([result("tiny_1", complete("tiny_1", 0.5), "d" * 40)], [failure], path)
-    keep([], [failure], path)
-    kept = load(path)
+    sheet.keep([result("within", complete("within")), result("tiny_1", complete("tiny_1"))], [])
+    sheet.keep([result("tiny_1", complete("tiny_1", 0.5), "d" * 40)], [failure])
+    sheet.keep([], [failure])
+    kept = sheet.load()
     assert kept.failures == [failure]
     assert list(json.loads(path.read_text())["results"]) == ["tiny_1", "within"], "in order"
     assert kept.results["tiny_1"].found["tiny_1"].values == [0.5]
@@ -173,25 +163,27 @@ def test_kept_rows_replace_their_own_and_failures_are_added_once(tmp_path: Path)
 
 
 def test_what_was_measured_with_small_shapes_is_never_kept(tmp_path: Path) -> None:
-    path = tmp_path / "fast_path.json"
+    sheet = replace(FAST_PATH, path=tmp_path / "fast_path.json")
     with pytest.raises(ValueError, match="small shapes"):
-        keep([result("router", complete("router"), TRIAL)], [], path)
-    assert not path.exists()
+        sheet.keep([result("router", complete("router"), TRIAL)], [])
+    assert not sheet.path.exists()
 
 
 # ---------------------------------------------------------------- the table
 
 
 def test_every_claim_has_one_line_in_order() -> None:
-    ids = [cells.split('"')[1] for cells in table({})[2:]]
+    ids = [cells.split('"')[1] for cells in FAST_PATH.table({})[2:]]
     assert ids == list(BY_ID)
-    assert all(NOT_MEASURED in cells for cells in table({})[2:])
+    assert all(NOT_MEASURED in cells for cells in FAST_PATH.table({})[2:])
 
 
 def test_the_document_is_what_the_kept_rows_make() -> None:
-    text = DOCUMENT.read_text()
-    assert text == with_table(text, written(load())), "python -m bench.gpu FOLDER --keep"
-    assert re.findall(r'^\| <a id="(\w+)"></a>', text, re.M) == list(BY_ID)
+    place = FAST_PATH.place
+    text = place.document.read_text()
+    shown = FAST_PATH.written(FAST_PATH.load())
+    assert text == place.filled(text, shown), "python -m bench.gpu FOLDER --keep"
+    assert re.findall(r'^\| <a id="(\w+)"></a>', place.content(text), re.M) == list(BY_ID)
 
 
 def test_a_line_says_everything() -> None:
@@ -228,16 +220,18 @@ def test_no_side_is_cut_to_nothing() -> None:
 
 def test_attempts_without_figures_are_listed_below_the_table() -> None:
     failure = Failure(rows=["paced"], commit=COMMIT, ended="2026-11-23T10:00", reason="no quiet")
-    lines = written(Kept(results={"within": result("within", complete("within"))}), ["within"])
+    lines = FAST_PATH.written(
+        Kept(results={"within": result("within", complete("within"))}), ["within"]
+    )
     assert lines[-1] == "Measured on a machine."
     assert not any("Attempts" in text for text in lines)
-    lines = written(Kept(failures=[failure]), ["paced"])
+    lines = FAST_PATH.written(Kept(failures=[failure]), ["paced"])
     assert lines[-1] == "- 2026-11-23T10:00, `ccccccccc`: paced: no quiet"
 
 
 def test_a_document_without_its_markers_is_left_alone() -> None:
     with pytest.raises(ValueError, match="markers"):
-        with_table("nothing", [])
+        FAST_PATH.place.filled("nothing", [])
 
 
 # ---------------------------------------------------------------- rates that docs/sharing.md claims

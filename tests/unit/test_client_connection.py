@@ -72,6 +72,23 @@ def test_a_flood_does_not_hold_up_whoever_pumps(link: FloodedLink) -> None:
     connection.terminate()
 
 
+def test_messages_alone_are_read_without_a_look_at_the_link(
+    link: FloodedLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = opened()
+    assert connection.pump_messages() is True
+    assert link.received == 256
+    link.state = LinkState.LOST
+    monkeypatch.setattr(link, "receive", lambda: None)
+    assert connection.pump_messages() is False
+    assert connection.link is not None, "its end is for whoever looks"
+    assert connection.pump() is False
+    assert connection.link is None
+    assert connection.pump_messages() is False
+    connection.close()
+    connection.terminate()
+
+
 @pytest.mark.parametrize(
     ("state", "linger_ms"),
     [(LinkState.CONNECTED, 500), (LinkState.CONNECTING, 500), (LinkState.LOST, 0)],

@@ -174,11 +174,36 @@ def test_the_descriptors_of_a_link_are_read_while_it_is_there(looped: Looped) ->
         ("remove", 1), ("remove", 2), ("add", 3), ("add", 4),
         ("remove", 3), ("remove", 4),
     ]  # fmt: skip
-    for reader in readers:
+    for messages, monitor in (readers[:2], readers[2:]):
         looped.loop.done.clear()
-        reader.call()
-        assert looped.loop.done == [("soon",)]
+        looped.connection.done.clear()
+        looped.connection.pumps = [False, True]
+        messages.call()
+        assert (looped.loop.done, looped.connection.done) == ([], ["pump messages"]), "at once"
+        messages.call()
+        assert looped.loop.done == [("soon",)], "there is more"
         looped.loop.call_latest()
+        monitor.call()
+        assert looped.loop.done == [("soon",)] * 2
+        looped.loop.call_latest()
+        assert looped.connection.done == ["pump messages"] * 2 + ["pump"] * 2
+
+
+def test_a_descriptor_that_can_be_read_is_left_to_the_pump_that_is_due(looped: Looped) -> None:
+    looped.client.events()
+    looped.loop.call_latest()
+    looped.new_link(None, link(1, 2))
+    reader = looped.loop.handles[-2]
+    looped.client.events()
+    due = looped.loop.handles[-1]
+    looped.connection.done.clear()
+    reader.call()
+    assert looped.connection.done == []
+    due.call()
+    looped.connection.deadline = 5.0
+    reader.call()
+    assert looped.connection.done == ["pump", "pump messages"]
+    assert looped.loop.done[-1] == ("at", 5.0), "what is owed is waited for"
 
 
 def test_a_cancel_is_carried_out_at_once_in_the_loop_and_handed_over_elsewhere_D4(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mlxsup.client.async_client import AsyncEventStream, AsyncInbox, AsyncStream
+from mlxsup.client.async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from mlxsup.client.client import EventStream, Stream, SyncInbox
 from mlxsup.client.results import Delta, Notice, Result
 from mlxsup.protocol.ids import RequestId

@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.claim import NOT_MEASURED
+from bench.compare import ROWS
 from bench.dispatch import MOST_GROWTH, WAITING
-from bench.handle_cost import MOST, ROWS
+from bench.handle_cost import MOST
 from bench.sharing import figures as kept
 from bench.sharing.__main__ import measures
 from bench.sharing.claims import CLAIMS
-from bench.sharing.document import (
-    DOCUMENT,
-    NOT_MEASURED,
-    row,
-    table,
-    with_figures,
-    written,
-)
+from bench.sharing.document import PLACE, row, table, written
 from bench.sharing.figures import BY_ID, Figure, figure, load
 from promises.results import UncleanTreeError
 from support.verdict import Verdict
@@ -30,14 +25,14 @@ JAIN = BY_ID["jain"]
 
 
 def test_every_claim_has_one_row_in_order() -> None:
-    ids = re.findall(r'^\| <a id="(\w+)"></a>', DOCUMENT.read_text(), re.M)
+    ids = re.findall(r'^\| <a id="(\w+)"></a>', PLACE.document.read_text(), re.M)
     assert ids == [claim.id for claim in CLAIMS]
     assert len(set(ids)) == len(ids)
 
 
 def test_the_document_is_what_the_figures_make() -> None:
-    text = DOCUMENT.read_text()
-    assert text == with_figures(text, written(load())), "python -m bench.sharing --render"
+    text = PLACE.document.read_text()
+    assert text == PLACE.filled(text, written(load())), "python -m bench.sharing --render"
 
 
 def test_a_figure_is_judged_by_the_limit_of_its_claim() -> None:
@@ -115,7 +110,7 @@ def test_no_figure_is_kept_of_a_tree_that_is_no_commit(
 
 def test_a_document_without_its_markers_is_left_alone() -> None:
     with pytest.raises(ValueError, match="markers"):
-        with_figures("nothing", [])
+        PLACE.filled("nothing", [])
 
 
 def test_benchmarks_and_claims_have_the_same_limits() -> None:

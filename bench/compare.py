@@ -1,0 +1,108 @@
+"""What a step costs in this tree, next to one from before: each repeat asks both in turn."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .report import machine_lines
+
+ROOT = Path(__file__).parents[1]
+ROWS = (1, 16, 64)
+REPEATS = 9
+
+Times = Mapping[int, Sequence[float]]
+"""Microseconds of each repeat, by rows."""
+
+
+class NoTreeError(Exception):
+    """There is no such tree to compare with."""
+
+
+@contextmanager
+def tree_of(base: str) -> Iterator[Path]:
+    """The folder of a base: the folder itself, or a copy of a commit's tree.
+
+    Raises:
+        NoTreeError: it is neither.
+    """
+    if (Path(base) / "supervisor").is_dir():
+        yield Path(base).resolve()
+        return
+    packed = subprocess.run(["git", "archive", base], cwd=ROOT, capture_output=True, check=False)
+    if packed.returncode != 0:
+        said = packed.stderr.decode().strip()
+        raise NoTreeError(f"{base} is no commit of this repository and no tree: {said}")
+    with tempfile.TemporaryDirectory(prefix="mlxsup-base-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        yield Path(folder).resolve()
+
+
+def step_us(tree: Path, rows: Sequence[int], child: Path) -> dict[int, float]:
+    """Microseconds of one step by the number of rows, in a fresh process.
+
+    Raises:
+        AssertionError: the process measured the code of another tree.
+    """
+    paths = os.pathsep.join(str(tree / part) for part in ("typings", "tests"))
+    done = subprocess.run(
+        [sys.executable, "-P", str(child), *map(str, rows)],
+        env={**os.environ, "PYTHONPATH": paths}, cwd=tree, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert Path(answer["file"]).is_relative_to(tree), f"measured {answer['file']}"
+    return {int(number): us for number, us in answer["us"].items()}
+
+
+def interleaved(base: Path, repeats: int, child: Path) -> tuple[Times, Times]:
+    """The times of the base and of this tree, by rows, one for each repeat."""
+    before: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    now: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    for _ in range(repeats):
+        for tree, times in ((base, before), (ROOT, now)):
+            for rows, us in step_us(tree, ROWS, child).items():
+                times[rows].append(us)
+    return before, now
+
+
+def compare(
+    prog: str,
+    about: str | None,
+    *,
+    base: str,
+    child: Path,
+    title: str,
+    show: Callable[[Times, Times], None],
+) -> None:
+    """The command line of a script that measures both trees and prints a table.
+
+    Args:
+        prog: how it is called.
+        about: for the help.
+        base: the commit to compare with, unless another one is named.
+        child: a script that prints the microseconds of a step, in the tree where it runs.
+        title: of the table.
+        show: prints it from the times before and now.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=about)
+    parser.add_argument("--base", default=base, help="a commit, or the folder of a tree")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    given = parser.parse_args()
+    print("\n".join(machine_lines()) + "\n", flush=True)
+    print(f"## {title}\n")
+    try:
+        with tree_of(given.base) as tree:
+            show(*interleaved(tree, given.repeats, child))
+    except NoTreeError as error:
+        parser.error(str(error))

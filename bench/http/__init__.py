@@ -1,0 +1,1 @@
+"""How fast the HTTP gateway is: what is claimed, measured, kept and printed."""

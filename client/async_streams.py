@@ -1,0 +1,147 @@
+"""What the asynchronous client returns: answers and state changes, read by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from mlxsup.protocol.ids import RequestId
+
+from .results import Delta, Notice
+from .session import Item
+from .streams import OnNotice, StreamBase, value_of
+
+
+class AsyncInbox:
+    """An inbox that can be awaited, or that hands on each item as it comes."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._taker: Callable[[Item], None] | None = None
+
+    def put(self, item: Item) -> None:
+        """Takes one item; never blocks."""
+        if self._taker is None:
+            self._queue.put_nowait(item)
+        else:
+            self._taker(item)
+
+    @contextmanager
+    def handing_on(self, taker: Callable[[Item], None]) -> Iterator[None]:
+        """Within the block, each item goes there at once; first of all those that are here."""
+        while not self._queue.empty():
+            taker(self._queue.get_nowait())
+        self._taker = taker
+        try:
+            yield
+        finally:
+            self._taker = None
+
+    def is_empty(self) -> bool:
+        """Whether `get` would wait."""
+        return self._queue.empty()
+
+    async def get(self) -> Item:
+        """The next item."""
+        return await self._queue.get()
+
+
+class AsyncStream(StreamBase):
+    """An answer under way: iterate over its pieces, in one task.
+
+    As a context manager, it cancels the request if it has not ended when the block is left.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        inbox: AsyncInbox,
+        cancel: Callable[[RequestId], None],
+        on_notice: OnNotice | None,
+    ) -> None:
+        super().__init__(request_id, cancel, on_notice)
+        self._inbox = inbox
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._end is not None:
+            raise StopAsyncIteration
+        while isinstance(item := await self._inbox.get(), Notice):
+            self._tell(item)
+        delta = self._take(item)
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
+
+    async def forward(self, take: Callable[[Delta], None]) -> None:
+        """Reads to the end, as iterating would, but wakes no task for a piece.
+
+        Args:
+            take: gets each piece in the turn of the event loop that has brought it.
+
+        Raises:
+            RequestError, ConnectionLost: the stream ended with this error.
+            Exception: what `take` has raised.
+
+        Nothing can be read after an error, or if this is cancelled.
+        """
+        if self._end is not None:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_item(item: Item) -> None:
+            if ended.done():
+                return
+            try:
+                if isinstance(item, Notice):
+                    self._tell(item)
+                elif (delta := self._take(item)) is not None:
+                    take(delta)
+                else:
+                    ended.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised where the stream is read
+                ended.set_exception(error)
+
+        with self._inbox.handing_on(on_item):
+            await ended
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class AsyncEventStream:
+    """State changes from the call on, as maps; `close` ends it."""
+
+    def __init__(
+        self, request_id: RequestId, inbox: AsyncInbox, cancel: Callable[[RequestId], None]
+    ) -> None:
+        self._request_id = request_id
+        self._inbox = inbox
+        self._cancel = cancel
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        if self._is_closed:
+            raise StopAsyncIteration
+        return value_of(await self._inbox.get())
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._is_closed = True
+        self._cancel(self._request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
