@@ -1,10 +1,14 @@
-.PHONY: help setup demo test unit slow check bench sharing simulate fuzz chaos promises soak models mutants captures clean
+.PHONY: help setup wheels demo test unit slow check bench sharing simulate fuzz chaos promises soak models mutants captures clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 setup: ## .venv with mlxsup and its development tools
 	@tools/setup.sh
+
+wheels: setup ## mlxsup and mlxsup-client, the client without MLX, into dist/
+	@rm -rf build/lib build/bdist.* packaging/client/build  # or files that are gone would be in them
+	@.venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./packaging/client
 
 models/smollm2/config.json: | setup
 	@.venv/bin/python -m mlxsup.cli.demo_model models/smollm2
@@ -72,5 +76,5 @@ captures: setup models/smollm2/config.json ## redraw the pictures in docs/images
 	@PYTHONPATH=tests .venv/bin/python tools/page_pictures.py
 
 clean: ## remove everything that make made
-	rm -rf .venv build dist models *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist models *.egg-info typings/*.egg-info packaging/*/build packaging/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,17 @@
-"""`python -m bench [NAME …] [--repeats N]`: the named benchmarks, or all of them, in one run."""
+"""`python -m bench [NAME …] [--repeats N]`: the named benchmarks, or all that need no name."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
 
+SMOLLM2 = ROOT / "models" / "smollm2"
 KEPT = ROOT / "build"
 """Rows of the fast path and of the HTTP gateway that were measured, a folder for each: they are not
 measured again at the same commit."""
@@ -28,11 +29,47 @@ NAMES = (
     "engine_seconds",
     "dispatch",
     "sampling",
-    "clients",
+    "commands",
 )
+"""What runs if no name is given."""
 
-ONLY_BY_NAME = ("http",)
-"""Takes hours, and starts the servers of others."""
+CLIENTS = "clients"
+"""It compares what works, not how fast, and may install programs."""
+
+ONLY_BY_NAME = (CLIENTS, "http")
+"""These run only if they are named: `http` takes hours, and starts the servers of others."""
+
+
+def chosen(given: Sequence[str]) -> argparse.Namespace:
+    """What the words of a command line ask for, with the names of what is to run.
+
+    Raises:
+        SystemExit: they ask for nothing that there is.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    known, left_out = (*NAMES, *ONLY_BY_NAME), " and ".join(ONLY_BY_NAME)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(known)}; none: all but {left_out}"
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--programs",
+        action="store_true",
+        help="with `clients`: other people's programs instead of packages, installed if need be",
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PROGRAM", default=[], help="with --programs: these alone"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
+    )
+    arguments = parser.parse_args(given)
+    for name in set(arguments.names).difference(known):
+        parser.error(f"no benchmark is called {name!r}; there are {', '.join(known)}")
+    if (arguments.programs or arguments.only) and CLIENTS not in arguments.names:
+        parser.error(f"--programs and --only are for `{CLIENTS}`: name it")
+    arguments.names = arguments.names or list(NAMES)
+    return arguments
 
 
 def main() -> None:
@@ -53,47 +90,30 @@ def main() -> None:
     from .report import machine_lines
     from support.tiny_model import make_tiny_model
 
-    every = (*NAMES, *ONLY_BY_NAME)
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--programs",
-        action="store_true",
-        help="with `clients`: other people's programs instead of packages, installed if need be",
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PROGRAM", default=[], help="with --programs: these alone"
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=40_000, metavar="N", help="of the long prompt"
-    )
-    arguments = parser.parse_args()
-    for name in set(arguments.names).difference(every):
-        parser.error(f"no benchmark is called {name!r}; there are {', '.join(every)}")
+    arguments = chosen(sys.argv[1:])
     print("\n".join(machine_lines()) + "\n", flush=True)
     repeats, tokens = arguments.repeats, arguments.prompt_tokens
     few = min(repeats, 3)
-    smollm2 = ROOT / "models" / "smollm2"
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
         runs: dict[str, Callable[[], object]] = {
             "fast_path": fast_path,
             "http": http,
-            "footprint": lambda: footprint.run(smollm2, max(3, repeats // 2)),
-            "control": lambda: control.run(tiny, smollm2, few),
-            "two_models": lambda: two_models.run(tiny, smollm2, few),
+            "footprint": lambda: footprint.run(SMOLLM2, max(3, repeats // 2)),
+            "control": lambda: control.run(tiny, SMOLLM2, few),
+            "two_models": lambda: two_models.run(tiny, SMOLLM2, few),
             "burst": lambda: burst.run(tiny, repeats),
             "long_prompt": lambda: long_prompt.run(Path(folder) / "long", repeats, tokens),
-            "second_turn": lambda: second_turn.run(smollm2, Path(folder) / "kinds", few),
+            "second_turn": lambda: second_turn.run(SMOLLM2, Path(folder) / "kinds", few),
             "look_up": lambda: look_up.run(repeats),
-            "readiness": lambda: readiness.run(tiny, smollm2, repeats),
-            "engine_seconds": lambda: engine_seconds.run(smollm2, repeats),
+            "readiness": lambda: readiness.run(tiny, SMOLLM2, repeats),
+            "engine_seconds": lambda: engine_seconds.run(SMOLLM2, repeats),
             "dispatch": lambda: dispatch.run(repeats),
             "sampling": lambda: sampling.run(repeats),
-            "clients": lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
+            "commands": commands,
+            CLIENTS: lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
         }
-        for name in arguments.names or NAMES:
+        for name in arguments.names:
             runs[name]()
 
 
@@ -115,6 +135,13 @@ def http() -> int:
     from .http.stages import STAGES
 
     return measure(STAGES, "bench.http", None, sheet=HTTP, words=[str(KEPT / "http")])
+
+
+def commands() -> None:
+    """How long commands take to begin."""
+    from .commands import run
+
+    run()
 
 
 def clients(folder: Path, has_programs: bool, only: list[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import psutil
 
 from .floor import Floor
 from .report import print_table, spread
+from support.child import Child
 from support.daemon import Daemon, row, wait_for_state
 
 BARE = """
@@ -20,24 +19,16 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_tokenizer
 if sys.argv[1]:
     tokenizer = load_tokenizer(sys.argv[1])
-print("ready", flush=True)
+print("{}", flush=True)
 sys.stdin.read()
 """
 
 
 def bare_rss_bytes(tokenizer: str = "") -> int:
     """Resident bytes of a process that has imported mlx-lm, and perhaps read a tokenizer."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BARE, tokenizer],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    resident = psutil.Process(process.pid).memory_info().rss
-    process.communicate()
-    return int(resident)
+    with Child("-c", BARE, tokenizer) as child:
+        child.line()
+        return int(psutil.Process(child.pid).memory_info().rss)
 
 
 def run(model: Path, repeats: int) -> None:

@@ -13,9 +13,6 @@ separate process.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -34,6 +31,7 @@ from .control import row, until_cancelled
 from .report import print_table, spread
 from .shaped_model import Shape, make_shaped_model
 from .two_models import words
+from support.child import Child
 from support.daemon import Daemon
 from support.verdict import Verdict
 
@@ -58,25 +56,15 @@ class Tokeniser:
     """The child process that tokenises."""
 
     def __init__(self, model: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.tokenise", str(model)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._child = Child("-m", "bench.tokenise", model)
 
     def work(self, prompt: str, times: int) -> dict[str, Any]:
         """How many tokens, and how many seconds for all times together."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "times": times}) + "\n")
-        self._process.stdin.flush()
-        return dict(json.loads(self._process.stdout.readline()))
+        return self._child.ask({"prompt": prompt, "times": times})
 
     def close(self) -> None:
         """Ends the child."""
-        self._process.communicate()
+        self._child.end()
 
 
 @dataclass(slots=True, kw_only=True)

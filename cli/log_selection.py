@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mlxsup.protocol.folders import GENERATION_HEADER
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
+_STAMP = re.compile(r"(?:\{\"at\": \")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 
 
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:

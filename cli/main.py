@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from mlxsup.protocol.version import VERSION
 
+from .command_table import COMMANDS, expand, guess
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard_stdout
 
-COMMANDS = (
-    "start",
-    "stop",
-    "status",
-    "events",
-    "load",
-    "unload",
-    "restart",
-    "pause",
-    "resume",
-    "reload",
-    "generate",
-    "chat",
-    "prioritize",
-    "logs",
-    "connect",
-    "demo",
-    "plan",
-    "key",
-    "config",
-    "completion",
-)
-"""In the order of the help; `commands/NAME.py` has NAME, and is imported when it is used."""
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
 PROGRAM = "mlxsup"
@@ -57,10 +36,28 @@ class LazyGroup(click.Group):
         """The command of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"mlxsup.cli.commands.{cmd_name}")
-        command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"mlxsup.cli.commands.{name}")
+        command = getattr(module, name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line for each command, none of which is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands that begin so, none of which is imported, and the options."""
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=what)
+            for name, what in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        # Not that of the group, which asks every command what it does.
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,7 +71,7 @@ def root() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; no traceback ever reaches a user."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = expand(sys.argv[1:] if arguments is None else arguments)
     output = Output.from_arguments(given)
     _replace_closed_streams()
     if instruction := os.environ.get(COMPLETE_VARIABLE):
@@ -147,14 +144,14 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     hint = f"see `{command} -h`"
     option = getattr(error, "option_name", None)
     group = context.command if context is not None else None
-    if isinstance(group, click.Group) and option in _options_below(group):
+    if option is not None and isinstance(group, click.Group) and option in _options_below(group):
         hint = f"options follow the command: `{command} COMMAND {option}`"
         return CliError(error.message, code="usage", hint=hint)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
-        close = difflib.get_close_matches(str(name), COMMANDS, n=1)
-        hint = f"did you mean `{PROGRAM} {close[0]}`?" if close else hint
+        meant = guess(str(name))
+        hint = f"did you mean `{PROGRAM} {meant}`?" if meant else hint
     return CliError(error.format_message(), code="usage", hint=hint)
 
 

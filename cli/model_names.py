@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from mlxsup.protocol.folders import DEFAULT_CONFIG
 
 from .connection import Target, read_toml, unknown_model
 from .model_rows import row_called
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 0.5
 """Pressing Tab waits no longer than this for a daemon."""
-
-CONFIG_VARIABLE = "MLXSUP_CONFIG"
 
 
 def complete_model(
@@ -41,6 +36,10 @@ def complete_model(
 
 
 model_argument = click.argument("model", shell_complete=complete_model)
+optional_model_argument = click.argument(
+    "model", required=False, metavar="[MODEL]", shell_complete=complete_model
+)
+"""MODEL of the commands that do without it if only one is configured."""
 
 
 def check_known(status: Mapping[str, Any], model: str) -> None:
@@ -85,9 +84,9 @@ def ask_status(target: Target) -> list[dict[str, Any]]:
 def _read_configuration(target: Target) -> dict[str, str]:
     from .exit_status import CliError
 
-    path = target.config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
     try:
-        models = read_toml(path).get("models", {})
+        path = target.find().config
+        models = {} if path is None else read_toml(path).get("models", {})
     except CliError:
         return {}
     return dict.fromkeys(models, "") if isinstance(models, dict) else {}

@@ -45,3 +45,8 @@ def __getattr__(name: str) -> Any:
 
         return AsyncClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # `help` and completion see the names that are here, and `AsyncClient` may not be here yet.
+    return sorted({*globals(), *__all__})

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, TypedDict, TypeVar
 
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.places import find_place
 
 from .connection import RequestIds
-from .endpoint import find_endpoint
 from .parameters import encode_generate
 from .streams import OnNotice
 
@@ -21,6 +21,7 @@ class GenerateParameters(TypedDict, total=False):
     prompt: str | None
     prompt_tokens: list[int] | None
     messages: list[dict[str, Any]] | None
+    messages_as_text: bool | None
     max_tokens: int | None
     cap_max_tokens: bool | None
     min_tokens: int | None
@@ -51,6 +52,7 @@ class GenerateParameters(TypedDict, total=False):
     priority: str | None
     client: str | None
     resume: bool
+    keep_alive: float | None
     on_notice: OnNotice | None
 
 
@@ -58,14 +60,15 @@ class ClientBase(ABC, Generic[StreamType]):
     """A client of one daemon.
 
     Args:
-        endpoint: `ipc://…`; by default, that of MLXSUP_ENDPOINT or of the default runtime folder.
+        endpoint: `ipc://…`; by default, that of the daemon which commands without options use
+            (`places.find_place`).
 
     Raises:
-        ValueError: the endpoint is invalid.
+        ValueError: the endpoint is invalid, or the configuration file that names it cannot be read.
     """
 
     def __init__(self, endpoint: str | None) -> None:
-        self._endpoint = find_endpoint(endpoint)
+        self._endpoint = find_place(endpoint).endpoint
         self._ids = RequestIds()
 
     @property
@@ -80,6 +83,7 @@ class ClientBase(ABC, Generic[StreamType]):
         prompt: str | None = None,
         prompt_tokens: list[int] | None = None,
         messages: list[dict[str, Any]] | None = None,
+        messages_as_text: bool | None = None,
         max_tokens: int | None = None,
         cap_max_tokens: bool | None = None,
         min_tokens: int | None = None,
@@ -110,6 +114,7 @@ class ClientBase(ABC, Generic[StreamType]):
         priority: str | None = None,
         client: str | None = None,
         resume: bool = True,
+        keep_alive: float | None = None,
         on_notice: OnNotice | None = None,
     ) -> StreamType:
         """Sends a request and returns its stream of `Delta`.
@@ -119,6 +124,8 @@ class ClientBase(ABC, Generic[StreamType]):
             prompt: text, tokenised as it is; exactly one of the three inputs must be given.
             prompt_tokens: token ids, used as they are.
             messages: a chat, rendered with the model's template.
+            messages_as_text: whether a model without a chat template continues the text of the
+                messages; otherwise it refuses them.
             max_tokens: how many tokens to generate at most; None for as many as fit.
             cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many
                 as fit; otherwise it is refused.
@@ -156,6 +163,8 @@ class ClientBase(ABC, Generic[StreamType]):
                 otherwise it is this process.
             resume: whether the answer continues after a crash; otherwise it ends with
                 `worker_crashed`.
+            keep_alive: how many seconds the model stays loaded once it is idle, until the next
+                request says otherwise; 0 unloads it then, -1 keeps it. None: as configured.
             on_notice: called with a `Notice` of what the request is waiting for, each time that
                 changes, by whoever reads the stream.
 
@@ -166,6 +175,7 @@ class ClientBase(ABC, Generic[StreamType]):
             "prompt": prompt,
             "prompt_tokens": prompt_tokens,
             "messages": messages,
+            "messages_as_text": messages_as_text,
             "max_tokens": max_tokens,
             "cap_max_tokens": cap_max_tokens,
             "min_tokens": min_tokens,
@@ -202,6 +212,7 @@ class ClientBase(ABC, Generic[StreamType]):
             priority=priority,
             client=client,
             resume=resume,
+            keep_alive=keep_alive,
             notices=on_notice is not None,
         )
         return self._open_stream(request_id, frames, on_notice)

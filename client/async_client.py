@@ -8,12 +8,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from mlxsup.protocol.client_messages import (
-    Load,
-    PauseRequest,
     Ping,
     Reload,
     Restart,
-    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
@@ -21,8 +18,9 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import ClientBase, GenerateParameters
+from .api import GenerateParameters
 from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
@@ -32,13 +30,15 @@ from .parameters import (
     check_model,
     check_request,
     encode_command,
+    load,
     prioritize,
 )
+from .request_commands import AsyncRequestCommands
 from .results import Result
 from .streams import OnNotice, value_of
 
 
-class AsyncClient(ClientBase[AsyncStream]):
+class AsyncClient(AsyncRequestCommands[AsyncStream]):
     """A client of one daemon, for use in the event loop that runs when it is first used."""
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -90,7 +90,14 @@ class AsyncClient(ClientBase[AsyncStream]):
         """Returns what `mlxsup status --json` prints; `debug` adds each model's latest events."""
         return await self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
-    async def load(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+    async def load(
+        self,
+        model: str,
+        *,
+        dry_run: bool = False,
+        keep_alive: float | None = None,
+        context_length: int | None = None,
+    ) -> dict[str, Any]:
         """Returns once the model is READY.
 
         Args:
@@ -98,9 +105,18 @@ class AsyncClient(ClientBase[AsyncStream]):
             dry_run: change nothing, and return at once what the load would lead to: `outcome`
                 (`loaded`, `fits`, `evicts`, `swaps` or `waits`), `evicts` and `swaps` (names),
                 `needed_bytes` and `reason`. A load that would be refused raises its error.
+            keep_alive: as for `generate`, but above 0.
+            context_length: tokens of prompt and answer together, 0 for the model's own limit, until
+                the configuration is read again; None: as it is. Another one takes a new process.
         """
-        load = Load(id=self._ids.next(), model=check_model(model), dry_run=dry_run)
-        return await self._call(load)
+        message = load(
+            self._ids.next(),
+            model,
+            dry_run=dry_run,
+            keep_alive=keep_alive,
+            context_length=context_length,
+        )
+        return await self._call(message)
 
     async def unload(self, model: str) -> dict[str, Any]:
         """Returns once the model's process is gone."""
@@ -264,8 +280,10 @@ class AsyncClient(ClientBase[AsyncStream]):
 
     def _set_timer(self) -> None:
         """Keeps one timer; it is moved to the new deadline only when it fires."""
+        if self._timer is not None or self._loop is None:
+            return
         deadline = self._connection.deadline
-        if self._timer is None and deadline is not None and self._loop is not None:
+        if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -11,7 +11,7 @@ from mlxsup.protocol.ids import RequestId
 
 from .results import Delta, Notice
 from .session import Item
-from .streams import OnNotice, StreamBase, value_of
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
 
 
 class AsyncInbox:
@@ -51,7 +51,8 @@ class AsyncInbox:
 class AsyncStream(StreamBase):
     """An answer under way: iterate over its pieces, in one task.
 
-    As a context manager, it cancels the request if it has not ended when the block is left.
+    As a context manager, it cancels the request if it has not ended when the block is left. If the
+    task is cancelled while it waits for a piece, by a timeout too, so is the request.
     """
 
     def __init__(
@@ -70,8 +71,13 @@ class AsyncStream(StreamBase):
     async def __anext__(self) -> Delta:
         if self._end is not None:
             raise StopAsyncIteration
-        while isinstance(item := await self._inbox.get(), Notice):
-            self._tell(item)
+        try:
+            while isinstance(item := await self._inbox.get(), Notice):
+                self._tell(item)
+        except (asyncio.CancelledError, *ENDS_OF_READING):
+            # The task may keep the error, and with it the frame that holds the stream.
+            self.cancel()
+            raise
         delta = self._take(item)
         if delta is None:
             raise StopAsyncIteration
@@ -97,17 +103,22 @@ class AsyncStream(StreamBase):
             if ended.done():
                 return
             try:
-                if isinstance(item, Notice):
+                if isinstance(item, Delta):
+                    take(item)
+                elif isinstance(item, Notice):
                     self._tell(item)
-                elif (delta := self._take(item)) is not None:
-                    take(delta)
                 else:
+                    self._take(item)
                     ended.set_result(None)
             except Exception as error:  # noqa: BLE001 - raised where the stream is read
                 ended.set_exception(error)
 
         with self._inbox.handing_on(on_item):
-            await ended
+            try:
+                await ended
+            except (asyncio.CancelledError, *ENDS_OF_READING):
+                self.cancel()
+                raise
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,12 +8,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from mlxsup.protocol.client_messages import (
-    Load,
-    PauseRequest,
     Ping,
     Reload,
     Restart,
-    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
@@ -21,8 +18,9 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import ClientBase, GenerateParameters
+from .api import GenerateParameters
 from .connection import Connection
 from .io_thread import IoThread
 from .parameters import (
@@ -31,11 +29,13 @@ from .parameters import (
     check_model,
     check_request,
     encode_command,
+    load,
     prioritize,
 )
+from .request_commands import RequestCommands
 from .results import Delta, Notice, Result
 from .session import Item
-from .streams import OnNotice, StreamBase, value_of
+from .streams import ENDS_OF_READING, OnNotice, StreamBase, value_of
 
 SyncInbox = queue.SimpleQueue[Item]
 
@@ -43,7 +43,8 @@ SyncInbox = queue.SimpleQueue[Item]
 class Stream(StreamBase):
     """An answer under way: iterate over its pieces. For one thread at a time, except `cancel`.
 
-    As a context manager, it cancels the request if it has not ended when the block is left.
+    As a context manager, it cancels the request if it has not ended when the block is left. Ctrl-C
+    while it waits for a piece cancels it too.
     """
 
     def __init__(
@@ -62,8 +63,12 @@ class Stream(StreamBase):
     def __next__(self) -> Delta:
         if self._end is not None:
             raise StopIteration
-        while isinstance(item := self._inbox.get(), Notice):
-            self._tell(item)
+        try:
+            while isinstance(item := self._inbox.get(), Notice):
+                self._tell(item)
+        except ENDS_OF_READING:
+            self.cancel()
+            raise
         delta = self._take(item)
         if delta is None:
             raise StopIteration
@@ -107,7 +112,7 @@ class EventStream:
         self.close()
 
 
-class Client(ClientBase[Stream]):
+class Client(RequestCommands[Stream]):
     """A client of one daemon, for programs without an event loop."""
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -148,7 +153,14 @@ class Client(ClientBase[Stream]):
         """Returns what `mlxsup status --json` prints; `debug` adds each model's latest events."""
         return self._call(StatusQuery(id=self._ids.next(), debug=debug))
 
-    def load(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+    def load(
+        self,
+        model: str,
+        *,
+        dry_run: bool = False,
+        keep_alive: float | None = None,
+        context_length: int | None = None,
+    ) -> dict[str, Any]:
         """Returns once the model is READY.
 
         Args:
@@ -156,9 +168,18 @@ class Client(ClientBase[Stream]):
             dry_run: change nothing, and return at once what the load would lead to: `outcome`
                 (`loaded`, `fits`, `evicts`, `swaps` or `waits`), `evicts` and `swaps` (names),
                 `needed_bytes` and `reason`. A load that would be refused raises its error.
+            keep_alive: as for `generate`, but above 0.
+            context_length: tokens of prompt and answer together, 0 for the model's own limit, until
+                the configuration is read again; None: as it is. Another one takes a new process.
         """
-        load = Load(id=self._ids.next(), model=check_model(model), dry_run=dry_run)
-        return self._call(load)
+        message = load(
+            self._ids.next(),
+            model,
+            dry_run=dry_run,
+            keep_alive=keep_alive,
+            context_length=context_length,
+        )
+        return self._call(message)
 
     def unload(self, model: str) -> dict[str, Any]:
         """Returns once the model's process is gone."""

@@ -7,11 +7,9 @@ from typing import Any
 from mlxsup.protocol.client_messages import (
     Generate,
     Load,
-    PauseRequest,
     Ping,
     Prioritize,
     Reload,
-    ResumeRequest,
     StatusQuery,
     Stop,
     Unload,
@@ -19,7 +17,14 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import MAX_ID_CHARACTERS, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import (
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
 from mlxsup.protocol.states import Priority
 
 from .errors import RequestError
@@ -28,12 +33,29 @@ MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
 
 Command = (
-    Ping | StatusQuery | Prioritize | Load | Unload | PauseRequest | ResumeRequest | Stop | Reload
+    Ping
+    | StatusQuery
+    | Prioritize
+    | Load
+    | Unload
+    | PauseRequest
+    | ResumeRequest
+    | RequestsQuery
+    | CancelRequest
+    | ChangeLogLevel
+    | Stop
+    | Reload
 )
 """What is answered with one reply, whatever comes before it."""
 
 MAX_LIMIT_S = 1e9
 """Longer than any daemon runs."""
+
+FOR_EVER = -1.0
+"""The `keep_alive` of a model that is not to be unloaded as idle."""
+
+MAX_COUNT = 2**31 - 1
+"""More tokens than any context has."""
 
 
 def encode_generate(
@@ -47,6 +69,7 @@ def encode_generate(
     priority: str | None,
     client: str | None,
     resume: bool,
+    keep_alive: float | None,
     notices: bool,
 ) -> list[bytes]:
     """The frames of a request.
@@ -69,6 +92,7 @@ def encode_generate(
             first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
             notices=notices,
             resume=_check_flag("resume", resume),
+            keep_alive=_check_keep_alive(keep_alive),
             body=encode_body(RequestBody.from_wire(body)),
         )
         return encode(message)
@@ -105,6 +129,30 @@ def check_request(request: str) -> RequestId:
         raise RequestError.of(error) from None
 
 
+def check_client(client: str | None) -> str | None:
+    """Returns the name if it is valid for a client; None stays None.
+
+    Raises:
+        RequestError: `invalid_request`.
+    """
+    try:
+        return None if client is None else _check_name("client", client, MAX_CLIENT_CHARACTERS)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def check_level(level: str) -> str:
+    """Returns the level if it is text that a header may have; the daemon knows which there are.
+
+    Raises:
+        RequestError: `invalid_request`.
+    """
+    try:
+        return _check_name("level", level, MAX_ID_CHARACTERS)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
 def prioritize(id: RequestId, request: str, priority: str) -> Prioritize:
     """The command that gives a request another class.
 
@@ -126,6 +174,32 @@ def check_limit(name: str, value: float | None) -> float | None:
     """
     try:
         return _check_limit(name, value)
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+
+
+def load(
+    id: RequestId,
+    model: str,
+    *,
+    dry_run: bool,
+    keep_alive: float | None,
+    context_length: int | None,
+) -> Load:
+    """The command that loads a model.
+
+    Raises:
+        RequestError: `invalid_request`, naming the parameter and what it takes.
+    """
+    name = check_model(model)
+    try:
+        return Load(
+            id=id,
+            model=name,
+            dry_run=dry_run,
+            keep_alive=_check_keep_alive(keep_alive),
+            context_length=_check_count("context_length", context_length),
+        )
     except RemoteError as error:
         raise RequestError.of(error) from None
 
@@ -163,3 +237,20 @@ def _check_limit(parameter: str, value: float | None) -> float | None:
     if not is_number or not 0 <= value <= MAX_LIMIT_S:
         raise invalid(parameter, "seconds, from 0 up", value)
     return float(value)
+
+
+def _check_keep_alive(value: float | None) -> float | None:
+    """Seconds, or -1 for ever."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (is_number and value == FOR_EVER):
+        return value
+    if not is_number or not 0 <= value <= MAX_LIMIT_S:
+        raise invalid("keep_alive", "seconds, from 0 up, or -1 for ever", value)
+    return float(value)
+
+
+def _check_count(parameter: str, value: int | None) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_count and 0 <= value <= MAX_COUNT):
+        raise invalid(parameter, f"an integer from 0 to {MAX_COUNT}", value)
+    return value

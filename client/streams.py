@@ -13,6 +13,10 @@ from .session import Item
 
 OnNotice = Callable[[Notice], object]
 
+ENDS_OF_READING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a program or a generator while it waits for a piece. The traceback then holds the
+stream, in an interactive Python until the next error, so the request would run on unread."""
+
 
 class StreamBase:
     """An answer under way.

@@ -1,4 +1,8 @@
-"""Reads the body of a request: JSON, of limited length, within a limited time."""
+"""Reads the body of a request: JSON, of limited length, within a limited time.
+
+Some requests are answered before their body has come: it is too long, of another type, or nobody
+wants it. The rest must not be taken for a request, and its sender must get to see the answer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from . import limits
-from .failure import Failure, closing
+from .failure import Failure
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -20,6 +24,42 @@ JSON_TYPE = "application/json"
 
 class Disconnected(Exception):
     """The client has left before its request was complete: nobody waits for an answer."""
+
+
+class Heard:
+    """What has come of a request.
+
+    Attributes:
+        is_over: whether its body is complete, or its sender has left.
+
+    Args:
+        receive: of the ASGI connection.
+        waits: whether its sender waits for a word (`expect: 100-continue`) before the body.
+    """
+
+    def __init__(self, receive: Receive, *, waits: bool) -> None:
+        self._receive = receive
+        self._waits = waits
+        self.is_over = False
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        """The next piece; see the ASGI specification."""
+        self._waits = False  # the server has said that word now
+        message = await self._receive()
+        self.is_over = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Reads on for a moment, if there is something to read: who is still sending does not read
+        the answer yet."""
+        if self._waits:
+            return
+        try:
+            async with asyncio.timeout(limits.DISCARD_LIMIT_S):
+                while not self.is_over:
+                    await self()
+        except TimeoutError:
+            pass
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -34,14 +74,11 @@ async def read_json(request: Request) -> dict[str, Any]:
         async with asyncio.timeout(limits.BODY_LIMIT_S):
             data = await _read(request.receive)
     except TimeoutError:
-        raise closing(
+        raise Failure(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the body did not arrive within {limits.BODY_LIMIT_S:g} s",
             code="request_timeout",
         ) from None
-    if data is None:
-        await _discard(request.receive)
-        raise _too_long()
     return parse_object(data)
 
 
@@ -60,8 +97,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise _bad(f"the body is not JSON: {error.msg} ({where})") from None
     except RecursionError:
         raise _bad("the body is nested too deeply") from None
-    except ValueError as error:  # a constant, or more digits than Python reads
-        raise _bad(f"the body is not JSON: {str(error)[:100]}") from None
+    except ValueError:
+        raise _bad("a number in the body has more digits than any field takes") from None
     if not isinstance(value, dict):
         raise _bad("the body takes an object: {…}")
     if b"\\u" in data:
@@ -72,21 +109,24 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def _check_headers(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
-        raise closing(
+        raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"the body takes `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
             code="unsupported_media_type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise closing(
+        raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the body takes no content-encoding: send it uncompressed",
             code="unsupported_media_type",
         )
+    announced = request.headers.get("content-length", "0")  # digits, or the server refuses it
+    if int(announced) > limits.MAX_BODY_BYTES:
+        raise _too_long()
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None if it is too long."""
+async def _read(receive: Receive) -> bytes:
+    """The whole body."""
     pieces, length, is_complete = [], 0, False
     while not is_complete:
         message = await receive()
@@ -95,25 +135,15 @@ async def _read(receive: Receive) -> bytes | None:
         piece = message.get("body", b"")
         length += len(piece)
         if length > limits.MAX_BODY_BYTES:
-            return None
+            raise _too_long()
         pieces.append(piece)
         is_complete = not message.get("more_body", False)
     return b"".join(pieces)
 
 
-async def _discard(receive: Receive) -> None:
-    """Reads on for a moment: who is still sending does not read the answer yet."""
-    try:
-        async with asyncio.timeout(limits.DISCARD_LIMIT_S):
-            while (await receive()).get("more_body", False):
-                pass
-    except TimeoutError:
-        pass
-
-
 def _too_long() -> Failure:
     size = limits.MAX_BODY_BYTES // 2**20
-    return closing(
+    return Failure(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"a body has at most {size} MiB",
         code="request_too_large",
@@ -125,7 +155,7 @@ def _bad(message: str) -> Failure:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise _bad(f"the body is not JSON: {word} is no number there")
 
 
 def _check_characters(value: dict[str, Any]) -> None:

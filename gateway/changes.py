@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -13,12 +12,11 @@ from typing import Any, Self
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 
 from . import limits
+from .background import background
 from .failure import Failure
 from .openai.errors import failure_of
 
 Item = dict[str, Any] | Failure
-
-logger = logging.getLogger(__name__)
 
 
 class Follower:
@@ -74,16 +72,9 @@ class Changes:
         self._followers: set[Follower] = set()
         self._end: Failure | None = None
 
-    @asynccontextmanager
-    async def watching(self, client: AsyncClient) -> AsyncIterator[None]:
+    def watching(self, client: AsyncClient) -> AbstractAsyncContextManager[None]:
         """Subscribes, and passes on until the block is left."""
-        task = asyncio.create_task(self._pass_on(client))
-        task.add_done_callback(_report_bug)
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+        return background(self._pass_on(client), lost="changes are no longer passed on")
 
     def follow(self) -> Follower:
         """Somebody follows.
@@ -123,8 +114,3 @@ class Changes:
     def _tell(self, item: Item) -> None:
         for follower in tuple(self._followers):
             follower.put(item)
-
-
-def _report_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("changes are no longer passed on", exc_info=error)

@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import limits
+from .parser import RequestParser
 from .sse import WRITE
 
 TOO_LARGE = (
@@ -46,6 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """A connection was accepted: its first request must begin soon."""
         super().connection_made(transport)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._cycles = []
         self._await_head()
 

@@ -43,8 +43,3 @@ class Failure(Exception):
 def bad_field(param: str, message: str) -> Failure:
     """A field of the body that cannot be used."""
     return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request", param=param)
-
-
-def closing(status: int, message: str, *, code: str) -> Failure:
-    """A request whose body was not read to its end: nothing else can follow on its connection."""
-    return Failure(status, message, code=code, headers={"connection": "close"})

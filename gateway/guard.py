@@ -16,7 +16,7 @@ from .apis import (
     error_response,
     is_anthropic,
 )
-from .body import Receive
+from .body import Heard, Receive
 from .failure import Failure
 from .keys import CALLER, Caller, Keys
 from .metrics.meter import Meter
@@ -69,15 +69,16 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        named = _Named(send, self._ids.next(), self._meter, is_anthropic=is_anthropic(scope))
+        heard = Heard(receive, waits=_waits(scope["headers"]))
+        named = _Named(send, self._ids.next(), self._meter, heard, is_anthropic=is_anthropic(scope))
         scope[ID_KEY] = named.request_id
         try:
             scope[CALLER] = self._let_in(scope)
         except Failure as failure:
-            await error_response(scope, failure)(scope, receive, named)
+            await error_response(scope, failure)(scope, heard, named)
             return
         try:
-            await self._app(scope, receive, named)
+            await self._app(scope, heard, named)
         except Exception:
             # The client has its answer: the application gives one before it raises.
             logger.exception("request failed path=%s id=%s", scope["path"], named.request_id)
@@ -102,30 +103,46 @@ class Guard:
 
 
 class _Named:
-    """Sends a response with an id, unless it has one.
+    """Sends a response with an id, unless it has one, and ends the connection if the rest of the
+    request would otherwise be taken for the next one.
 
     Attributes:
         request_id: its id.
     """
 
-    def __init__(self, send: Send, request_id: str, meter: Meter, *, is_anthropic: bool) -> None:
+    def __init__(
+        self, send: Send, request_id: str, meter: Meter, heard: Heard, *, is_anthropic: bool
+    ) -> None:
         self._send = send
         self._meter = meter
+        self._heard = heard
         self._is_anthropic = is_anthropic
         self.request_id = request_id
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._meter.responded(message["status"])
-            headers = list(message.get("headers", []))
-            given = dict(headers).get(REQUEST_ID.encode())
-            name = self.request_id.encode() if given is None else given
-            if given is None:
-                headers.append((REQUEST_ID.encode(), name))
-            if self._is_anthropic:
-                headers.append((ANTHROPIC_REQUEST_ID.encode(), name))
-            message["headers"] = headers
+            if not self._heard.is_over:
+                await self._heard.discard()
+            message["headers"] = self._named(message.get("headers", []))
         await self._send(message)
+
+    def _named(self, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        headers = list(given)
+        name = dict(headers).get(REQUEST_ID.encode())
+        if name is None:
+            name = self.request_id.encode()
+            headers.append((REQUEST_ID.encode(), name))
+        if self._is_anthropic:
+            headers.append((ANTHROPIC_REQUEST_ID.encode(), name))
+        if not self._heard.is_over:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+def _waits(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a sender waits for a word before it sends its body."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def without_port(host: str) -> str:

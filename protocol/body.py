@@ -64,6 +64,8 @@ class RequestBody:
         prompt_tokens: token ids, used as they are.
         messages: a chat, rendered with the model's template; each has `role` and `content`, which
             may be None.
+        messages_as_text: whether a model without a chat template continues the text of the
+            messages; otherwise it refuses them.
         max_tokens: how many tokens to generate at most; None for as many as fit into the context.
         cap_max_tokens: whether a `max_tokens` that does not fit into the context means as many as
             fit; otherwise it is refused.
@@ -88,6 +90,7 @@ class RequestBody:
     prompt: str | None = None
     prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    messages_as_text: bool | None = None
     max_tokens: int | None = None
     cap_max_tokens: bool | None = None
     min_tokens: int | None = None
@@ -148,7 +151,7 @@ class RequestBody:
             value = self.sampling.get(name) if name in SAMPLING else getattr(self, name)
             if value is not None and not number.is_right(value):
                 raise invalid(name, number.expected, value)
-        for name in ("cap_max_tokens", "ignore_eos", "logprobs"):
+        for name in ("messages_as_text", "cap_max_tokens", "ignore_eos", "logprobs"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise invalid(name, "true or false", value)
@@ -231,6 +234,8 @@ class RequestBody:
                 self.tool_choice,
                 shown=repr(self.tool_choice)[:40] if isinstance(self.tool_choice, str) else "",
             )
+        if self.messages_as_text and self.messages is None:
+            raise invalid("messages_as_text", "messages", shown="none of them")
         if extra is None:
             return
         if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
@@ -253,7 +258,7 @@ class RequestBody:
 
     def parameters(self) -> dict[str, Any]:
         """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""
-        left_out = (*INPUTS, "seed", "chat_template_kwargs")
+        left_out = (*INPUTS, "messages_as_text", "seed", "chat_template_kwargs")
         return {name: value for name, value in self.to_wire().items() if name not in left_out}
 
     @classmethod

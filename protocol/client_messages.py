@@ -12,8 +12,16 @@ from typing import Any, ClassVar, get_args
 
 from .codec import MAX_ID_CHARACTERS, read_part, undecodable
 from .ids import ModelName, RequestId
+from .log_level import ChangeLogLevel
 from .message import Message, Record, record
 from .plain import FORM, Form
+from .request_messages import (
+    Attach,
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
 from .states import FinishReason, NoticeKind, Priority
 from .version import PROTOCOL_VERSION
 
@@ -36,6 +44,8 @@ class Generate(Message):
         timeout_s: until the last token; 0 or None for none.
         notices: whether to send `Notice` messages that say what the request is waiting for.
         resume: whether the answer continues after its worker has died; otherwise it ends there.
+        keep_alive: how long the model stays loaded once it is idle, until the next request says
+            otherwise, in seconds; -1: for ever; None: as configured.
         body: msgpack of `RequestBody.to_wire()`.
         v: the sender's protocol version.
     """
@@ -50,6 +60,7 @@ class Generate(Message):
     timeout_s: float | None = None
     notices: bool = False
     resume: bool = True
+    keep_alive: float | None = None
     v: int = PROTOCOL_VERSION
     body: bytes = b""
 
@@ -109,12 +120,17 @@ class Load(Message):
 
     Attributes:
         dry_run: change nothing; answer at once with what would have to go.
+        keep_alive: as in `Generate`, but not 0.
+        context_length: tokens of prompt and answer together, as the key of the configuration, until
+            that is read again; None: as it is.
     """
 
     TYPE: ClassVar[str] = "load"
     id: RequestId
     model: ModelName
     dry_run: bool = False
+    keep_alive: float | None = None
+    context_length: int | None = None
     v: int = PROTOCOL_VERSION
 
 
@@ -140,35 +156,6 @@ class Restart(Message):
     id: RequestId
     model: ModelName
     now: bool = False
-    v: int = PROTOCOL_VERSION
-
-
-@record
-class PauseRequest(Message):
-    """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
-    until somebody resumes it; answered at once.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
-
-    TYPE: ClassVar[str] = "pause"
-    id: RequestId
-    request: RequestId
-    v: int = PROTOCOL_VERSION
-
-
-@record
-class ResumeRequest(Message):
-    """Client → supervisor: let a paused request continue; answered at once.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
-
-    TYPE: ClassVar[str] = "resume"
-    id: RequestId
-    request: RequestId
     v: int = PROTOCOL_VERSION
 
 
@@ -219,6 +206,10 @@ ClientMessage = (
     | Restart
     | PauseRequest
     | ResumeRequest
+    | RequestsQuery
+    | CancelRequest
+    | Attach
+    | ChangeLogLevel
     | Stop
     | Subscribe
     | Reload

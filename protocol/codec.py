@@ -143,7 +143,8 @@ class _Plan(Generic[M]):
             header["body"] = body
         if self._schema is None:  # not before it is needed: most processes read few classes
             self._schema = _schema(self._cls)
-        return typing.cast(M, self._schema(header, ""))
+        message: M = self._schema(header, "")
+        return message
 
 
 def encode(message: Message) -> list[bytes]:

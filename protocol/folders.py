@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,12 +12,18 @@ DEFAULT_CONFIG = "~/.mlxsup/config.toml"
 CONNECTED_DIR = "~/.mlxsup/connected"
 """Says what `mlxsup connect` has written for which program, so that it can be undone."""
 HISTORY_FILE = "~/.mlxsup/history"
-DEMO_MODEL_FOLDER = "~/.mlxsup/models/smollm2"
+MODELS_DIR = "~/.mlxsup/models"
+"""Contains the models that mlxsup has converted, a folder each."""
+DEMO_MODEL_FOLDER = f"{MODELS_DIR}/smollm2"
 
 CLIENT_SOCKET_NAME = "client.sock"
 LOCK_NAME = "lock"
 LEARNED_NAME = "learned"
 """Contains a folder for each model, with what its workers have learned."""
+LOGS_NAME = "logs"
+"""The folder for logs in a runtime folder other than the default one."""
+LOG_DIR_NAME = "log_dir"
+"""The file in a runtime folder that says where its latest daemon wrote its logs."""
 BEAT_SUFFIX = ".beat"
 """Added to the name of a worker's socket for the one that its heartbeats come through."""
 DAEMON_LOG_NAME = "mlxsup"
@@ -32,6 +39,28 @@ MAX_SOCKET_PATH_BYTES = 103
 
 GENERATION_HEADER = re.compile(r"--- generation (\d+) pid \d+ ")
 """Begins the line above the output of a new process in its model's log; the time in UTC follows."""
+
+
+def absolute(path: str, folder: Path) -> Path:
+    """A path of a configuration, in which relative ones are relative to `folder`."""
+    # `..` is resolved without following links: people see the path as they wrote it.
+    # `~name` of a user that does not exist stays as it is, as in a shell.
+    return Path(os.path.normpath(folder / os.path.expanduser(path)))
+
+
+def default_log_dir(runtime_dir: Path) -> Path:
+    """Where the logs are if the configuration does not say: no two daemons share a folder."""
+    if runtime_dir == Path(DEFAULT_RUNTIME_DIR).expanduser():
+        return Path(DEFAULT_LOG_DIR).expanduser()
+    return runtime_dir / LOGS_NAME
+
+
+def recorded_log_dir(runtime_dir: Path) -> Path | None:
+    """Where the latest daemon with this runtime folder wrote its logs; None if nothing says so."""
+    try:
+        return Path(os.fsdecode((runtime_dir / LOG_DIR_NAME).read_bytes()))
+    except OSError:
+        return None
 
 
 def log_path(log_dir: Path, name: str) -> Path:

@@ -12,8 +12,10 @@ from typing import Any, ClassVar, get_args
 from .cache_layers import CacheLayers
 from .delta_body import pack_body
 from .ids import Generation, ModelName, RequestKey
+from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
 from .packed_rows import ROWS, Row
+from .rendering import Render, Rendered
 from .states import (
     Batching,
     Channel,
@@ -161,7 +163,17 @@ class Exit(Message):
 
 
 MessageToWorker = (
-    Dispatch | CancelRow | PauseRow | DropKept | Leases | Lease | SetBudget | GiveBack | Exit
+    Dispatch
+    | CancelRow
+    | PauseRow
+    | DropKept
+    | Render
+    | Leases
+    | Lease
+    | SetBudget
+    | GiveBack
+    | LogLevel
+    | Exit
 )
 """Everything that the supervisor sends to workers."""
 
@@ -380,7 +392,9 @@ class Dying(Message):
     message: str
 
 
-WorkerMessage = Hello | LoadProgress | Ready | Accepted | Rejected | Step | Heartbeat | Dying
+WorkerMessage = (
+    Hello | LoadProgress | Ready | Accepted | Rejected | Step | Rendered | Heartbeat | Dying
+)
 """Everything that workers send."""
 
 WORKER_TO_SUPERVISOR: tuple[type[WorkerMessage], ...] = get_args(WorkerMessage)

@@ -1,10 +1,11 @@
-"""Changes of models, for the daemon's log and for the terminal that it runs in."""
+"""Changes of models, and ends of requests, for the log and for the terminal of the daemon."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from .core.actions import Announce, RequestEnded, SetLogLevel
 from .logs import DaemonLog
 
 OnChange = Callable[[dict[str, Any]], None]
@@ -17,13 +18,26 @@ class Announcer:
 
     Args:
         log: the daemon's log.
-        on_change: called with each change of a model's state, and with `gateway` (its URL) and
-            `pid` when the gateway accepts connections.
+        on_change: called with each change of a model's state; with `gateway` (its URL) and `pid`
+            when the gateway accepts connections; and with `stopping` (how many requests run) and
+            `limit_s` (how long they may take) when a signal asks for the end.
     """
 
     def __init__(self, log: DaemonLog, on_change: OnChange) -> None:
         self._log = log
         self._on_change = on_change
+
+    def take(self, action: Announce | RequestEnded | SetLogLevel) -> None:
+        """A model has changed, a request has ended, or other lines are wanted from now on."""
+        if isinstance(action, Announce):
+            self.announce(action.change)
+        elif isinstance(action, SetLogLevel):
+            self._log.change_level(action.level)
+            self._log.write("info", "log level changed", to=action.level)
+        else:
+            self._log.write(
+                "info" if not action.is_refused else "debug", "request ended", **action.facts
+            )
 
     def announce(self, change: dict[str, Any]) -> None:
         """A model has changed, as `core.actions.Announce` describes it."""
@@ -38,6 +52,10 @@ class Announcer:
     def gateway_listens(self, url: str, pid: int) -> None:
         """The gateway accepts connections."""
         self._pass_on({"gateway": url, "pid": pid})
+
+    def ends(self, running: int, limit_s: float) -> None:
+        """A signal asks for the end: so many requests run, and may take so long to finish."""
+        self._pass_on({"stopping": running, "limit_s": limit_s})
 
     def _pass_on(self, change: dict[str, Any]) -> None:
         try:

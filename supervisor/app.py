@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
@@ -25,8 +24,10 @@ from .core.actions import (
     Abandon,
     Action,
     Announce,
+    AppraiseLaunch,
     BudgetChanged,
     CloseListener,
+    EndDownload,
     EndSpare,
     Finish,
     ForgetModel,
@@ -35,10 +36,13 @@ from .core.actions import (
     LookAtWorker,
     NeedRaised,
     ReadConfiguration,
+    RequestEnded,
     SendToClient,
     SendToWorker,
+    SetLogLevel,
     SignalWorker,
     Spawn,
+    StartDownload,
     StartGateway,
     StartSpare,
     WakeAt,
@@ -54,8 +58,8 @@ from .core.events import (
     ShutdownAsked,
     Started,
     Tick,
-    WorkerSeen,
 )
+from .downloads import DownloadKeeper, with_folder
 from .facts import daemon_facts
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
@@ -128,11 +132,11 @@ class App:
             record=record,
             log=log,
             argv=argv,
-            log_level=config.log_level,
             post=self.dispatch,
             now=self._clock.now,
         )
         self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
+        self._downloads = DownloadKeeper(self._surroundings, self._downloaded)
         self._gateway = GatewayKeeper(
             self._surroundings,
             config.log_dir,
@@ -200,6 +204,7 @@ class App:
                 if self._is_broken:
                     await self._workers.end()
                 await self._workers.spares.end()
+                await self._downloads.end()
                 await self._gateway.end()
                 left_behind = self._workers.leave()
             await self._clients.finish(0.0 if self._is_broken else FAREWELL_S)
@@ -254,6 +259,8 @@ class App:
                 self._workers.spares.start(number, self._tasks)
             case EndSpare(number=number):
                 self._workers.spares.kill(number)
+            case StartDownload() | EndDownload():
+                self._downloads.carry_out(action, self._tasks)
             case StartGateway():
                 self._gateway.start(action, self._tasks)
             case CloseListener():
@@ -264,19 +271,22 @@ class App:
                 if unit is not None:
                     unit.signal(worker_signal)
             case LookAtWorker(model=model, generation=generation):
-                self._look_at(model, generation)
+                self._workers.look_at(model, generation, LOOK_DELAY_S)
             case LookAtFiles(model=model, generation=generation):
                 self._workers.look_at_files(model, generation, self._tasks)
             case ReadConfiguration(caller=caller):
                 self._loop.call_soon(self._reload, caller)
-            case Announce(change=change):
-                self._announcer.announce(change)
+            case Announce() | RequestEnded() | SetLogLevel():
+                self._announcer.take(action)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)
             case ForgetModel(model=model):
                 self._workers.forget(model)
             case BudgetChanged(budget=budget):
                 self._briefing.changed(budget)
+            case AppraiseLaunch():
+                need = self._briefing.relaunched(action.model, action.launch)
+                self.dispatch(action.answered(need, now=self._clock.now()))
             case NeedRaised(launch=launch, raised_bytes=raised_bytes):
                 self._briefing.raised(launch, raised_bytes)
                 self._appraised()
@@ -288,19 +298,6 @@ class App:
             case _:
                 raise AssertionError(action)
 
-    def _look_at(self, model: ModelName, generation: Generation) -> None:
-        is_stopped = self._workers.is_stopped(model, generation)
-        if is_stopped is None:
-            return
-
-        def tell() -> None:
-            now = self._clock.now()
-            seen = WorkerSeen(now=now, model=model, generation=generation, is_stopped=is_stopped)
-            self.dispatch(seen)
-
-        # What has arrived in the meantime is read first: a late beat is a sign of life.
-        self._loop.call_later(LOOK_DELAY_S, tell)
-
     # ------------------------------------------------------------ what happens by itself
 
     def _start(self) -> None:
@@ -310,6 +307,12 @@ class App:
     def _learnt(self, launch: LaunchSettings) -> None:
         """A worker has measured its model: the next load is planned with that."""
         self._briefing.measured(launch)
+        self._appraised()
+
+    def _downloaded(self, repository: Repository, folder: str) -> None:
+        """A repository is complete: the models that lacked it are planned with what is there."""
+        before, self._config = self._config, with_folder(self._config, repository, folder)
+        self._briefing.found([one for one in self._config.models if one not in before.models])
         self._appraised()
 
     def _appraised(self) -> None:
@@ -342,6 +345,7 @@ class App:
 
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._log.write("info", "signal received", signal=number.name)
+        self._announcer.ends(*self._core.left_to_finish(is_repeated))
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     def _reload(self, caller: Caller | None = None) -> None:
@@ -390,9 +394,6 @@ class App:
             return
         self._is_broken = True
         self._pending.clear()
-        self._log.write("error", "internal error: the daemon ends", error=type(error).__name__)
-        self._log.block("".join(traceback.format_exception(error)))
-        for name, story in self._core.stories().items():
-            self._log.block("\n".join([f"story of {name}:", *story]))
+        self._log.bug(error, self._core.stories())
         report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
         self._finished.set()

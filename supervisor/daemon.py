@@ -16,13 +16,10 @@ from .announcements import OnChange
 from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
+from .log_folder import held_log_folder, record_log_folder
 from .logs import DaemonLog
 from .memory.watch import PROC
-from .runtime_folder import (
-    RuntimeFolder,
-    RuntimeFolderError,
-    raise_open_file_limit,
-)
+from .runtime_folder import RuntimeFolder, raise_open_file_limit
 from .signals import held_back
 from .sockets.transport import Context
 from .workers.leftovers import WorkerRecord
@@ -64,9 +61,10 @@ def run_daemon(
     with held_back():
         folder = RuntimeFolder.claim(config.runtime_dir)
         try:
-            return _serve(
-                config, folder, open_files, argv or worker_argv(), on_change, on_listening, proc
-            )
+            with held_log_folder(config.log_dir):
+                return _serve(
+                    config, folder, open_files, argv or worker_argv(), on_change, on_listening, proc
+                )
         finally:
             folder.release()
 
@@ -81,7 +79,9 @@ def _serve(
     proc: Path,
 ) -> int:
     writer = LogWriter(report)
-    log = _open_log(config, writer)
+    is_json = config.log_format == "json"
+    log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+    _record_log_folder(config, log)
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
     context: Context = zmq.Context()
@@ -107,15 +107,11 @@ def _serve(
     return code
 
 
-def _open_log(config: DaemonConfig, writer: LogWriter) -> DaemonLog:
+def _record_log_folder(config: DaemonConfig, log: DaemonLog) -> None:
     try:
-        config.log_dir.mkdir(parents=True, exist_ok=True)  # private: see the umask
+        record_log_folder(config.runtime_dir, config.log_dir)
     except OSError as error:
-        raise RuntimeFolderError(
-            f"the log folder {config.log_dir} cannot be created: {error.strerror}",
-            hint="set log_dir to a folder that you can write to",
-        ) from None
-    return DaemonLog(config.log_dir, config.log_level, writer)
+        log.write("warning", "log folder not recorded", error=error.strerror)
 
 
 def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:

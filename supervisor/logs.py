@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, generation_header, log_path
-from mlxsup.protocol.text import LOG_LEVELS, log_line, timestamp
+from mlxsup.protocol.text import LOG_LEVELS, timestamp
 
 from .log_files import LogWriter
+from .log_lines import json_line, text_line
 
 LAST_LINES = 50
 MAX_LAST_LINE_BYTES = 2048
@@ -106,21 +108,44 @@ class DaemonLog:
         log_dir: where the file `mlxsup.log` is.
         level: one of `LOG_LEVELS`; lines below it are left out.
         writer: writes the file.
+        is_json: whether each line is an object, for programs.
     """
 
-    def __init__(self, log_dir: Path, level: str, writer: LogWriter) -> None:
+    def __init__(
+        self, log_dir: Path, level: str, writer: LogWriter, *, is_json: bool = False
+    ) -> None:
         self._file = writer.open(log_path(log_dir, DAEMON_LOG_NAME))
+        self._level = LOG_LEVELS.index(level)
+        self._is_json = is_json
+
+    @property
+    def level(self) -> str:
+        """The lowest level that is written."""
+        return LOG_LEVELS[self._level]
+
+    def change_level(self, level: str) -> None:
+        """Writes from this level on."""
         self._level = LOG_LEVELS.index(level)
 
     def write(self, level: str, message: str, **facts: object) -> None:
         """Writes one line."""
         if LOG_LEVELS.index(level) >= self._level:
-            stamp = timestamp(time.time(), has_milliseconds=True)
-            self._file.write(f"{stamp} {level.upper()} {log_line(message, **facts)}\n".encode())
+            line_of = json_line if self._is_json else text_line
+            self._file.write(line_of(time.time(), level, message, facts))
 
     def block(self, text: str) -> None:
-        """Writes lines as they are, below the line that announced them."""
-        self._file.write("".join(f"  {line}\n" for line in text.splitlines()).encode())
+        """Writes lines as they are, below the line that announced them; as JSON, in one line."""
+        if self._is_json:
+            self._file.write(json_line(time.time(), "", "details", {"text": text}))
+        else:
+            self._file.write("".join(f"  {line}\n" for line in text.splitlines()).encode())
+
+    def bug(self, error: Exception, stories: Mapping[str, Sequence[str]]) -> None:
+        """Writes where a bug was met, and the stories of all models."""
+        self.write("error", "internal error: the daemon ends", error=type(error).__name__)
+        self.block("".join(traceback.format_exception(error)))
+        for name, story in stories.items():
+            self.block("\n".join([f"story of {name}:", *story]))
 
     def close(self) -> None:
         """Closes the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import shlex
 import stat
 from pathlib import Path
 
@@ -13,14 +14,19 @@ from mlxsup.protocol.folders import (
     CLIENT_SOCKET_NAME,
     LEARNED_NAME,
     LOCK_NAME,
+    LOG_DIR_NAME,
+    LOGS_NAME,
     check_runtime_dir,
     worker_socket_name,
 )
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.key_file import KEYS_NAME
 
 from .config.load import ConfigError
+from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
 from .process_identity import process_identity
 from .sockets.doors import MAX_CONNECTIONS, MIN_CONNECTIONS
+from .workers.leftovers import RECORD_NAME
 
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75
@@ -36,6 +42,18 @@ FILES_PER_MODEL = 16
 MAX_OPEN_FILES = 65_536
 MAX_OPEN_FILES_MACOS = 10_240
 """The kernel refuses more than this if the hard limit says "unlimited"."""
+
+
+OWN_NAMES = {
+    LOCK_NAME,
+    LEARNED_NAME,
+    LOG_DIR_NAME,
+    LOGS_NAME,
+    KEYS_NAME,
+    RECORD_NAME,
+    MEASUREMENTS_NAME,
+}
+"""What mlxsup keeps in a runtime folder, besides sockets."""
 
 
 class RuntimeFolderError(Exception):
@@ -216,8 +234,23 @@ def _prepare(path: Path) -> None:
     if mode != 0o700:
         raise RuntimeFolderError(
             f"the runtime folder {path} has mode {mode:04o}, so others may reach its sockets",
-            hint=f"run: chmod 0700 {path}",
+            hint=_mode_hint(path),
         )
+
+
+def _mode_hint(path: Path) -> str:
+    """Never a command that could lock others out of a folder which is not ours alone."""
+    own = "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
+    try:
+        with os.scandir(path) as entries:
+            is_ours = all(_is_ours(entry.name) for entry in entries)
+    except OSError:
+        return own
+    return f"run: chmod 0700 {shlex.quote(str(path))}" if is_ours else own
+
+
+def _is_ours(name: str) -> bool:
+    return name in OWN_NAMES or name.removesuffix(BEAT_SUFFIX).endswith(".sock")
 
 
 def _take_lock(path: Path) -> int:

@@ -14,13 +14,13 @@ from typing import Any, get_origin
 from pydantic.fields import FieldInfo
 
 from mlxsup.supervisor.config.client_table import ClientTable
+from mlxsup.supervisor.config.file_table import FileTable
 from mlxsup.supervisor.config.gateway_table import GatewayTable
 from mlxsup.supervisor.config.kinds import Table
 from mlxsup.supervisor.config.preset_table import PresetTable
 from mlxsup.supervisor.config.sampling_table import SamplingTable
 from mlxsup.supervisor.config.schema import config_schema
 from mlxsup.supervisor.config.tables import (
-    FileTable,
     ModelTable,
     RestartTable,
     SupervisorTable,
@@ -40,6 +40,7 @@ GATEWAY = "[gateway]"
 GATEWAY_TITLE = "OpenAI's API over HTTP; needs pip install 'mlxsup[gateway]'"
 CLIENTS = '[clients."*"]'
 MODEL = "smollm2"
+REPO = "mlx-community/SmolLM2-135M-Instruct"
 COPY = f"""
 [models.{MODEL}-copy]{{gap}}# the same folder again: a second process, with its own batch
 path = "models/{MODEL}"
@@ -117,7 +118,7 @@ def operations_table(table: type[Table]) -> list[str]:
     """A table of the page: key, default, unit, and what it does."""
     lines = ["| key | default | unit | what it does |", "|---|---|---|---|"]
     for name, field in keys(table):
-        has_none = name == "path" or field.get_default(call_default_factory=True) is None
+        has_none = field.get_default(call_default_factory=True) is None
         default = "none" if has_none else f"`{shown_default(name, field)}`"
         what = f"{field.title}{_extra(field).get('more', '')}"
         what = re.sub(r"\b(window_s|max_queue_per_client)\b", r"`\1`", what)
@@ -138,6 +139,9 @@ def with_tables(page: str) -> str:
 def _section(header: str, table: type[Table], title: str = "") -> list[str]:
     lines = [_commented(header, title) if title else header] if header else []
     for name, field in keys(table):
+        if name == "repo":  # not in effect: it takes the place of path
+            lines.append(f'# repo = "{REPO}"  # {field.title}')
+            continue
         value = f'"models/{MODEL}"' if name == "path" else shown_default(name, field)
         lines.append(_commented(f"{name} = {value}", field.title))
     return lines

@@ -32,6 +32,11 @@ def configure(level: str, stream: TextIO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("mlxsup").setLevel(LEVELS[level])
+    set_level(level)
     # The parent watch notices a reader that is gone; here it must not cause a second error.
     logging.raiseExceptions = False
+
+
+def set_level(level: str) -> None:
+    """Changes how much our own loggers write; `level` is a key of `LEVELS`."""
+    logging.getLogger("mlxsup").setLevel(LEVELS[level])

@@ -16,6 +16,8 @@ from typing import Any, assert_never
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
+from mlxsup.protocol.log_level import LogLevel
+from mlxsup.protocol.rendering import Render
 from mlxsup.protocol.states import FinishReason, PauseReason, RowState, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
@@ -39,7 +41,9 @@ from .heartbeat import Board
 from .idle_time import IdleTime
 from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
+from .logs import set_level
 from .preparing import Preparing, TextSide
+from .rendering import Rendering
 from .row_memory import RowMemory
 from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
 from .running_rows import RunningRows
@@ -83,6 +87,7 @@ class StepLoop:
         self._leases = WorkerLeases(engine)
         self._memory = RowMemory(engine, facts.cache_layers)
         self._idle = IdleTime(engine, clock)
+        self._rendering = Rendering(engine, facts, link.send)
         self._signs = Signs(board, engine, link, self._memory, clock)
         self._max_concurrency = max_concurrency
         self._sampling = dict(sampling or {})
@@ -128,6 +133,7 @@ class StepLoop:
         if self._must_hold():
             return False
         self._take_prepared()
+        self._rendering.advance()
         self._keep_to_budget()
         if not self._gathers():
             self._insert_waiting()
@@ -169,6 +175,10 @@ class StepLoop:
                     pausing[keep].append(key)
                 case DropKept(key=key):
                     self._engine.drop_kept(key)
+                case Render():
+                    self._rendering.begin(message)
+                case LogLevel(level=level):
+                    set_level(level)
                 case SetBudget() | GiveBack():
                     self._memory.heard(message)
                 case Exit():
@@ -366,7 +376,8 @@ class StepLoop:
         # Even that of a cancelled request: otherwise nothing else could be prepared.
         text_left_s = self.text_time_left_s()
         idle_left_s = self._idle.left_s(is_busy=self._held_requests() > 0)
-        times = (idle_left_s, text_left_s, self._gathering.left_s)
+        rendering_left_s = 0.0 if self._rendering.is_busy else None
+        times = (idle_left_s, text_left_s, self._gathering.left_s, rendering_left_s)
         return min((left_s for left_s in times if left_s is not None), default=None)
 
     def _held_requests(self) -> int:

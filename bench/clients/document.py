@@ -1,77 +1,140 @@
-"""The tables of docs/clients.md: they are kept there by the runs that measured them."""
+"""What was measured (docs/clients.json), and the tables of docs/clients.md that are made from it.
+
+The page has no word of its own about what passes: a test renders it again and compares, so that no
+row can say more than a run has seen.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from mlxsup.protocol.version import VERSION
 
 from .case import Case, Outcome, Verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "clients.md"
+RESULTS = DOCS / "clients.json"
 END = "<!-- end -->"
-PACKAGES = "packages: python -m bench clients"
-PROGRAMS = "programs: python -m bench clients --programs"
 
-PROGRAMS_HEAD = ("program", "version", "what it does", "")
+PACKAGES = "packages"
+PROGRAMS = "programs"
+COMMANDS = {
+    PACKAGES: "python -m bench clients",
+    PROGRAMS: "python -m bench clients --programs",
+}
+"""The parts of the results, and what measures each."""
+
+Results = dict[str, Any]
+"""What the file of results has."""
 
 
-def package_table(
+def read_results() -> Results:
+    """The results that are kept."""
+    results: Results = json.loads(RESULTS.read_text())
+    return results
+
+
+def keep(results: Results) -> None:
+    """Writes the results, and the page anew."""
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(rendered(PAGE.read_text(), results))
+
+
+# ---------------------------------------------------------------- results
+
+
+def package_results(
     cases: Sequence[Case], outcomes: Mapping[str, Sequence[Outcome]]
-) -> list[list[str]]:
-    """A row for each case: how it went with each server, and why it did not pass.
+) -> dict[str, Any]:
+    """How each case went with each server, and with which versions.
 
     Args:
         cases: those that were run.
         outcomes: by the server's name, in the same order.
     """
-    rows = [["package", "what", *outcomes, "why not"]]
-    for place, case in enumerate(cases):
-        here = [of_server[place] for of_server in outcomes.values()]
-        reasons = [one.reason for one in here if one.verdict is not Verdict.PASSED]
-        rows.append(
-            [case.package, case.name, *(str(one.verdict) for one in here), "; ".join(reasons)]
-        )
+    names = ("openai", "anthropic", "mlx-lm", "mlx")
+    versions = {"mlxsup": VERSION, **{name: version(name) for name in names}}
+    where = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    rows = [
+        {
+            "package": case.package,
+            "what": case.name,
+            "outcomes": {
+                server: {"verdict": str(found[place].verdict), "reason": found[place].reason}
+                for server, found in outcomes.items()
+            },
+        }
+        for place, case in enumerate(cases)
+    ]
+    return {"versions": versions, "where": where, "cases": rows}
+
+
+def program_result(name: str, program_version: str, does: str, result: str) -> dict[str, str]:
+    """How the turn of a program went.
+
+    Args:
+        name: of the program.
+        program_version: of what is installed; empty if nothing is.
+        does: what its turn shows.
+        result: `yes`, or why not.
+    """
+    return {"program": name, "version": program_version, "does": does, "result": result}
+
+
+def with_program(results: Results, new: dict[str, str], order: Sequence[str]) -> Results:
+    """The results with one that was measured anew.
+
+    Args:
+        results: those that are kept.
+        new: of the program.
+        order: the names of all programs; what is kept of any other is left out.
+    """
+    kept = {one["program"]: one for one in [*results[PROGRAMS], new]}
+    return {**results, PROGRAMS: [kept[name] for name in order if name in kept]}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def package_table(measured: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each case: how it went with each server, and why it did not pass."""
+    servers = list(measured["cases"][0]["outcomes"])
+    rows = [["package", "what", *servers, "why not"]]
+    for case in measured["cases"]:
+        found = [case["outcomes"][server] for server in servers]
+        reasons = "; ".join(one["reason"] for one in found if one["reason"])
+        rows.append([case["package"], case["what"], *(one["verdict"] for one in found), reasons])
     return rows
 
 
-def package_block(rows: Sequence[Sequence[str]]) -> str:
-    """The versions, the totals, and the table."""
-    names = ("openai", "anthropic", "mlx-lm", "mlx")
-    shown = ", ".join(f"{name} {version(name)}" for name in names)
-    where = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    head, *cases = rows
-    passed = [
-        f"{name} {sum(row[column] == Verdict.PASSED for row in cases)}"
-        for column, name in enumerate(head[2:-1], 2)
-    ]
-    lines = [
-        f"mlxsup {VERSION}, {shown}; {where}. Of {len(cases)} cases pass: {', '.join(passed)}.",
-        "",
-        *markdown(rows),
-    ]
-    return "\n".join(lines)
+def program_table(measured: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """A row for each program."""
+    head = ["program", "version", "what it does", ""]
+    rows = [[f"`{one['program']}`", one["version"], one["does"], one["result"]] for one in measured]
+    return [head, *rows]
 
 
-def program_rows(
-    page: str, new: Mapping[str, Sequence[str]], order: Sequence[str]
-) -> list[list[str]]:
-    """The rows of the programs that the page has, with those that were measured anew.
+def blocks(results: Results) -> dict[str, str]:
+    """What the page has for each part."""
+    return {
+        PACKAGES: _package_block(results[PACKAGES]),
+        PROGRAMS: "\n".join(markdown(program_table(results[PROGRAMS]))),
+    }
 
-    Args:
-        page: its text.
-        new: by the program's name.
-        order: of all programs; a row of any other is left out.
-    """
-    lines = [line for line in block_of(page, PROGRAMS).splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in _split(line)] for line in lines[2:]]
-    kept: dict[str, Sequence[str]] = {row[0].strip("`"): row for row in cells}
-    rows = kept | dict(new)
-    return [list(PROGRAMS_HEAD), *(list(rows[name]) for name in order if name in rows)]
+
+def rendered(page: str, results: Results) -> str:
+    """The page with the tables of these results."""
+    for name, block in blocks(results).items():
+        head, rest = page.split(_mark(name), 1)
+        _, after = rest.split(END, 1)
+        page = f"{head}{_mark(name)}\n{block}\n\n{END}{after}"
+    return page
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -81,24 +144,18 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |".replace("  |", " |") for cells in lines]
 
 
-def block_of(page: str, name: str) -> str:
-    """What stands between the mark of this name and the next end."""
-    _, rest = page.split(f"<!-- {name} -->\n", 1)
-    return rest.split(END, 1)[0]
+def _package_block(measured: Mapping[str, Any]) -> str:
+    """The versions, the totals, and the table."""
+    versions = ", ".join(f"{name} {number}" for name, number in measured["versions"].items())
+    cases = measured["cases"]
+    passed = [
+        f"{server} {sum(case['outcomes'][server]['verdict'] == Verdict.PASSED for case in cases)}"
+        for server in cases[0]["outcomes"]
+    ]
+    totals = f"Of {len(cases)} cases pass: {', '.join(passed)}."
+    head = f"{versions}; {measured['where']}. {totals}"
+    return "\n".join([head, "", *markdown(package_table(measured))])
 
 
-def with_block(page: str, name: str, block: str) -> str:
-    """The page with something else there."""
-    head, rest = page.split(f"<!-- {name} -->\n", 1)
-    _, after = rest.split(END, 1)
-    return f"{head}<!-- {name} -->\n\n{block}\n\n{END}{after}"
-
-
-def keep(name: str, block: str) -> None:
-    """Writes a block into the page."""
-    PAGE.write_text(with_block(PAGE.read_text(), name, block))
-
-
-def _split(line: str) -> list[str]:
-    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
-    return [cell.replace("\\|", "|") for cell in cells]
+def _mark(name: str) -> str:
+    return f"<!-- {name}: {COMMANDS[name]} -->\n"

@@ -1,4 +1,4 @@
-"""Runs every case against both servers, prints the table, and keeps it in docs/clients.md."""
+"""Runs every case against both servers, prints the table, and keeps it in docs/clients.*."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import openai
 from ..report import print_table
 from . import anthropic_cases, openai_cases
 from .case import Case, Outcome, Place, Verdict, outcome
-from .document import PACKAGES, keep, package_block, package_table
+from .document import PACKAGES, keep, package_results, package_table, read_results
 from .openai_cases import ask
 from .places import gateway, mlx_lm_server
 from support.known_model import make_known_model
@@ -33,9 +33,10 @@ def run(folder: Path) -> None:
     outcomes: dict[str, list[Outcome]] = {}
     for name, open_place in (("mlxsup", gateway), ("mlx_lm.server", mlx_lm_server)):
         outcomes[name] = _all(open_place, model)
-    rows = package_table(CASES, outcomes)
+    measured = package_results(CASES, outcomes)
+    rows = package_table(measured)
     print_table(rows[0], rows[1:])
-    keep(PACKAGES, package_block(rows))
+    keep({**read_results(), PACKAGES: measured})
     ours = next(iter(outcomes.values()))
     failed = [
         case.name

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..fast_path.bursts import FLOOR, OURS, Burst, prompts_of
 from ..fast_path.results import Found
 from ..fast_path.stages import tell
 from ..floor import Floor
 from .servers import OverHttp
+
+T = TypeVar("T")
 
 PEER_LIMIT_S = 600.0
 """How long somebody else's server may take for a burst."""
@@ -95,13 +98,20 @@ class Contest:
             ours = await self.ours.burst(self.model, prompts, tokens)
         found = {OURS: ours, FLOOR: floor}
         for peer in list(self.peers):
-            try:
-                async with asyncio.timeout(PEER_LIMIT_S):
-                    found[peer.name] = await peer.burst(self.model, prompts, tokens)
-            except (AssertionError, OSError, TimeoutError) as error:
-                await self._drop(peer, error)
+            answered = await self.unless_it_fails(peer, peer.burst(self.model, prompts, tokens))
+            if answered is not None:
+                found[peer.name] = answered
         if rounds is not None:
             rounds.take(found, self.missing)
+
+    async def unless_it_fails(self, peer: OverHttp, answer: Awaitable[T]) -> T | None:
+        """What a peer answers; None if it fails, and then it takes no further part."""
+        try:
+            async with asyncio.timeout(PEER_LIMIT_S):
+                return await answer
+        except (AssertionError, OSError, TimeoutError) as error:
+            await self._drop(peer, error)
+            return None
 
     async def _drop(self, peer: OverHttp, error: Exception) -> None:
         tell(f"{peer.name} no longer takes part: {type(error).__name__}: {error}")

@@ -119,12 +119,17 @@ async def burst(setting: Setting, wanted: Sequence[str]) -> Rows:
     async with contest("tiny", folder, ROWS) as everybody:
         for repeat in range(setting.runs(TINY_REPEATS) + 1):
             await until_quiet(setting)
-            for server in (everybody.ours, *everybody.peers):
-                found = await asking(server)(ROWS, repeat * 100)
-                assert len(found) == REQUESTS, f"{server.name} answered {len(found)} requests"
+            firsts = {"mlxsup": await asking(everybody.ours)(ROWS, repeat * 100)}
+            for peer in list(everybody.peers):
+                asked = asking(peer)(ROWS, repeat * 100)
+                if (found := await everybody.unless_it_fails(peer, asked)) is not None:
+                    firsts[peer.name] = found
+            for name, found in firsts.items():
+                assert len(found) == REQUESTS, f"{name} answered {len(found)} requests"
                 if repeat:  # a first round warms all of them up
-                    times.setdefault(server.name, []).append(found)
+                    times.setdefault(name, []).append(found)
         missing = everybody.missing
+    times = {name: found for name, found in times.items() if name not in missing}
     sides = {
         f"{name}, median": [statistics.median(one) * 1000 for one in found]
         for name, found in times.items()

@@ -10,7 +10,7 @@ from ..terminal.output import Output
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(short_help="Print a shell's completion script.")
+@click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 @output_options
 def completion(shell: str, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""`mlxsup config`: checks configuration files."""
+"""`mlxsup config`: checks configuration files, and says which one counts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import click
 
-from ..connection import output_options
+from mlxsup.protocol.places import ConfigPlace, config_places, find_config
+
+from ..connection import Target, daemon_options, output_options
 from ..terminal.output import Output
 from .start import configuration_errors, read_configuration
 
 
-@click.group(short_help="Check configuration files.")
+@click.group()
 def config() -> None:
     """Example: mlxsup config check mlxsup.toml
 
-    Checks configuration files, and prints their schema.
+    Checks configuration files, and says which one counts.
     """
 
 
@@ -26,17 +28,58 @@ def config() -> None:
 def check(file: Path, output: Output) -> None:
     """Example: mlxsup config check mlxsup.toml
 
-    Lists everything that is wrong with FILE, or says that it is valid.
+    Lists everything that is wrong with FILE and with the folders of its models, or says that it is
+    valid.
     """
     configuration = read_configuration(file, has_sockets=True)
     with configuration_errors(file):
+        from mlxsup.supervisor.config.model_folders import check_model_folders
         from mlxsup.supervisor.memory.problems import check_memory
 
+        check_model_folders(configuration, file)
         check_memory(configuration)
     if output.is_json:
         output.object({"path": str(file), "valid": True})
     else:
         output.data(f"{file} is valid")
+
+
+@config.command(short_help="Print which file and which daemon count, and why.")
+@daemon_options
+def path(target: Target, output: Output) -> None:
+    """Example: mlxsup config path
+
+    Prints the configuration file that `mlxsup start` reads, why it is that one, and where commands
+    look for the daemon. All look at the same places in the same order: --endpoint, --config,
+    MLXSUP_ENDPOINT, MLXSUP_CONFIG, ./mlxsup.toml, $XDG_CONFIG_HOME/mlxsup/config.toml (or
+    ~/.config/mlxsup/config.toml), ~/.mlxsup/config.toml; `start` skips the endpoints.
+    """
+    found = find_config(target.config)
+    place = target.find()
+    if output.is_json:
+        shown = None if found is None else str(found.path.expanduser().absolute())
+        looked = [
+            {"path": str(one.path), "source": one.source, "exists": one.is_there}
+            for one in config_places(target.config)
+        ]
+        source = None if found is None else found.source
+        daemon = {"endpoint": place.endpoint, "source": place.source or "default"}
+        output.object({"path": shown, "source": source, "daemon": daemon, "looked_at": looked})
+        return
+    if found is None:
+        tried = ", ".join(str(one.path) for one in config_places(target.config))
+        output.note(f"no configuration file: there is none of {tried}")
+    else:
+        output.data(str(found.path.expanduser().absolute()))
+        output.note(_reason(found))
+    why = f"because of {place.source}" if place.source else "in the default folder"
+    output.note(f"commands look for the daemon at {place.endpoint}, {why}")
+
+
+def _reason(found: ConfigPlace) -> str:
+    why = "named by" if found.is_named else "the first that exists of the usual places:"
+    missing = "" if found.is_there else "; it does not exist"
+    return f"{why} {found.source}{missing}"
 
 
 @config.command(short_help="Print the file's JSON Schema, for editors.")

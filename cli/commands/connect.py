@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..connecting.tools import ANY_KEY, TOOLS
-from ..connection import Target, daemon_options, unknown_model
+from ..connecting.site import is_key_missing, site_of
+from ..connecting.tools import TOOLS
+from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, ExitStatus
 from ..model_names import complete_model
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from ..connecting.tools import Change, Settings, Site
+    from ..connecting.tools import Change, Model, Settings
 
 
-@click.command(short_help="Make another program use the daemon.")
+@click.command()
 @click.argument("tool", type=click.Choice(list(TOOLS)))
 @click.option(
     "--model",
@@ -59,21 +60,26 @@ def connect(
             )
         _undo(tool, output)
         return
+    given = _key_of(key)
     with connect_to(target) as client:
-        site = _site_of(client.status(), model, _key_of(key))
+        site = site_of(client.status(), model, given)
+    needs_key = is_key_missing(target, given)
     settings = TOOLS[tool](site)
+    described = _described(tool, settings, is_key_missing=needs_key)
     if is_writing:
-        _write(tool, settings, output)
+        _write(tool, settings, described, output)
     elif output.is_json:
-        output.object(_described(tool, settings))
+        output.object(described)
     else:
         _show(settings, output)
+    for note in _notes(tool, settings, is_key_missing=needs_key):
+        output.note(note)
 
 
-def _key_of(given: str | None) -> str:
+def _key_of(given: str | None) -> str | None:
     key = sys.stdin.readline().strip() if given == "-" else given
     if key is None:
-        return ANY_KEY
+        return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise CliError(
             "a key takes letters, digits and signs",
@@ -84,36 +90,25 @@ def _key_of(given: str | None) -> str:
     return key
 
 
-def _site_of(status: Mapping[str, Any], name: str | None, key: str) -> Site:
-    from ..connecting.tools import Model, Site
-
-    gateway = status.get("gateway")
-    if not gateway or not gateway.get("url"):
-        what = "the daemon serves no HTTP" if not gateway else f"HTTP is {gateway['state']}"
-        hint = (
-            "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
-            if not gateway
-            else "`mlxsup status` shows why"
+def _notes(tool: str, settings: Settings, *, is_key_missing: bool) -> list[str]:
+    """What people should know before they rely on the settings."""
+    found = []
+    if is_key_missing:
+        found.append(
+            "the gateway needs a key, and these settings have none:"
+            f" `mlxsup key new {tool}` makes one, for --key"
         )
-        raise CliError(f"{what}, which other programs need", code="no_gateway", hint=hint)
-    rows = status["models"]
-    names = [row["name"] for row in rows]
-    if name is not None and name not in names:
-        raise unknown_model(name, names)
-    if not rows:
-        hint = "add one to the configuration, then `mlxsup reload`"
-        raise CliError("the daemon has no models", code="no_models", hint=hint)
-    ready = [row["name"] for row in rows if row["state"] == "READY"]
-    first = name or (ready or names)[0]
-    models = [Model(name=row["name"], context=row["context_length"]) for row in rows]
-    models.sort(key=lambda one: one.name != first)
-    url = _reachable(gateway["url"])
-    return Site(url=url, model=models[0], models=models, key=key)
+    for model in _unknown(settings):
+        found.append(
+            f"nobody knows the context of {model.name}, because its files cannot be read:"
+            f" {model.tokens} tokens are assumed"
+        )
+    return found
 
 
-def _reachable(url: str) -> str:
-    """A URL for programs of this machine: one that listens everywhere is reached at loopback."""
-    return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+def _unknown(settings: Settings) -> list[Model]:
+    """The models whose context is in the settings, although nobody knows it."""
+    return [model for model in settings.sized if model.context is None]
 
 
 def _show(settings: Settings, output: Output) -> None:
@@ -132,7 +127,7 @@ def _say_usage(usage: Sequence[str], output: Output) -> None:
         output.note(f"then: {line}")
 
 
-def _described(tool: str, settings: Settings, **more: Any) -> dict[str, Any]:
+def _described(tool: str, settings: Settings, *, is_key_missing: bool) -> dict[str, Any]:
     change = settings.change
     return {
         "tool": tool,
@@ -140,11 +135,12 @@ def _described(tool: str, settings: Settings, **more: Any) -> dict[str, Any]:
         "settings": change.shown if change else None,
         "variables": settings.variables,
         "usage": list(settings.usage),
-        **more,
+        "is_key_missing": is_key_missing,
+        "unknown_contexts": [model.name for model in _unknown(settings)],
     }
 
 
-def _write(tool: str, settings: Settings, output: Output) -> None:
+def _write(tool: str, settings: Settings, described: dict[str, Any], output: Output) -> None:
     from ..connecting import files
 
     change = settings.change
@@ -163,7 +159,7 @@ def _write(tool: str, settings: Settings, output: Output) -> None:
         backup = files.write(tool, change.path, before, after).backup
     if output.is_json:
         kept = None if backup is None else str(backup)
-        output.object(_described(tool, settings, diff=shown, backup=kept))
+        output.object({**described, "diff": shown, "backup": kept})
         return
     output.data(shown or f"{change.path} has it already")
     if backup is not None:

@@ -42,7 +42,7 @@ EXACT_BACKENDS = ("cpu", "fake")
 """The backends that resume exactly: on a GPU a resumed answer may round differently."""
 
 
-@click.command(short_help="See what mlxsup does, on a small model.")
+@click.command()
 @click.option(
     "--config",
     "config_path",

@@ -12,7 +12,7 @@ from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 
 
-@click.command(short_help="Follow the models' changes of state.")
+@click.command()
 @daemon_options
 def events(target: Target, output: Output) -> int:
     """Example: mlxsup events --json

@@ -7,30 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..answer_options import answer_options, check_parameters, check_text, wrong_option
 from ..connection import Target, connect, daemon_options
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
-from ..model_names import model_argument
+from ..keep_alive_option import keep_alive_option
+from ..model_names import optional_model_argument
+from ..model_rows import row_called
+from ..only_model import only_model
 from ..priority_options import priority_options
-from ..terminal.live_line import LiveLine
-from ..terminal.notices import notice_teller
+from ..terminal.answer import read_answer, result_map, show_remarks
+from ..terminal.answer_line import AnswerLine
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from mlxsup.client import Result
-    from mlxsup.client.client import Stream
+    from mlxsup.client import Client
+
+COMMAND = "mlxsup generate"
 
 
-TOP_P_HELP = "Nucleus sampling: keep tokens up to this probability mass (0–1]."
-
-
-@click.command(short_help="Generate an answer.")
-@model_argument
-@click.argument("prompt")
-@click.option("--max-tokens", metavar="N", type=int, help="Generate at most this many tokens.")
+@click.command()
+@optional_model_argument
+@click.argument("prompt", required=False, metavar="PROMPT")
+@click.option("--raw", is_flag=True, help="Have PROMPT continued as it is, without a template.")
+@answer_options
 @click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
-@click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token.")
-@click.option("--top-p", metavar="P", type=float, help=TOP_P_HELP)
 @click.option(
     "--stop", metavar="TEXT", multiple=True, help="Text that ends the answer; may be repeated."
 )
@@ -45,14 +46,16 @@ TOP_P_HELP = "Nucleus sampling: keep tokens up to this probability mass (0–1].
 @click.option(
     "--ignore-eos", is_flag=True, default=None, help="Continue past the model's end-of-text."
 )
-@click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable.")
 @click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
 @priority_options
+@keep_alive_option
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast it was.")
 @daemon_options
 def generate(
-    model: str,
-    prompt: str,
+    model: str | None,
+    prompt: str | None,
+    raw: bool,
+    system: str | None,
     stop: tuple[str, ...],
     stop_token_ids: tuple[int, ...],
     is_verbose: bool,
@@ -60,29 +63,66 @@ def generate(
     output: Output,
     **parameters: Any,
 ) -> None:
-    """Example: mlxsup generate smollm2 "Once upon a time" --max-tokens 64
+    """Example: mlxsup generate smollm2 "What is the capital of France?"
 
-    Has MODEL continue PROMPT and prints the text as it comes; `-` reads PROMPT from stdin.
+    Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
+    be left out if only one is configured. PROMPT becomes a message of the model's chat template; a
+    model without one continues it, as --raw does.
     """
-    text = _read_stdin() if prompt == "-" else prompt
-    with connect(target) as client, LiveLine(output) as line:
-        stream = client.generate(
-            model,
-            prompt=text,
-            stop=list(stop) or None,
-            stop_token_ids=list(stop_token_ids) or None,
-            on_notice=notice_teller(line),
-            **parameters,
-        )
-        # Leaving the block cancels, on Ctrl-C or when nobody reads the output any longer, too.
-        with stream:
-            result = read_answer(stream, line, output)
+    parameters["stop"] = list(stop) or None
+    parameters["stop_token_ids"] = list(stop_token_ids) or None
+    check_parameters(parameters, COMMAND)
+    if raw and (system is not None or parameters["chat_template_kwargs"] is not None):
+        raise wrong_option("--raw sends no system prompt and knows no --think", {}, COMMAND)
+    if model is None:
+        raise _missing_prompt()
+    with connect(target) as client:
+        if prompt is None:
+            model, prompt = _only_model(client, model), model
+        text = _read_stdin() if prompt == "-" else prompt
+        asked = {**_input(text, system, is_raw=raw), **parameters}
+        with AnswerLine(model, output) as line:
+            stream = client.generate(model, on_notice=line.tell, **asked)
+            # Leaving the block cancels, on Ctrl-C or when nobody reads the output any longer, too.
+            with stream:
+                result = read_answer(stream, line, output)
     if output.is_json:
         output.object(result_map(model, stream.request_id, result))
-    for warning in result.warnings:
-        output.note(f"warning: {warning}")
-    if is_verbose:
-        output.note(output.style(speed_line(result), sys.stderr, dim=True))
+    show_remarks(result, output, is_verbose=is_verbose)
+
+
+def _missing_prompt() -> CliError:
+    hint = f"see `{COMMAND} -h`"
+    message = "Missing argument 'PROMPT'."
+    return CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+
+
+def _only_model(client: Client, word: str) -> str:
+    """The model that is meant if a single word was given.
+
+    Raises:
+        CliError: usage; the word names a model, so the prompt is missing, or the model is.
+    """
+    status = client.status()
+    if row_called(status, word) is not None:
+        raise _missing_prompt()
+    return only_model(status, COMMAND, " PROMPT")
+
+
+def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
+    """The prompt as parameters of `Client.generate`.
+
+    Raises:
+        CliError: usage; a text says nothing, or is none.
+    """
+    check_text("PROMPT", text, COMMAND)
+    if is_raw:
+        return {"prompt": text}
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        check_text("--system", system, COMMAND)
+        messages.insert(0, {"role": "system", "content": system})
+    return {"messages": messages, "messages_as_text": True}
 
 
 def _read_stdin() -> str:
@@ -91,59 +131,3 @@ def _read_stdin() -> str:
     except UnicodeDecodeError as error:
         message = f"the prompt on stdin is not UTF-8: {error.reason} at byte {error.start}"
         raise CliError(message, code="usage", status=ExitStatus.USAGE) from None
-
-
-def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
-    """Prints the text of a stream as it comes, and gives its result.
-
-    The model's reasoning is dimmed on a terminal, and shown nowhere else.
-
-    Args:
-        stream: read to its end.
-        line: cleared before the first text.
-        output: how to write output.
-    """
-    last, channel = "", "content"
-    try:
-        for delta in stream:
-            if output.is_json or not delta.text:
-                continue
-            if delta.channel != channel:
-                line.end_text()
-                channel = delta.channel
-            if channel == "content":
-                line.make_way(delta.text, sys.stdout)
-                output.answer(delta.text, sys.stdout)
-                last = delta.text
-            elif channel == "reasoning" and line.is_possible:
-                line.make_way(delta.text, sys.stderr)
-                output.answer(delta.text, sys.stderr, dim=True)
-    finally:
-        line.clear()
-        # Otherwise the shell's prompt or an error would follow on the same line.
-        if last and not last.endswith("\n") and sys.stdout.isatty():
-            output.data("")
-    for call in stream.result.tool_calls:
-        called = f"{call['function']['name']}({call['function']['arguments']})"
-        output.note(output.style(f"the model calls {called}", sys.stderr, dim=True))
-    return stream.result
-
-
-def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
-    """A result as `--json` prints it."""
-    from dataclasses import asdict
-
-    return {"model": model, "request_id": request_id, **asdict(result)}
-
-
-def speed_line(result: Result) -> str:
-    """How many tokens, how fast, how the time was spent, and what it cost."""
-    usage, timings = result.usage, result.timings
-    decode_s = timings.total_s - timings.first_token_s
-    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
-    speed = f" ({rate:.1f} tokens/s)" if rate > 0 else ""
-    return (
-        f"{usage.completion_tokens} tokens in {timings.total_s:.2f} s{speed}, "
-        f"first after {timings.first_token_s:.2f} s, {usage.engine_s:.2f} engine seconds, "
-        f"prompt {usage.prompt_tokens} tokens, {result.finish_reason}"
-    )

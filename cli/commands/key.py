@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from mlxsup.protocol.key_file import (
-    KEYS_NAME,
     NAME,
     NAME_EXPECTED,
     Key,
-    KeyFileError,
     add_key,
     read_keys,
     revoke_key,
@@ -24,12 +21,13 @@ from mlxsup.protocol.text import timestamp
 
 from ..connection import Target, daemon_options, read_toml
 from ..exit_status import CliError, ExitStatus
+from ..keys import key_file
 from ..terminal.output import Output
 
 HEADINGS = ("NAME", "ACCOUNT", "OPERATOR", "CREATED")
 
 
-@click.group(short_help="Make and revoke keys of the HTTP gateway.")
+@click.group()
 def key() -> None:
     """Example: mlxsup key new laptop
 
@@ -61,7 +59,7 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
                 status=ExitStatus.USAGE,
             )
     created = timestamp(time.time())
-    with _key_file(target) as path:
+    with key_file(target) as path:
         made = add_key(
             path, name=name, account=account or name, is_operator=is_operator, created=created
         )
@@ -87,7 +85,7 @@ def list_keys(target: Target, output: Output) -> None:
 
     Lists the names of the keys, whose account each has, and which of them are of operators.
     """
-    with _key_file(target) as path:
+    with key_file(target) as path:
         keys = read_keys(path)
     if output.is_json:
         output.object({"path": str(path), "is_needed": keys is not None, "keys": [
@@ -109,7 +107,7 @@ def revoke(name: str, target: Target, output: Output) -> None:
 
     From now on, requests with this key are refused. Answers that have begun are not cut off.
     """
-    with _key_file(target) as path:
+    with key_file(target) as path:
         known = [one.name for one in read_keys(path) or ()]
         left = revoke_key(path, name)
     if left is None:
@@ -122,20 +120,6 @@ def revoke(name: str, target: Target, output: Output) -> None:
     output.data(f"{name} is revoked")
     if not left:
         output.note(f"no key is left: every request is refused, unless {path} is removed")
-
-
-@contextmanager
-def _key_file(target: Target) -> Iterator[Path]:
-    """The file of a daemon's keys, whether it runs or not.
-
-    Raises:
-        CliError: it cannot be used, or there is no such daemon.
-    """
-    path = Path(target.find_endpoint().removeprefix("ipc://")).parent / KEYS_NAME
-    try:
-        yield path
-    except KeyFileError as error:
-        raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
 
 
 def _is_listed(account: str, config: Path) -> bool:

@@ -9,29 +9,43 @@ import click
 
 from ..changed_model import show_changed
 from ..connection import Target, connect, daemon_options
+from ..keep_alive_option import keep_alive_option
 from ..model_names import model_argument
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
 
 
-@click.command(short_help="Load a model.")
+@click.command()
 @model_argument
 @click.option(
     "--dry-run", "is_dry", is_flag=True, help="Only say which models would make room for it."
 )
+@click.option(
+    "--context-length", metavar="N", type=int, help="Tokens of a prompt and its answer; 0: all."
+)
+@keep_alive_option
 @daemon_options
-def load(model: str, is_dry: bool, target: Target, output: Output) -> None:
-    """Example: mlxsup load smollm2
+def load(
+    model: str,
+    is_dry: bool,
+    context_length: int | None,
+    keep_alive: float | None,
+    target: Target,
+    output: Output,
+) -> None:
+    """Example: mlxsup load smollm2 --context-length 8192
 
     Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
     are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
+    Another context length holds until the configuration is read again, and takes a new process.
     """
+    how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
     with connect(target) as client:
         if is_dry:
-            _show(client.load(model, dry_run=True), output)
+            _show(client.load(model, dry_run=True, **how), output)
             return
         with progress_shown(client, model, output):
-            client.load(model)
+            client.load(model, **how)
         show_changed(client, model, output)
 
 

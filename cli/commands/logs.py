@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -15,20 +14,15 @@ import click
 
 from mlxsup.protocol.folders import (
     DAEMON_LOG_NAME,
-    DEFAULT_LOG_DIR,
     GATEWAY_LOG_NAME,
+    default_log_dir,
     log_path,
+    recorded_log_dir,
 )
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
+from mlxsup.protocol.places import log_dir_of
 
-from ..connection import (
-    Target,
-    connect,
-    daemon_options,
-    read_toml,
-    resolve,
-    unknown_model,
-)
+from ..connection import Target, connect, daemon_options, read_toml, unknown_model
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
 from ..log_selection import previous_generation, since
@@ -108,7 +102,7 @@ class Selection:
         return lines[-self.count :] if self.count else []
 
 
-@click.command(short_help="Show what the workers wrote.")
+@click.command()
 @click.argument("model", required=False, shell_complete=complete_log)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
 @click.option(
@@ -141,7 +135,7 @@ def logs(
     if is_following and is_previous:
         message = "--previous shows a process that has ended, so there is nothing to follow"
         raise CliError(message, code="usage", hint="see `mlxsup logs -h`", status=ExitStatus.USAGE)
-    folder = _find_folder(target)
+    folder = _find_folder(target, output)
     model = folder.aliases.get(model or "", model)
     if model is not None and model not in [*folder.models, *OWN_LOGS]:
         raise unknown_model(model, folder.models)
@@ -188,8 +182,8 @@ def _follow(folder: Path, names: list[str], selection: Selection, show: Show) ->
             time.sleep(FOLLOW_INTERVAL_S)
 
 
-def _find_folder(target: Target) -> LogFolder:
-    """From the daemon or, if none answers, from the configuration or the default place."""
+def _find_folder(target: Target, output: Output) -> LogFolder:
+    """From the daemon or, if none answers, from what is on disk."""
     try:
         with connect(target) as client:
             value = client.status()
@@ -207,22 +201,22 @@ def _find_folder(target: Target) -> LogFolder:
         folder = _folder_without_daemon(target)
         if folder is None:
             raise
+        output.note(f"{error.message}; these are the logs in {folder.path}")
         return folder
 
 
 def _folder_without_daemon(target: Target) -> LogFolder | None:
-    path = Path(DEFAULT_LOG_DIR).expanduser()
+    """What the latest daemon left; None if nothing was ever logged there."""
+    place = target.find()
+    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
+    path = recorded_log_dir(runtime_dir)
     names: list[str] = []
-    if target.config is not None:
-        tables = read_toml(target.config)
-        supervisor, models = tables.get("supervisor", {}), tables.get("models", {})
-        if isinstance(supervisor, dict) and "log_dir" in supervisor:
-            path = resolve(supervisor["log_dir"], target.config)
+    if place.config is not None:
+        path = path or log_dir_of(place.config)
+        models = read_toml(place.config).get("models", {})
         names = list(models) if isinstance(models, dict) else []
-    elif target.endpoint is not None or os.environ.get("MLXSUP_ENDPOINT"):
-        # The user meant a daemon other than the default one: nobody knows where its logs are.
-        return None
-    elif not path.is_dir():
+    path = path or default_log_dir(runtime_dir)
+    if not path.is_dir():
         return None
     found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
     known = dict.fromkeys([*names, *found])

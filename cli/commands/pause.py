@@ -9,14 +9,14 @@ from ..request_ids import request_argument, stage_line
 from ..terminal.output import Output
 
 
-@click.command(short_help="Make a request wait.")
+@click.command()
 @request_argument
 @daemon_options
 def pause(request: str, target: Target, output: Output) -> None:
     """Example: mlxsup pause 5f0c12ab-1
 
     Takes the request ID, whoever sent it, out of its batch until `mlxsup resume ID`. `mlxsup
-    status --json` shows the ids of those that run and of the next ones.
+    requests` shows the ids.
     """
     with connect(target) as client:
         value = client.pause(request)

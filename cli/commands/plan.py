@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.memory.appraiser import Appraiser
 
 
-@click.command(short_help="Show which models fit into memory.")
+@click.command()
 @click.option(
     "--config",
     "config_path",
@@ -39,15 +39,19 @@ def plan(config_path: Path | None, output: Output) -> None:
     with how much context, and the change that makes all of them fit. Needs no daemon.
     """
     configuration = read_configuration(find_configuration(config_path))
-    value = _make_plan(configuration)
+    value = plan_of(configuration)
     if output.is_json:
         output.object(value)
     else:
         output.data("\n".join(plan_lines(output, value)))
 
 
-def _make_plan(configuration: DaemonConfig) -> dict[str, Any]:
-    """The plan as `--json` prints it."""
+def plan_of(configuration: DaemonConfig) -> dict[str, Any]:
+    """The plan as `--json` prints it.
+
+    Raises:
+        CliError: nobody says how much memory there is.
+    """
     from mlxsup.supervisor.core.memory.change import find_change
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded

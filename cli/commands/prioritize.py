@@ -10,7 +10,7 @@ from ..request_ids import request_argument
 from ..terminal.output import Output
 
 
-@click.command(short_help="Give a request another class.")
+@click.command()
 @request_argument
 @click.argument("priority", metavar="CLASS", type=PRIORITY)
 @daemon_options
@@ -18,7 +18,7 @@ def prioritize(request: str, priority: str, target: Target, output: Output) -> N
     """Example: mlxsup prioritize 3f2a9c01-1 interactive
 
     Gives the request ID, whoever sent it, the CLASS interactive, normal or batch. Its wait so far
-    no longer counts. `mlxsup status --json` shows the ids of those that run and of the next ones.
+    no longer counts. `mlxsup requests` shows the ids.
     """
     with connect(target) as client:
         changed = client.prioritize(request, priority)

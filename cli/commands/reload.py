@@ -13,7 +13,7 @@ from ..terminal.quantities import format_bytes
 from ..terminal.status_table import show_models
 
 
-@click.command(short_help="Apply the configuration file.")
+@click.command()
 @daemon_options
 def reload(target: Target, output: Output) -> None:
     """Example: mlxsup reload

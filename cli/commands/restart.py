@@ -11,7 +11,7 @@ from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
 
 
-@click.command(short_help="Give a model a new process.")
+@click.command()
 @model_argument
 @click.option(
     "--now", is_flag=True, help="Interrupt running answers: they continue in the new process."

@@ -9,7 +9,7 @@ from ..request_ids import request_argument, stage_line
 from ..terminal.output import Output
 
 
-@click.command(short_help="Let a paused request continue.")
+@click.command()
 @request_argument
 @daemon_options
 def resume(request: str, target: Target, output: Output) -> None:

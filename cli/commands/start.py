@@ -1,4 +1,4 @@
-"""`mlxsup start`. With config.py and plan.py, all that knows the supervisor in the command line."""
+"""`mlxsup start`; architecture.md says what else knows the supervisor in the command line."""
 
 from __future__ import annotations
 
@@ -12,39 +12,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
-from ..connection import Target, output_options
+from ..checked_folders import refuse_wrong_folders, warn_of_folders
+from ..connection import output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
-from ..model_names import CONFIG_VARIABLE
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
+    from ..connection import Target
 
 RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
+
+NO_FILE_HINT = (
+    "name one with `mlxsup start --config FILE`, or use none: `mlxsup start --model FOLDER`"
+)
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
 
 
-@click.command(short_help="Run the daemon.")
+@click.command()
 @click.option(
     "--config",
     "config_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"Configuration file; by default {CONFIG_VARIABLE}, or else {DEFAULT_CONFIG}.",
+    help="Configuration file; by default, the one that `mlxsup config path` prints.",
 )
 @click.option(
     "--model",
     "models",
-    metavar="[NAME=]FOLDER",
+    metavar="[NAME=]FOLDER_OR_REPO",
     multiple=True,
-    help="Serve this model folder without a configuration file; may be repeated.",
+    help="Serve this folder, or OWNER/NAME of the Hugging Face cache, without a configuration"
+    " file; may be repeated.",
 )
 @click.option(
     "--http",
@@ -54,38 +60,70 @@ SHOW_DRAIN_TIMEOUT_S = 1.0
     help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}.",
 )
 @click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
+@click.option(
+    "--wait", "is_waiting", is_flag=True, help="With --detach: return once its models are READY."
+)
+@click.option(
+    "--save",
+    "saved_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --model: write the configuration to FILE, and use it from there.",
+)
 @output_options
 def start(
     config_path: Path | None,
     models: tuple[str, ...],
     http: str | None,
     is_detached: bool,
+    is_waiting: bool,
+    saved_path: Path | None,
     output: Output,
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
     Runs the daemon in the foreground, and prints a line for each change of a model's state.
-    Without a file: mlxsup start --model models/smollm2
+    Without a file: mlxsup start --model mlx-community/SmolLM2-135M-Instruct
     """
-    if models and config_path is not None:
-        message = "use either --model or --config"
-        raise CliError(message, code="usage", hint="see `mlxsup start -h`", status=ExitStatus.USAGE)
+    _check_options(
+        {
+            "use either --model or --config": models and config_path is not None,
+            "--save takes models: use it with --model": saved_path is not None and not models,
+            "--wait takes --detach; or use `mlxsup wait`": is_waiting and not is_detached,
+        }
+    )
+    if saved_path is not None:
+        from ..saved_configuration import save_configuration
+
+        configuration, text = read_models(models)
+        if http is not None:
+            with_http(configuration, http)  # checked before anything is written
+        refuse_wrong_folders(configuration)
+        save_configuration(saved_path, text, http, output)
+        models, http, config_path = (), None, saved_path
     if models:
         configuration = configure(models, output, is_shown=not is_detached)
+        refuse_wrong_folders(configuration)
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
         path = find_configuration(config_path)
         configuration = read_configuration(path)
+        warn_of_folders(configuration, output)
         arguments = ["--config", str(path.expanduser().resolve())]
     if http is not None:
         configuration = with_http(configuration, http)
         arguments += ["--http", http]
-    target = Target(config=config_path)
+    target = target_to_reach(_endpoint_of(configuration), config_path)
     try:
         if is_detached:
-            _start_detached(configuration, arguments, target, output)
+            from ..detach import start_detached
+            from ..detached_start import report
+
+            endpoint, log_dir = _endpoint_of(configuration), configuration.log_dir
+            started = start_detached(endpoint, log_dir, arguments)
+            report(started, target, output, is_waiting=is_waiting)
             return ExitStatus.OK
-        return _run(configuration, output)
+        return _run(configuration, target, output)
     except CliError as error:
         if error.status is ExitStatus.ALREADY_RUNNING:
             # Not as a detached one put it, whose options are not the user's.
@@ -93,9 +131,38 @@ def start(
         raise
 
 
-def _run(configuration: DaemonConfig, output: Output) -> int:
+def _check_options(mistakes: Mapping[str, object]) -> None:
+    """Refuses the first of the mistakes that was made."""
+    for message, is_made in mistakes.items():
+        if is_made:
+            hint = "see `mlxsup start -h`"
+            raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+
+
+def _endpoint_of(configuration: DaemonConfig) -> str:
+    """Where the daemon will listen.
+
+    Raises:
+        CliError: the path of its socket would be too long.
+    """
+    try:
+        return endpoint_in(configuration.runtime_dir)
+    except ValueError as error:
+        # As the daemon would say, which cannot be asked at such an endpoint.
+        raise CliError(
+            f"the runtime folder's path is too long: {error}",
+            code="runtime_folder",
+            hint="set a shorter runtime_dir",
+            status=ExitStatus.RUNTIME_FOLDER,
+        ) from None
+
+
+def _run(configuration: DaemonConfig, target: Target, output: Output) -> int:
     from ..terminal.change_printer import ChangePrinter
 
+    if target.endpoint is not None:
+        hint = target.repeat_in("`mlxsup status`")
+        output.note(f"commands in this folder and shell need an option to find it: {hint}")
     printer = ChangePrinter(output)
     is_done = False
     try:
@@ -187,41 +254,27 @@ def serve_two(
     return serve(shown, on_change=lambda _: None, on_listening=on_listening)
 
 
-def _start_detached(
-    configuration: DaemonConfig, arguments: Sequence[str], target: Target, output: Output
-) -> None:
-    from mlxsup.client.endpoint import endpoint_in
-
-    from ..detach import start_detached
-
-    try:
-        endpoint = endpoint_in(configuration.runtime_dir)
-    except ValueError as error:
-        # As the daemon would say, which cannot be asked at such an endpoint.
-        raise CliError(
-            f"the runtime folder's path is too long: {error}",
-            code="runtime_folder",
-            hint="set a shorter runtime_dir",
-            status=ExitStatus.RUNTIME_FOLDER,
-        ) from None
-    started = start_detached(endpoint, configuration.log_dir, arguments)
-    if output.is_json:
-        output.object(
-            {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
-        )
-    else:
-        output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        hint = target.repeat_in("end it with `mlxsup stop`")
-        output.note(f"output goes to {started.output}; {hint}")
-
-
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
     """The configuration of `--model` options.
 
     Args:
-        models: each `FOLDER` or `NAME=FOLDER`.
+        models: each a folder or a repository, with or without `NAME=`.
         output: how to write output.
         is_shown: whether to print it, so that the user can keep it.
+
+    Raises:
+        CliError: a name is invalid, or given twice.
+    """
+    configuration, text = read_models(models)
+    if is_shown and output.is_json:
+        output.object({"configuration": text})
+    elif is_shown:
+        output.data(text)
+    return configuration
+
+
+def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
+    """The configuration of `--model` options, and the file that would say the same.
 
     Raises:
         CliError: a name is invalid, or given twice.
@@ -229,7 +282,7 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
     from mlxsup.supervisor.config.folders import config_of_folders, split_model
     from mlxsup.supervisor.config.load import ConfigError
 
-    folders: dict[str, Path] = {}
+    folders: dict[str, Path | str] = {}
     for given in models:
         name, folder = split_model(given)
         if name in folders:
@@ -238,17 +291,12 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
             raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
-        configuration, text = config_of_folders(folders)
+        return config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE) from None
-    if is_shown and output.is_json:
-        output.object({"configuration": text})
-    elif is_shown:
-        output.data(text)
-    return configuration
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
@@ -281,8 +329,7 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
         raise CliError(
             f"no configuration file at {path}",
             code="bad_configuration",
-            hint="name one with `mlxsup start --config FILE`, or use none: "
-            "`mlxsup start --model FOLDER`",
+            hint=NO_FILE_HINT,
             status=ExitStatus.BAD_CONFIGURATION,
         )
     from mlxsup.supervisor.config.load import load_config
@@ -316,5 +363,18 @@ def configuration_errors(path: Path) -> Iterator[None]:
 
 
 def find_configuration(given: Path | None) -> Path:
-    """The file that `start` would read."""
-    return given or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
+    """The file that `start` reads.
+
+    Raises:
+        CliError: there is none in any of its places.
+    """
+    found = find_config(given)
+    if found is not None:
+        return found.path
+    looked = ", ".join(str(place.path) for place in config_places())
+    raise CliError(
+        f"no configuration file: there is none of {looked}",
+        code="bad_configuration",
+        hint=NO_FILE_HINT,
+        status=ExitStatus.BAD_CONFIGURATION,
+    )

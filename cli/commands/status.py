@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from ..broken_parts import broken_parts
 from ..connection import Target, connect, daemon_options
+from ..exit_status import CliError, ExitStatus
 from ..terminal.gateway_lines import gateway_lines
 from ..terminal.memory_lines import memory_lines
 from ..terminal.output import Output, width_of
@@ -18,41 +20,55 @@ from ..terminal.status_table import table_lines
 from ..terminal.watch import watch
 
 
-@click.command(short_help="Show every model.")
+@click.command()
 @click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
+@click.option("--check", "is_checking", is_flag=True, help="Exit with 1 if anything is broken.")
 @click.option("--debug", "is_debug", is_flag=True, help="Add each model's latest events.")
 @daemon_options
-def status(is_watching: bool, is_debug: bool, target: Target, output: Output) -> None:
+def status(
+    is_watching: bool, is_checking: bool, is_debug: bool, target: Target, output: Output
+) -> int:
     """Example: mlxsup status --watch
 
-    Shows every model: its state, its process, what it is doing and why it last ended.
+    Shows every model: its state, its process, what it is doing and why it last ended. With --check
+    it exits with 1 if a model has FAILED or keeps crashing, or if the HTTP gateway is not there.
     """
+    if is_watching and is_checking:
+        raise CliError(
+            "use either --watch or --check",
+            code="usage",
+            hint="see `mlxsup status -h`",
+            status=ExitStatus.USAGE,
+        )
     with connect(target) as client:
-
-        def draw() -> list[str]:
-            value = client.status(debug=True) if is_debug else client.status()
-            if output.is_json:
-                return [output.object_line(value)]
-            if not value["models"]:
-                output.note("no models configured")
-            table = table_lines(output, value, value["models"])
-            width = width_of(sys.stdout)
-            for line in (
-                *memory_lines(value, width),
-                *sharing_lines(value, width),
-                *spare_lines(value, width),
-                *gateway_lines(value, width),
-            ):
-                table.append(output.style(line, sys.stdout, dim=True))
-            if not is_debug:
-                return table
-            return [*table, *_finding_lines(output, value), *_story_lines(output, value)]
-
         if is_watching:
-            watch(client, draw, output)
-            return
-        lines = draw()
-    output.data("\n".join(lines))
+            watch(client, lambda: _lines(client.status(debug=is_debug), output), output)
+            return ExitStatus.OK
+        value = client.status(debug=is_debug)
+    output.data("\n".join(_lines(value, output)))
+    broken = broken_parts(value) if is_checking else []
+    if broken:
+        output.note(f"broken: {', '.join(broken)}")
+    return ExitStatus.FAILED if broken else ExitStatus.OK
+
+
+def _lines(value: Mapping[str, Any], output: Output) -> list[str]:
+    if output.is_json:
+        return [output.object_line(value)]
+    if not value["models"]:
+        output.note("no models configured")
+    table = table_lines(output, value, value["models"])
+    width = width_of(sys.stdout)
+    for line in (
+        *memory_lines(value, width),
+        *sharing_lines(value, width),
+        *spare_lines(value, width),
+        *gateway_lines(value, width),
+    ):
+        table.append(output.style(line, sys.stdout, dim=True))
+    if "stories" not in value:
+        return table
+    return [*table, *_finding_lines(output, value), *_story_lines(output, value)]
 
 
 def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import click
 from ..connection import Target, connect, daemon_options
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
+from ..process_names import listed, process_names
 from ..terminal.output import Output
 from ..terminal.quantities import format_duration
 
@@ -24,7 +25,7 @@ REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""
 
 
-@click.command(short_help="Stop the daemon and every worker.")
+@click.command()
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 @click.option(
     "--timeout", "timeout_s", metavar="S", type=duration, help="How long to wait for them."
@@ -38,12 +39,13 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
     from ..processes import Watched
 
     with connect(target) as client:
+        names = process_names(client.status())
         value = client.stop(now=now, timeout_s=timeout_s)
     watched = Watched([*value["pids"], value["supervisor_pid"]])
     start_s = time.monotonic()
 
     def say(waited_s: float, left: list[int]) -> None:
-        output.note(f"waiting for {_processes(left)} ({format_duration(waited_s)} so far)")
+        output.note(f"waiting for {listed(left, names)} ({format_duration(waited_s)} so far)")
 
     left = watched.wait(
         _limit_s(value, now=now, timeout_s=timeout_s), say, value["supervisor_pid"], REST_S
@@ -51,14 +53,15 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
     took_s = time.monotonic() - start_s
     if left and value["supervisor_pid"] not in left:
         raise CliError(
-            f"the daemon has ended, but {_processes(left)} cannot be ended: SIGKILL has no effect",
+            f"the daemon has ended, but {listed(left, names)} cannot be ended:"
+            " SIGKILL has no effect",
             code="left_behind",
             hint="the system cannot end it either; the next start tries again and names it",
             status=ExitStatus.LEFT_BEHIND,
         )
     if left:
         raise CliError(
-            f"{_processes(left)} did not end within {format_duration(took_s)}",
+            f"{listed(left, names)} did not end within {format_duration(took_s)}",
             code="still_running",
             hint="end them with `mlxsup stop --now`",
         )
@@ -82,7 +85,3 @@ def _limit_s(value: dict[str, Any], *, now: bool, timeout_s: float | None) -> fl
 def _number(value: dict[str, Any], name: str, default: float) -> float:
     found = value.get(name)
     return found if isinstance(found, int | float) else default
-
-
-def _processes(pids: list[int]) -> str:
-    return f"process{'' if len(pids) == 1 else 'es'} {', '.join(map(str, pids))}"

@@ -11,7 +11,7 @@ from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
 
 
-@click.command(short_help="End a model's process.")
+@click.command()
 @model_argument
 @daemon_options
 def unload(model: str, target: Target, output: Output) -> None:

@@ -19,7 +19,7 @@ ANY_KEY = "mlxsup"
 """Some programs insist on a key, and the gateway may need none."""
 
 UNKNOWN_CONTEXT = 8192
-"""Tokens that a program is to count on if the model is not loaded, so that nobody knows."""
+"""Tokens that a program is to count on if nobody knows how many a model takes."""
 
 MOST_ANSWER = 8192
 """Tokens that a program leaves free for an answer, at most; half of a smaller context."""
@@ -94,11 +94,13 @@ class Settings:
         change: of its file; None if it keeps its settings elsewhere.
         variables: of the environment, which it needs besides.
         usage: what to do then: commands, or what to choose where.
+        sized: the models whose context is in the file.
     """
 
     change: Change | None
     usage: Sequence[str]
     variables: dict[str, str]
+    sized: Sequence[Model] = ()
 
 
 def _merged(path: Path, values: dict[tuple[Step, ...], Any]) -> Change:
@@ -163,7 +165,8 @@ def _codex(site: Site) -> Settings:
     ]
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
-    return Settings(change=_own(path, "\n".join(lines)), usage=usage, variables={})
+    change = _own(path, "\n".join(lines))
+    return Settings(change=change, usage=usage, variables={}, sized=[site.model])
 
 
 def _opencode(site: Site) -> Settings:
@@ -186,6 +189,7 @@ def _opencode(site: Site) -> Settings:
         change=_merged(path, {("provider", PROVIDER): provider}),
         usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
         variables={},
+        sized=site.models,
     )
 
 
@@ -212,7 +216,8 @@ def _continue(site: Site) -> Settings:
         ]
     path = _home("CONTINUE_GLOBAL_DIR", ".continue") / "agents" / f"{PROVIDER}.yaml"
     usage = [f"choose {PROVIDER} in Continue's list of agents"]
-    return Settings(change=_own(path, "\n".join([*lines, ""])), usage=usage, variables={})
+    change = _own(path, "\n".join([*lines, ""]))
+    return Settings(change=change, usage=usage, variables={}, sized=site.models)
 
 
 def _vscode(site: Site) -> Settings:
@@ -241,7 +246,8 @@ def _vscode(site: Site) -> Settings:
         folder = _home("XDG_CONFIG_HOME", ".config")
     path = folder / "Code" / "User" / "chatLanguageModels.json"
     usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
-    return Settings(change=_merged(path, {(Named(PROVIDER),): entry}), usage=usage, variables={})
+    change = _merged(path, {(Named(PROVIDER),): entry})
+    return Settings(change=change, usage=usage, variables={}, sized=site.models)
 
 
 def _zed(site: Site) -> Settings:
@@ -266,6 +272,7 @@ def _zed(site: Site) -> Settings:
         change=_merged(path, {("language_models", "openai_compatible", PROVIDER): entry}),
         usage=[f"choose {site.model.name} in the agent panel's list of models"],
         variables={f"{PROVIDER.upper()}_API_KEY": site.key},
+        sized=site.models,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from .model_row import progress_text, warning_lines
 from .output import Output
+from .quantities import format_duration
 
 MAX_WAITING = 1000
 """How many lines wait for a reader that has stopped reading; more are dropped and counted."""
@@ -45,8 +46,10 @@ class ChangePrinter:
         self._put({"endpoint": endpoint, "pid": os.getpid()})
 
     def changed(self, change: Mapping[str, Any]) -> None:
-        """A model changed state, or its load progressed; or the gateway accepts connections."""
-        if "gateway" in change or change.get("from") != change.get("to") or self._is_live:
+        """A model changed state, or its load progressed; the gateway accepts connections; or a
+        signal asks for the end."""
+        is_model = "gateway" not in change and "stopping" not in change
+        if not is_model or change.get("from") != change.get("to") or self._is_live:
             self._put(dict(change))
 
     def close(self) -> bool:
@@ -82,6 +85,9 @@ class ChangePrinter:
         elif "gateway" in value:
             self._end_progress()
             self._output.data(f"HTTP at {value['gateway']} (pid {value['pid']})")
+        elif "stopping" in value:
+            self._end_progress()
+            self._output.note(stopping_line(value))
         elif value.get("from") == value.get("to"):
             self._output.data(f"{CLEAR_LINE}{change_line(value)}", newline=False)
             self._has_live_line = True
@@ -102,9 +108,22 @@ class ChangePrinter:
             self._output.data("")
 
 
+def stopping_line(value: Mapping[str, Any]) -> str:
+    """What a daemon that was asked to end still does, and how to hurry it."""
+    count = value["stopping"]
+    requests = f"{count} running request{'' if count == 1 else 's'}"
+    if not count:
+        return "stopping: ending every process"
+    if not value["limit_s"]:
+        return f"stopping: cutting off {requests}"
+    limit = format_duration(value["limit_s"])
+    return f"stopping: {requests} may take up to {limit} to finish; Ctrl-C again cuts them off"
+
+
 def change_line(change: Mapping[str, Any]) -> str:
-    """One change, for people: `12:03:04 smollm2: LOADING → READY (generation 1, pid 4711)`."""
-    at = time.strftime("%H:%M:%S", time.localtime(change.get("at") or time.time()))
+    """One change, for people: `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`; its
+    time is UTC, as in the logs."""
+    at = time.strftime("%H:%M:%SZ", time.gmtime(change.get("at") or time.time()))
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"
     facts = []

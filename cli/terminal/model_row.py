@@ -52,7 +52,8 @@ def row_of(model: Mapping[str, Any], now: float, last_line: str = "") -> Row:
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
     """Load progress, retry time or the last cause, as one phrase; if there is none of them, who
-    waits in which class, how rows are batched and how many warnings there are. Then what a
+    waits in which class, how rows are batched and how many warnings there are. Before it, how far a
+    long prompt has been read; after it what a
     pinned model keeps though it is STOPPED, how many requests are paused, and how many wait because
     they gave way to others."""
     parts = []
@@ -63,11 +64,11 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
     if model["state"] == "BACKOFF" and retry_in_s is not None:
         parts.append(f"retry in {format_duration(retry_in_s)}")
     cause = cause_of(model.get("last_exit"), now)
-    if model["state"] == "FAILED" and not cause:
-        cause = str(model.get("cause") or "")
+    if (model["state"] == "FAILED" and not cause) or model["state"] == "BACKOFF":
+        cause = str(model.get("cause") or "") or cause
     if cause and (not parts or model["state"] == "BACKOFF"):
         parts.append(cause)
-    parts = parts or _remarks(model)
+    parts = [*_reading_words(model), *(parts or _remarks(model))]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
         parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} stay reserved")
     if model.get("paused"):
@@ -86,6 +87,20 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     count = len(warnings) if isinstance(warnings, Sequence) else 0
     counted = f"{count} warning{'s' if count > 1 else ''}" if count else None
     return [remark for remark in (waiting, mode, counted) if remark]
+
+
+def _reading_words(model: Mapping[str, Any]) -> list[str]:
+    """How far the prompt has been read that has most of it before it: `prefill 41%`; nothing if no
+    prompt has been read in part."""
+    parts = [
+        row["read_tokens"] / row["prompt_tokens"]
+        for row in model.get("rows") or []
+        if 0 < row.get("read_tokens", 0) < row.get("prompt_tokens", 0) and not row["tokens_sent"]
+    ]
+    if not parts:
+        return []
+    count = f" of {len(parts)} prompts" if len(parts) > 1 else ""
+    return [f"prefill {int(min(parts) * 100)}%{count}"]
 
 
 def _waiting_words(per_class: object) -> str | None:
@@ -135,9 +150,11 @@ def _signal_name(value: object) -> str:
 
 
 def progress_text(progress: object) -> str:
-    """How far a load has come, `weights 40%`, or what a model waits for."""
+    """How far a load has come, `weights 40%` or `download 40% of 4.2 GiB`, or what a model waits
+    for."""
     if not isinstance(progress, Mapping):
         return ""
     fraction = progress.get("fraction")
     share = f" {fraction:.0%}" if isinstance(fraction, int | float) and fraction else ""
-    return f"{progress.get('phase', '')}{share}".strip()
+    whole = f" of {format_bytes(total)}" if (total := progress.get("total_bytes")) else ""
+    return f"{progress.get('phase', '')}{share}{whole}".strip()

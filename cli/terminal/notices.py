@@ -1,11 +1,10 @@
-"""What a request waits for, in a line that is gone once the answer begins or continues."""
+"""What a request waits for, in a few words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .live_line import LiveLine
 from .model_row import progress_text
 from .quantities import format_duration
 
@@ -28,22 +27,12 @@ PAUSED_WORDS = {
     "memory": "there is too little memory for it now",
 }
 
-
-def notice_teller(line: LiveLine) -> Callable[[Notice], object]:
-    """Shows each notice in the line; the one about an interruption stays on the screen."""
-
-    def tell(notice: Notice) -> None:
-        if notice.kind == "interrupted":
-            line.remark("the worker ended; the answer continues when it is back")
-        elif notice.kind != "resumed":
-            line.show(notice_text(notice))
-
-    return tell
+INTERRUPTED = "the worker ended; the answer continues when it is back"
 
 
 def notice_text(notice: Notice) -> str:
     """`queued, position 3, about 12s` · `loading, weights 40%` ·
-    `reading the prompt, 1024 of 8192 tokens`."""
+    `reading the prompt, 1024 of 8192 tokens (12%)`."""
     detail = notice.detail
     if notice.kind == "queued":
         why = QUEUED_WORDS.get(str(detail.get("reason")), "")
@@ -55,8 +44,28 @@ def notice_text(notice: Notice) -> str:
         words = PAUSED_WORDS.get(str(detail.get("reason")), "it continues by itself")
         return f"paused, {words}{_expected(detail)}"
     if notice.kind == "prefilling":
-        return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
+        done, total = _tokens(detail)
+        return f"reading the prompt, {done} of {total} tokens ({done * 100 // total}%)"
     return str(notice.kind)
+
+
+def notice_step(notice: Notice) -> tuple[object, ...]:
+    """What of a notice is worth a line: a progress counts in tenths, an estimate not at all."""
+    detail = notice.detail
+    if notice.kind == "prefilling":
+        done, total = _tokens(detail)
+        return (notice.kind, done * 10 // total)
+    if notice.kind == "loading":
+        fraction = detail.get("fraction")
+        tenth = int(fraction * 10) if isinstance(fraction, int | float) else 0
+        return (notice.kind, detail.get("state"), detail.get("phase"), tenth)
+    return (notice.kind, detail.get("position"), detail.get("reason"))
+
+
+def _tokens(detail: Mapping[str, Any]) -> tuple[int, int]:
+    """How many tokens of a prompt have been read, and of how many."""
+    done, total = detail.get("done"), detail.get("total")
+    return (done if type(done) is int else 0), max(total if type(total) is int else 0, 1)
 
 
 def _expected(detail: Mapping[str, Any]) -> str:

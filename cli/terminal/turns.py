@@ -15,6 +15,7 @@ from .history import History
 PROMPT = "> "
 PROMPT_ON = "| "
 FENCE = "```"
+QUOTES = '"""'
 
 ReadLine = Callable[[str], str | None]
 """Shows a prompt and returns the next line without its line break; None at the end."""
@@ -24,7 +25,8 @@ def read_turn(read_line: ReadLine) -> str | None:
     """The next turn: one line, or several.
 
     A line that ends with a backslash continues on the next, and so does a block of code until its
-    closing fence.
+    closing fence. What stands between three quotation marks at the beginning of a line and the next
+    three at the end of one is a turn, without them.
 
     Returns:
         The text; None at the end of the input.
@@ -32,6 +34,8 @@ def read_turn(read_line: ReadLine) -> str | None:
     lines: list[str] = []
     prompt = PROMPT
     while (line := read_line(prompt)) is not None:
+        if not lines and line.lstrip().startswith(QUOTES):
+            return _read_quoted(line.lstrip().removeprefix(QUOTES), read_line)
         prompt = PROMPT_ON
         is_in_code = sum(part.count(FENCE) for part in [*lines, line]) % 2 == 1
         goes_on = is_in_code or _ends_with_backslash(line)
@@ -39,6 +43,19 @@ def read_turn(read_line: ReadLine) -> str | None:
         if not goes_on:
             break
     return "\n".join(lines) if lines else None
+
+
+def _read_quoted(first: str, read_line: ReadLine) -> str:
+    """What stands before the closing quotation marks, or before the end of the input."""
+    lines: list[str] = []
+    line: str | None = first
+    while line is not None:
+        if line.rstrip().endswith(QUOTES):
+            lines.append(line.rstrip().removesuffix(QUOTES))
+            break
+        lines.append(line)
+        line = read_line(PROMPT_ON)
+    return "\n".join(lines).strip("\n")
 
 
 def _ends_with_backslash(line: str) -> bool:

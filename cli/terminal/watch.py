@@ -27,7 +27,7 @@ def watch(client: Client, draw: Draw, output: Output) -> None:
     """Shows the lines until interrupted: every second, or in a pipe with each change."""
     try:
         if output.can_redraw(sys.stdout) and not output.is_json:
-            _redraw(draw, output)
+            redraw(draw, output)
         else:
             with reader_watched(client.close):
                 _follow(client, draw, output)
@@ -49,7 +49,8 @@ def _write(lines: Sequence[str], output: Output) -> None:
     output.data("\n".join(lines))
 
 
-def _redraw(draw: Draw, output: Output) -> None:
+def redraw(draw: Draw, output: Output) -> None:
+    """Shows the lines every second, over those of before; ends with an interrupt."""
     rows_above = 0
     while True:
         size = shutil.get_terminal_size()

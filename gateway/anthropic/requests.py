@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxsup.client.thinking import thinking_arguments
+
 from ..ask import TEMPLATE, Ask
 from ..failure import bad_field
 from ..fields import Field, check_fields
@@ -87,7 +89,7 @@ def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> Messag
         model=model,
         inputs=({"messages": messages},),
         parameters=given,
-        template=template_of(thinks=False),
+        template=thinking_arguments(thinks=False),
         is_streamed=is_streamed,
         shows_thinking=shows_thinking,
         max_tokens=max_tokens,
@@ -122,12 +124,7 @@ def _thinking(thinking: Any) -> tuple[dict[str, Any], bool]:
         raise bad_field("thinking.type", f"thinking.type takes one of {', '.join(THINKS)}")
     thinks = THINKS[kind]
     is_shown = thinks and read.get("display") != "omitted"
-    return template_of(thinks=thinks), is_shown
-
-
-def template_of(*, thinks: bool) -> dict[str, Any]:
-    """What tells chat templates whether the model is to think; each knows one of these."""
-    return {"enable_thinking": thinks, "thinking": thinks}
+    return thinking_arguments(thinks=thinks), is_shown
 
 
 def _read_output(given: dict[str, Any], template: dict[str, Any]) -> None:

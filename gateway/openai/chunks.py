@@ -56,6 +56,7 @@ class OpenAiShape(Shape):
         has_usage: whether a stream ends with its usage.
         counted: of each choice, by its number.
         begin: of the event of every chunk: made once, because there is a chunk for each token.
+        close: its end; if a stream ends with its usage, all others have none yet.
     """
 
     id: str
@@ -65,12 +66,14 @@ class OpenAiShape(Shape):
     has_usage: bool = False
     counted: dict[int, Counted] = field(default_factory=dict)
     begin: str = field(init=False)
+    close: str = field(init=False)
 
     KIND = ""
     CHUNK_KIND = ""
 
     def __post_init__(self) -> None:
         self.begin = "data: " + _encode(self._head(self.CHUNK_KIND)).removesuffix("}")
+        self.close = ',"usage":null}\n\n' if self.has_usage else "}\n\n"
 
     def count(self, index: int) -> Counted:
         """What is known of one choice."""
@@ -120,7 +123,7 @@ class OpenAiShape(Shape):
         }
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return f'{self.begin},"choices":[{_encode(choice)}]}}\n\n'.encode()
+        return f'{self.begin},"choices":[{_encode(choice)}]{self.close}'.encode()
 
     def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
         """Each prompt counts once, however many answers it has."""
@@ -178,7 +181,7 @@ class ChatShape(OpenAiShape):
 
     def _content(self, index: int, text: str) -> bytes:
         start = f'{self.begin},"choices":[{{"index":{index},"delta":{{"content":'
-        return f'{start}{_encode(text)}}},"finish_reason":null}}]}}\n\n'.encode()
+        return f'{start}{_encode(text)}}},"finish_reason":null}}]{self.close}'.encode()
 
     def _delta(
         self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None = None
@@ -230,7 +233,9 @@ class CompletionShape(OpenAiShape):
 
     def _text(self, index: int, text: str) -> bytes:
         start = f'{self.begin},"choices":[{{"index":{index},"text":'
-        return f'{start}{_encode(text)},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+        return (
+            f'{start}{_encode(text)},"logprobs":null,"finish_reason":null}}]{self.close}'.encode()
+        )
 
     def last(self, index: int, result: Result) -> bytes:
         """Why it ended."""

@@ -7,7 +7,8 @@ from ..fields import Field, Use, ignored, passed
 _BOTH = (
     Field("model", Use.USED, "the name of a model of the configuration"),
     Field("stream", Use.USED, "true: server-sent events"),
-    Field("stream_options", Use.USED, "`include_usage`: one more chunk, with the usage"),
+    Field("stream_options", Use.USED, "`include_usage`: one more chunk, with the usage, "
+          "which is null in all others"),
     Field("n", Use.USED, "that many answers, each a request of the daemon; with `seed`, the nth "
           "has the seed plus n"),
     Field("stop", Use.USED, "a text, or a list of up to 16"),
@@ -15,6 +16,9 @@ _BOTH = (
              "top_k", "min_p", "min_tokens", "repetition_penalty", "penalty_window",
              "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
              "response_format"),
+    Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle, until the next "
+          "request: seconds, or a text such as `5m`; 0: it goes then; -1: for ever"),
+    Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
     *ignored("user", "metadata", "store", "service_tier"),
 )  # fmt: skip
 

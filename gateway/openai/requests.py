@@ -8,6 +8,7 @@ from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import check_fields
+from ..keep_alive import read_keep_alive
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
 
@@ -83,6 +84,7 @@ def _ask(model: str, inputs: tuple[dict[str, Any], ...], given: dict[str, Any]) 
         raise bad_field(path, f"{path} takes true or false")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
+    read_keep_alive(given)
     return Ask(
         model=model,
         inputs=inputs,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from html import escape
 from http import HTTPStatus
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..background import background
 from ..changes import Follower
 from ..failure import Failure, bad_field
 from ..operator import Operator
@@ -77,20 +78,13 @@ class Page:
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
 
-    @asynccontextmanager
-    async def watching(self, follower: Follower) -> AsyncIterator[None]:
+    def watching(self, follower: Follower) -> AbstractAsyncContextManager[None]:
         """Notes the crashes of workers in the meantime, also those that no page sees.
 
         Args:
             follower: of the changes of all models.
         """
-        task = asyncio.create_task(self._watch(follower))
-        task.add_done_callback(_report_bug)
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
+        return background(self._watch(follower), lost="crashes are no longer noted")
 
     # ------------------------------------------------------------ routes
 
@@ -134,14 +128,16 @@ class Page:
     async def _watch(self, follower: Follower) -> None:
         try:
             with follower:
-                self._crashes.observe(await self._status())
+                await self._look()
                 async for _ in follower:
-                    self._crashes.observe(await self._status())
+                    await self._look()
         except Failure as failure:
             # Without a daemon, the gateway is about to end.
             logger.info("no longer watching for crashes: %s", failure.message)
 
-
-def _report_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("crashes are no longer noted", exc_info=error)
+    async def _look(self) -> None:
+        """Asks for the status; if the daemon is too busy to answer, the next change asks again."""
+        try:
+            self._crashes.observe(await self._status())
+        except Failure as failure:
+            logger.info("did not look for crashes: %s", failure.message)

@@ -16,12 +16,14 @@ from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_run
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
+from mlxsup.store.repositories import DEFAULT_REVISION
 
 from ..core.memory.pins import pins_problem
 from ..core.settings import ANYONE
 from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
 from .client_table import ClientTable
+from .file_table import FileTable
 from .gateway_table import GatewayTable, gateway_problems
 from .kinds import Table
 from .lines import LineIndex
@@ -29,7 +31,6 @@ from .model_names import foreign_problems, name_problems
 from .preset_table import PresetTable
 from .sampling_table import SamplingTable
 from .tables import (
-    FileTable,
     ModelTable,
     RestartTable,
     SupervisorTable,
@@ -87,7 +88,9 @@ class Check:
         if not isinstance(entries, dict):
             self._add(("models",), f"models takes a table for each model, not {_shown(entries)}")
         elif not entries:
-            self._add(("models",), "names no model: add a table [models.NAME] with a path")
+            self._add(
+                ("models",), "names no model: add a table [models.NAME] with a path or a repo"
+            )
         else:
             self._check_names(list(entries))
         models: dict[str, ModelTable] = {}
@@ -151,11 +154,10 @@ class Check:
         What depends on a value that is wrong is not judged.
         """
         where = ("models", name)
-        if entry.engine == "mlx" and self._is_right(name, "engine"):
-            if entry.path is None and self._is_right(name, "path"):
-                self._add(where, f"models.{name}.path is missing; it takes a folder")
-            if entry.fake:
-                self._add((*where, "fake"), f'models.{name}.fake needs engine = "fake"')
+        if self._is_right(name, "path") and self._is_right(name, "repo"):
+            self._check_source(name, entry)
+        if entry.fake and entry.engine == "mlx" and self._is_right(name, "engine"):
+            self._add((*where, "fake"), f'models.{name}.fake needs engine = "fake"')
         if not _is_plain(entry.fake):
             self._add((*where, "fake"), f"models.{name}.fake takes texts, numbers and tables")
         for preset, table in entry.presets.items():
@@ -171,6 +173,17 @@ class Check:
                 f"models.{name}.restart.backoff_max_s takes at least backoff_initial_s"
                 f" ({restart.backoff_initial_s:g}), not {restart.backoff_max_s:g}",
             )
+
+    def _check_source(self, name: str, entry: ModelTable) -> None:
+        """Checks that an entry says in one way where its model is."""
+        where = ("models", name)
+        is_needed = entry.engine == "mlx" and self._is_right(name, "engine")
+        if entry.path is not None and entry.repo is not None:
+            self._add((*where, "repo"), f"models.{name} takes either path or repo, not both")
+        elif is_needed and entry.path is None and entry.repo is None:
+            self._add(where, f"models.{name} names neither a folder with path, nor a repo")
+        elif entry.repo is None and entry.revision != DEFAULT_REVISION:
+            self._add((*where, "revision"), f"models.{name}.revision needs repo")
 
     def memory_budget(self, value: int | str) -> None:
         """Checks that the machine has as much memory as the models may take."""

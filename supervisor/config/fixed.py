@@ -8,6 +8,7 @@ FIXED_KEYS = {
     "runtime_dir": "runtime_dir",
     "log_dir": "log_dir",
     "log_level": "log_level",
+    "log_format": "log_format",
     "gateway": "gateway",
     "gateway_names": "gateway",
 }

@@ -1,11 +1,15 @@
-"""A configuration without a file: model folders named on the command line."""
+"""A configuration without a file: models named on the command line."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from mlxsup.store.hub_cache import find_snapshot
+from mlxsup.store.repositories import is_owned_repository
 
 from .check import MODEL_NAME
 from .load import DaemonConfig, parse_config
@@ -14,34 +18,63 @@ WHERE = Path("--model")
 """What errors name instead of a file."""
 
 
-def split_model(given: str) -> tuple[str, Path]:
-    """The name and the absolute folder that `FOLDER` or `NAME=FOLDER` means."""
-    name, equals, folder = given.partition("=")
+def split_model(given: str) -> tuple[str, Path | str]:
+    """The name of a model, and where it is.
+
+    Args:
+        given: a folder, or a repository as OWNER/NAME; NAME= may stand before it.
+
+    Returns:
+        The name, and the absolute folder or the repository.
+    """
+    name, equals, source = given.partition("=")
     if not equals or not MODEL_NAME.fullmatch(name):
-        name, folder = "", given
-    path = Path(os.path.expanduser(folder)).absolute()
+        name, source = "", given
+    if _is_repository(source):
+        return name or source.rpartition("/")[2], source
+    path = Path(os.path.expanduser(source)).absolute()
     return name or path.resolve().name, path
 
 
-def config_of_folders(folders: Mapping[str, Path]) -> tuple[DaemonConfig, str]:
+def _is_repository(text: str) -> bool:
+    """Whether it reads as one and is no folder; below a folder that exists, only one in the cache
+    is."""
+    if not is_owned_repository(text) or Path(text).exists():
+        return False
+    if not Path(text).parent.is_dir():
+        return True
+    with suppress(OSError):
+        return find_snapshot(text) is not None
+    return False
+
+
+def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, str]:
     """The configuration that a daemon runs with, and the file that would say the same.
 
     Args:
-        folders: model folders by model name.
+        sources: folders and repositories by model name.
 
     Raises:
         ConfigError: a name is invalid.
     """
     text = "\n".join(
-        f"[models.{_key(name)}]\npath = {_quoted(str(path))}\n" for name, path in folders.items()
+        f"[models.{table_key(name)}]\n{source_line(source)}\n" for name, source in sources.items()
     )
     return parse_config(text, path=WHERE, config_path=None, folder=Path.cwd()), text
 
 
-def _key(name: str) -> str:
-    return name if MODEL_NAME.fullmatch(name) and "." not in name else _quoted(name)
+def source_line(source: Path | str) -> str:
+    """The line of an entry that says where the model is: a folder, or a repository."""
+    if isinstance(source, Path):
+        return f"path = {quoted(str(source))}"
+    return f"repo = {quoted(source)}"
 
 
-def _quoted(text: str) -> str:
+def table_key(name: str) -> str:
+    """A model's name as the heading of its table takes it."""
+    return name if MODEL_NAME.fullmatch(name) and "." not in name else quoted(name)
+
+
+def quoted(text: str) -> str:
     """A basic string of TOML, which has the escapes of JSON; only ASCII is left unescaped."""
     return json.dumps(text)

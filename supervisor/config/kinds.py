@@ -11,18 +11,23 @@ from .values import (
     check_duration,
     check_name_map,
     check_names,
+    check_repository_name,
+    check_revision_name,
     check_size_auto_or_off,
     check_size_or_auto,
     parse_size,
 )
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 Class = Literal["interactive", "normal", "batch"]
 CLASS_EXPECTED = '"interactive", "normal" or "batch"'
 
 Duration = Annotated[float, BeforeValidator(check_duration)]
 Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 """No system call takes a path with a NUL in it."""
+Repository = Annotated[str, BeforeValidator(check_repository_name)]
+Revision = Annotated[str, BeforeValidator(check_revision_name)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 SizeOrAuto = Annotated[int | str, BeforeValidator(check_size_or_auto)]
 SizeAutoOrOff = Annotated[int | str, BeforeValidator(check_size_auto_or_off)]

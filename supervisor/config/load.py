@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -17,8 +17,10 @@ from mlxsup.protocol.states import Priority
 from ..core.settings import ClientSettings, CoreSettings, ModelSettings, RestartSettings
 from .check import Check
 from .client_table import ClientTable
+from .file_table import FileTable
 from .lines import LineIndex
-from .tables import FileTable, ModelTable
+from .sources import missing_repository, model_path, own_source
+from .tables import ModelTable
 from .values import count_or_auto, size_or_auto
 
 EXIT_CODE = 78
@@ -54,6 +56,7 @@ class DaemonConfig:
         runtime_dir: where the sockets and the lock are.
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
+        log_format: `text` or `json`.
         memory_budget: what all models may take together, in bytes; None: automatic.
         core: the limits.
         models: the entries, in the order of the file.
@@ -72,6 +75,7 @@ class DaemonConfig:
     gateway: Address | None = None
     gateway_names: tuple[tuple[str, str], ...] = ()
     http: Address | None = None
+    log_format: str = "text"
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
@@ -117,7 +121,7 @@ def parse_config(
     check.memory_budget(table.supervisor.memory_budget)
     check.names(effective, table.gateway)
     check.pins(effective, table.supervisor.memory_budget)
-    runtime_dir = _absolute(table.supervisor.runtime_dir, folder)
+    runtime_dir = absolute(table.supervisor.runtime_dir, folder)
     check.gateway(table.gateway, runtime_dir)
     if has_sockets:
         check.runtime_dir(runtime_dir)
@@ -125,14 +129,21 @@ def parse_config(
     return DaemonConfig(
         config_path=config_path,
         runtime_dir=runtime_dir,
-        log_dir=_absolute(table.supervisor.log_dir, folder),
+        log_dir=_log_dir(table, runtime_dir, folder),
         log_level=table.supervisor.log_level,
+        log_format=table.supervisor.log_format,
         memory_budget=size_or_auto(table.supervisor.memory_budget),
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
         gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
         gateway_names=tuple(table.gateway.names.items()) if table.gateway is not None else (),
     )
+
+
+def _log_dir(file: FileTable, runtime_dir: Path, folder: Path) -> Path:
+    if "log_dir" in file.supervisor.model_fields_set:
+        return absolute(file.supervisor.log_dir, folder)
+    return default_log_dir(runtime_dir)
 
 
 def _raise_if_wrong(check: Check) -> None:
@@ -187,13 +198,8 @@ def _with_defaults(file: FileTable, entry: ModelTable) -> ModelTable:
         update=entry.sampling.model_dump(exclude_unset=True)
     )
     given = {name: getattr(entry, name) for name in entry.model_fields_set}
-    return file.defaults.model_copy(update={**given, "restart": restart, "sampling": sampling})
-
-
-def _absolute(path: str, folder: Path) -> Path:
-    # `..` is resolved without following links: people see the path as they wrote it.
-    # `~name` of a user that does not exist stays as it is, as in a shell.
-    return Path(os.path.normpath(folder / os.path.expanduser(path)))
+    defaults = file.defaults.model_copy(update=own_source(entry))
+    return defaults.model_copy(update={**given, "restart": restart, "sampling": sampling})
 
 
 def _core_settings(file: FileTable) -> CoreSettings:
@@ -241,7 +247,8 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
     for setting in fields(LaunchSettings):
         value = getattr(entry, SIZES.get(setting.name, setting.name))
         values[setting.name] = size_or_auto(value) if setting.name in SIZES else value
-    values["path"] = str(_absolute(entry.path, folder)) if entry.path is not None else ""
+    path = absolute(entry.path, folder) if entry.path is not None else None
+    values["path"] = model_path(path, entry.repo, entry.revision)
     values["sampling"] = entry.sampling.model_dump()
     return LaunchSettings(**values)
 
@@ -250,6 +257,9 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
     return ModelSettings(
         name=ModelName(name),
         launch=_launch_settings(entry, folder),
+        repo=entry.repo or "",
+        revision=entry.revision if entry.repo else "",
+        download=missing_repository(entry.repo, entry.revision),
         aliases=tuple(entry.aliases),
         presets={
             preset: table.model_dump(exclude_unset=True, exclude_none=True)

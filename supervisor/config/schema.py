@@ -12,10 +12,11 @@ from mlxsup.protocol.text import DURATION_PATTERN
 from ..core.settings import ANYONE
 from .check import CLIENT_NAME, MODEL_NAME
 from .client_table import ClientTable
+from .file_table import FileTable
 from .gateway_table import GatewayTable
 from .preset_table import PresetTable
 from .sampling_table import SamplingTable
-from .tables import FileTable, ModelTable, RestartTable, SupervisorTable
+from .tables import ModelTable, RestartTable, SupervisorTable
 from .values import AUTO, OFF, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -12,17 +12,19 @@ from pydantic import Field
 
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.store.repositories import DEFAULT_REVISION, REPOSITORY_EXPECTED, REVISION_EXPECTED
 
 from ..core.settings import CoreSettings, ModelSettings, RestartSettings
-from .client_table import ClientTable
 from .fields import default_of, documented, duration, integer
-from .gateway_table import GatewayTable
 from .kinds import (
     CountOrAuto,
     Duration,
     Folder,
+    LogFormat,
     LogLevel,
     Names,
+    Repository,
+    Revision,
     Size,
     SizeAutoOrOff,
     SizeOrAuto,
@@ -55,6 +57,10 @@ class SupervisorTable(Table):
         DEFAULT_LOG_DIR,
         title="one log for each model, and the daemon's own",
         description="a folder",
+        json_schema_extra=documented(
+            "; of one daemon alone. Without this key: `logs` in `runtime_dir`, if that is another"
+            " one than the default"
+        ),
     )
     memory_budget: SizeOrAuto = Field(
         AUTO,
@@ -93,8 +99,15 @@ class SupervisorTable(Table):
         title="the lowest level that is logged",
         description='"debug", "info", "warning" or "error"',
         json_schema_extra=documented(
-            ": `debug`, `info`, `warning` or `error`; applies to workers, too"
+            ": `debug`, `info`, `warning` or `error`; applies to workers, too. `mlxsup log-level`"
+            " changes it at once"
         ),
+    )
+    log_format: LogFormat = Field(
+        "text",
+        title='how mlxsup.log is written; "json": an object on each line',
+        description='"text" or "json"',
+        json_schema_extra=documented("; what workers print stays as it is"),
     )
     drain_timeout_s: Duration = duration(
         CoreSettings,
@@ -208,7 +221,26 @@ class ModelTable(Table):
         None,
         title="a model folder in mlx-lm's format",
         description="a folder",
-        json_schema_extra=documented("; required"),
+        json_schema_extra=documented("; this or `repo` is required"),
+    )
+    repo: Repository | None = Field(
+        None,
+        title="instead of path: in the Hugging Face cache",
+        description=REPOSITORY_EXPECTED,
+        json_schema_extra=documented(
+            ", the repository `OWNER/NAME`. Its files are used where they are, and those that are"
+            " missing are [downloaded](#downloads) when it is loaded; the cache is where"
+            " `HF_HUB_CACHE`, `HF_HOME` or `XDG_CACHE_HOME` says, or `~/.cache/huggingface/hub`",
+            "name",
+        ),
+    )
+    revision: Revision = Field(
+        DEFAULT_REVISION,
+        title="with repo: its branch, tag or commit",
+        description=REVISION_EXPECTED,
+        json_schema_extra=documented(
+            "; which commit a branch means is looked up at the start and at a reload", "name"
+        ),
     )
     aliases: Names = Field(
         [],
@@ -342,29 +374,3 @@ class ModelTable(Table):
             title="over HTTP, NAME:PRESET is the model with these parameters",
             description="a table for each preset, [models.NAME.presets.PRESET]",
         )
-
-
-class FileTable(Table):
-    """The whole file; the entries of `clients` and `models` are also checked one by one."""
-
-    supervisor: SupervisorTable = Field(
-        default_factory=SupervisorTable, title="the daemon itself", description="a table"
-    )
-    gateway: GatewayTable | None = Field(
-        None, title="the HTTP gateway; without this table there is none", description="a table"
-    )
-    clients: dict[str, ClientTable] = Field(
-        default_factory=dict,
-        title='clients by name; "*" is for all that have no entry',
-        description="a table for each client, [clients.NAME]",
-    )
-    defaults: ModelTable = Field(
-        default_factory=ModelTable,
-        title="defaults for all models: any key of [models.NAME]",
-        description="a table",
-    )
-    models: dict[str, ModelTable] = Field(
-        default_factory=dict,
-        title="the models to serve, by name",
-        description="a table for each model, [models.NAME]",
-    )

@@ -6,6 +6,12 @@ import re
 from typing import Any
 
 from mlxsup.protocol.text import parse_duration
+from mlxsup.store.repositories import (
+    REPOSITORY_EXPECTED,
+    REVISION_EXPECTED,
+    check_repository,
+    check_revision,
+)
 
 DURATION_EXPECTED = 'seconds as a number, or text such as "90s", "5m" or "1h"'
 
@@ -99,6 +105,28 @@ def check_names(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return value
     raise ValueError(NAMES_EXPECTED)
+
+
+def check_repository_name(value: Any) -> Any:
+    """Leaves the name of a repository as it is.
+
+    Raises:
+        ValueError: no repository can be called so.
+    """
+    if isinstance(value, str):
+        return check_repository(value)
+    raise ValueError(REPOSITORY_EXPECTED)
+
+
+def check_revision_name(value: Any) -> Any:
+    """Leaves the name of a revision as it is.
+
+    Raises:
+        ValueError: no branch, tag or commit can be called so.
+    """
+    if isinstance(value, str):
+        return check_revision(value)
+    raise ValueError(REVISION_EXPECTED)
 
 
 def check_name_map(value: Any) -> Any:

@@ -7,14 +7,16 @@ from enum import StrEnum
 from typing import Any
 
 from mlxsup.protocol.client_messages import MessageToClient
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .events import Caller, ConnectionId
+from .events import Caller, ConnectionId, LaunchAppraised
 from .memory.budget import Budget
+from .memory.need import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,26 @@ class StartSpare:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndSpare:
     """End a spare worker at once; answered by `SpareEnded`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDownload:
+    """Start a download; answered by `DownloadSaid`, at last when it is complete or has failed.
+
+    Attributes:
+        number: of this download.
+        repository: what to download.
+    """
+
+    number: int
+    repository: Repository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndDownload:
+    """End a download at once, and report nothing more of it; what has arrived is kept."""
 
     number: int
 
@@ -127,6 +149,26 @@ class Announce:
     change: dict[str, Any]
 
 
+@record
+class RequestEnded(Record):
+    """A request has ended: log it.
+
+    Attributes:
+        facts: what its line says, as `requests.report` makes it; nothing of its text.
+        is_refused: whether it was refused when it came; of those there may be a flood.
+    """
+
+    facts: dict[str, Any]
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetLogLevel:
+    """Log from this level on, and start workers that do."""
+
+    level: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadConfiguration:
     """Read the configuration file and check all of it; answered by `Reloaded` or `ReloadRefused`.
@@ -136,6 +178,27 @@ class ReadConfiguration:
     """
 
     caller: Caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppraiseLaunch:
+    """Find out what a model needs with another launch; answered by `LaunchAppraised`.
+
+    Attributes:
+        model: its name.
+        launch: it stands for that of the configuration, until that is read again.
+        caller: who asked for the load; handed back with the answer.
+    """
+
+    model: ModelName
+    launch: LaunchSettings
+    caller: Caller
+
+    def answered(self, need: Need | None, *, now: float) -> LaunchAppraised:
+        """The event that says what it needs; None if its files cannot be read."""
+        return LaunchAppraised(
+            now=now, model=self.model, launch=self.launch, caller=self.caller, need=need
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +266,8 @@ Action = (
     Spawn
     | StartSpare
     | EndSpare
+    | StartDownload
+    | EndDownload
     | StartGateway
     | CloseListener
     | SignalWorker
@@ -211,7 +276,10 @@ Action = (
     | SendToWorker
     | SendToClient
     | Announce
+    | RequestEnded
+    | SetLogLevel
     | ReadConfiguration
+    | AppraiseLaunch
     | WakeAt
     | Abandon
     | ForgetModel

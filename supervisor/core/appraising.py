@@ -37,6 +37,12 @@ class Appraising:
         self._fleet.needs = needs
         self.settle()
 
+    def relaunched(self, name: ModelName, need: Need | None) -> None:
+        """One model was appraised for another launch than that of the configuration."""
+        others = {one: known for one, known in self._fleet.needs.items() if one != name}
+        self._fleet.needs = others if need is None else {**others, name: need}
+        self.settle()
+
     def settle(self) -> None:
         """The needs, the budget, or who is pinned has changed."""
         needs, budget = self._fleet.needs, self._fleet.settings.budget

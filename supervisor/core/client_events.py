@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import (
@@ -9,12 +10,10 @@ from mlxsup.protocol.client_messages import (
     ClientMessage,
     Generate,
     Load,
-    PauseRequest,
     Ping,
     Prioritize,
     Reload,
     Restart,
-    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
@@ -22,20 +21,41 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.log_level import ChangeLogLevel
+from mlxsup.protocol.request_messages import (
+    Attach,
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
 from mlxsup.protocol.states import State, Wanted, Why
 
-from .actions import ReadConfiguration
+from .actions import AppraiseLaunch, ReadConfiguration, RequestEnded
+from .attaching import Attaching
 from .endings import Endings
 from .errors import shutting_down, slow_consumer, superseded_subscription
-from .events import Caller, ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from .events import (
+    Caller,
+    ClientGone,
+    ClientSaid,
+    ClientTooSlow,
+    ConnectionId,
+    LaunchAppraised,
+)
 from .fleet import Fleet
 from .forecast import forecast
-from .lifecycle.triggers import WantDown, WantRestart, WantUp
+from .keep_alive import SHORTEST_LOAD_S, check_keep_alive
+from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
+from .load_options import launch_asked_for, refuse_dry
+from .log_level import WorkerLogLevel
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
-from .queue_status import paused_map, request_map
+from .queue_status import cancelled_map, paused_map, request_map
+from .request_status import requests_map
 from .requests.naming import find_named
+from .requests.report import report_of_refused
 from .serving import Serving
 from .status import Daemon, status_map
 
@@ -48,6 +68,8 @@ class ClientEvents:
         serving: queues their requests.
         endings: ends their requests.
         pausing: pauses and resumes them.
+        attaching: lets others join them.
+        log_level: changes how much is logged.
         outbox: takes what they are sent.
         daemon: what the status says about the daemon itself.
 
@@ -61,6 +83,8 @@ class ClientEvents:
         serving: Serving,
         endings: Endings,
         pausing: Pausing,
+        attaching: Attaching,
+        log_level: WorkerLogLevel,
         outbox: Outbox,
         daemon: Daemon,
     ) -> None:
@@ -68,6 +92,8 @@ class ClientEvents:
         self._serving = serving
         self._endings = endings
         self._pausing = pausing
+        self._attaching = attaching
+        self._log_level = log_level
         self._outbox = outbox
         self._daemon = daemon
         self.reads = 0
@@ -79,6 +105,9 @@ class ClientEvents:
             self._obey(caller, event.message, event.now, event.process)
         except RemoteError as error:
             self._outbox.fail(caller, error)
+            if isinstance(event.message, Generate):
+                facts = report_of_refused(event.message, error.code)
+                self._outbox.add(RequestEnded(facts=facts, is_refused=True))
 
     def gone(self, event: ClientGone) -> None:
         """A connection is closed: its requests are cancelled, its commands forgotten."""
@@ -112,6 +141,18 @@ class ClientEvents:
                 self._on_pause(caller, message, now)
             case ResumeRequest():
                 self._on_resume(caller, message, now)
+            case Attach():
+                request = find_named(self._serving.ledger, message.request)
+                model = self._fleet.by_name[request.model]
+                self._attaching.attach(model, request, caller)
+            case CancelRequest():
+                self._on_cancel_request(caller, message, now)
+            case RequestsQuery():
+                ledger = self._serving.ledger
+                self._outbox.reply(caller, requests_map(self._fleet, ledger, message.client, now))
+            case ChangeLogLevel():
+                self._log_level.change(message.level, self._fleet)
+                self._outbox.reply(caller, {"level": message.level})
             case Reload():
                 self._on_reload(caller)
             case Stop():
@@ -136,6 +177,7 @@ class ClientEvents:
                     f"{name} takes seconds from 0, not {value:g}",
                     detail={"parameter": name},
                 )
+        check_keep_alive(message.keep_alive)
         model = self._model(message.model)
         refusal = self._serving.admit(
             model,
@@ -148,6 +190,7 @@ class ClientEvents:
         )
         if refusal is not None:
             raise refusal
+        model.keep_alive_s = message.keep_alive
         self._fleet.touch(model)
         if model.life.wanted is not Wanted.UP:
             self._fleet.trigger(model, WantUp(why=Why.REQUEST), now)
@@ -155,6 +198,8 @@ class ClientEvents:
     def _on_cancel(self, caller: Caller, message: Cancel, now: float) -> None:
         if self._outbox.subscriptions.get(caller.connection) == message.id:
             del self._outbox.subscriptions[caller.connection]
+        if self._attaching.detach(caller):
+            return
         request = self._serving.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
             self._endings.cancel(self._fleet.touched_by(request), request, now)
@@ -176,14 +221,46 @@ class ClientEvents:
         self._pausing.resume(self._fleet.touched_by(request), request, now)
         self._outbox.reply(caller, paused_map(request))
 
+    def _on_cancel_request(self, caller: Caller, message: CancelRequest, now: float) -> None:
+        request = find_named(self._serving.ledger, message.request)
+        self._outbox.reply(caller, cancelled_map(request))
+        self._endings.cancel(self._fleet.touched_by(request), request, now)
+
     # ------------------------------------------------------------ commands
 
     def _on_load(self, caller: Caller, message: Load, now: float) -> None:
         model = self._model(message.model)
         if message.dry_run:
+            refuse_dry(message)
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
+        check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
+        launch = launch_asked_for(model.life.settings.launch, message.context_length)
+        model.keep_alive_s = message.keep_alive
+        if message.keep_alive is not None:
+            model.idle_since = now  # however long it has been idle, it stays so long from now on
+        if launch != model.life.settings.launch:
+            self._outbox.add(AppraiseLaunch(model=model.name, launch=launch, caller=caller))
+        else:
+            self._load(caller, model, now)
+
+    def launch_appraised(self, event: LaunchAppraised) -> None:
+        """A load with another launch is asked for, and what the model needs then is known."""
+        try:
+            model = self._model(event.model)
+        except RemoteError as error:
+            self._outbox.fail(event.caller, error)
+            return
+        model.blame.lift()
+        entry = model.life.settings
+        launch = replace(entry.launch, context_length=event.launch.context_length)
+        settings = replace(entry, launch=launch)
+        drain_s = self._fleet.settings.drain_timeout_s
+        self._fleet.trigger(model, Reconfigured(settings=settings, drain_s=drain_s), event.now)
+        self._load(event.caller, model, event.now)
+
+    def _load(self, caller: Caller, model: Model, now: float) -> None:
         model.up_callers.append(caller)
         if model.life.state is State.FAILED:
             model.blame.lift()
@@ -264,9 +341,10 @@ class ClientEvents:
         return self._fleet.find(name)
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
-        """Ends the subscription and the waiting commands of a connection; returns those."""
+        """Ends the subscription of a connection, what it listens to and its waiting commands; the
+        latter two are returned."""
         self._outbox.subscriptions.pop(connection, None)
-        forgotten = []
+        forgotten = self._attaching.forget(connection)
         for model in self._fleet:
             for callers in (model.up_callers, model.down_callers):
                 forgotten += [c for c in callers if c.connection == connection]

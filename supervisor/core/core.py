@@ -15,6 +15,7 @@ from mlxsup.protocol.ids import RequestKey
 
 from .actions import Action, Finish, WakeAt
 from .appraising import Appraising
+from .attaching import Attaching
 from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
@@ -25,11 +26,13 @@ from .events import (
     ClientGone,
     ClientSaid,
     ClientTooSlow,
+    DownloadSaid,
     Event,
     Exited,
     FilesSeen,
     GatewayEnded,
     GatewayListening,
+    LaunchAppraised,
     Reloaded,
     ReloadRefused,
     Sampled,
@@ -50,6 +53,7 @@ from .gateway import Gateway
 from .giving_back import GivingBack
 from .leasing import Leasing
 from .lifecycle.triggers import FilesDoubted
+from .log_level import WorkerLogLevel
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
@@ -98,7 +102,8 @@ class Core:
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
         meter = Meter()
         pausing = Pausing(self.ledger, self._deadlines, self.outbox)
-        self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing)
+        self._attaching = Attaching(self.outbox)
+        self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
         leasing = Leasing(self.outbox, meter)
         self._spares = Spares(self._deadlines, self.outbox)
@@ -114,11 +119,21 @@ class Core:
             random=random,
             is_strict=is_strict,
         )
+        log_level = WorkerLogLevel(self.outbox)
         self._clients = ClientEvents(
-            self.fleet, serving, self._endings, pausing, self.outbox, self._daemon
+            self.fleet,
+            serving,
+            self._endings,
+            pausing,
+            self._attaching,
+            log_level,
+            self.outbox,
+            self._daemon,
         )
         self._appraising = Appraising(self.fleet, self.outbox)
-        self._workers = WorkerEvents(self.fleet, serving, leasing, self._appraising)
+        self._workers = WorkerEvents(
+            self.fleet, serving, leasing, self._appraising, self._attaching, log_level
+        )
         self._giving_back = GivingBack(self.fleet, self.outbox)
         self._has_finished = False
         self._woken_at: float | None = None
@@ -143,6 +158,15 @@ class Core:
         """What `status --json` prints."""
         return self._clients.status(now)
 
+    def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
+        """How many requests run, and how many seconds a shutdown gives them.
+
+        Args:
+            is_immediate: whether it cuts them off.
+        """
+        running = sum(len(model.running) for model in self.fleet)
+        return running, 0.0 if is_immediate else self.fleet.settings.drain_timeout_s
+
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
         return self.fleet.stories()
@@ -151,6 +175,7 @@ class Core:
         """Raises AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
+        self._attaching.check_invariants([request.key for request in self.ledger])
         for request in self.ledger:
             assert self._deadlines.of(request.key) == request.next_deadline
 
@@ -182,6 +207,8 @@ class Core:
             case SpareEnded(number=number):
                 self._spares.ended(number, event.now)
                 self.fleet.look_at_all()
+            case DownloadSaid():
+                self.fleet.downloads.said(event, self.fleet)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
             case GatewayEnded(number=number, cause=cause, is_crash=is_crash):
@@ -193,6 +220,9 @@ class Core:
                 self._on_sampled(event)
             case Appraised(needs=needs):
                 self._appraising.appraised(needs)
+            case LaunchAppraised(model=model, need=need):
+                self._appraising.relaunched(model, need)
+                self._clients.launch_appraised(event)
             case Started():
                 self._daemon.started_at = event.now
                 self.fleet.preload(event.now)

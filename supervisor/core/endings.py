@@ -5,13 +5,13 @@ Each gets exactly one terminal message (P1), and `end` is the only place that se
 
 from __future__ import annotations
 
-import math
-
-from mlxsup.protocol.client_messages import Done, Failed, MessageToClient
+from mlxsup.protocol.client_messages import Done, Failed
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.states import FinishReason, NoticeKind, State
 from mlxsup.protocol.worker_messages import CancelRow
 
+from .actions import RequestEnded
+from .attaching import Attaching
 from .deadlines import Deadlines
 from .errors import (
     deadline_exceeded,
@@ -27,6 +27,10 @@ from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
+from .requests.report import report_of
+
+GONE = "gone"
+"""The outcome of a request whose client is gone."""
 
 
 class Endings:
@@ -37,15 +41,22 @@ class Endings:
         deadlines: where their times are kept.
         outbox: takes what their clients and workers are sent.
         pausing: knows which of them are paused.
+        attaching: has those who have joined one.
     """
 
     def __init__(
-        self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox, pausing: Pausing
+        self,
+        ledger: Ledger,
+        deadlines: Deadlines,
+        outbox: Outbox,
+        pausing: Pausing,
+        attaching: Attaching,
     ) -> None:
         self._ledger = ledger
         self._deadlines = deadlines
         self._outbox = outbox
         self._pausing = pausing
+        self._attaching = attaching
 
     # ------------------------------------------------------------ one request
 
@@ -57,12 +68,13 @@ class Endings:
     def drop(self, model: Model, request: Request, now: float) -> None:
         """The client is gone: nobody gets an answer (D12)."""
         self._withdraw(model, request, now)
-        self._forget(request)
+        self._forget(request, GONE, now)
+        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, now))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
         """The request ends with an error, at whatever stage it is."""
         self._withdraw(model, request, now)
-        self.end(request, error=error)
+        self.end(request, error=error, now=now)
 
     def due(self, model: Model, request: Request, now: float) -> None:
         """`Request.next_deadline` has come (D15)."""
@@ -82,30 +94,23 @@ class Endings:
         self,
         request: Request,
         *,
+        now: float,
         finish: FinishReason | None = None,
         error: RemoteError | None = None,
-        now: float = math.nan,  # of an error, which has no timings
     ) -> None:
         """Sends the terminal message of a request that is neither queued nor running any longer."""
-        self._forget(request)
+        outcome = error.code if error is not None else finish
+        assert outcome is not None
+        self._forget(request, outcome.value, now)
         if error is not None:
             if request.engine_s:
                 error = with_engine_s(error, request.engine_s)
-            message: MessageToClient = Failed(id=request.id, error=error.to_wire())
+            message: Done | Failed = Failed(id=request.id, error=error.to_wire())
         else:
             assert finish is not None
-            message = Done(
-                id=request.id,
-                seq=request.seq,
-                finish_reason=finish,
-                usage=request.usage(),
-                timings=request.timings(now),
-                seed=request.acceptance.seed if request.acceptance else None,
-                warnings=request.warnings,
-                resumed=request.resumed,
-                paused=request.paused,
-            )
+            message = _done(request, finish, now)
         self._outbox.send(request.connection, message)
+        self._attaching.ended(request, message)
 
     # ------------------------------------------------------------ all requests of a model
 
@@ -139,12 +144,13 @@ class Endings:
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
         model.settle()
+        self._attaching.worker_lost(model.name)
         again: list[Request] = []
         for request in list(model.running.values()):
             del model.running[request.key]
             error = _loss(model, request, text, verdict)
             if error is not None:
-                self.end(request, error=error)
+                self.end(request, error=error, now=now)
                 continue
             was_pausing = request.stage is Stage.PAUSING
             self._interrupt(request, text)
@@ -195,9 +201,24 @@ class Endings:
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, CancelRow(key=request.key))
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, outcome: str, now: float) -> None:
         self._ledger.remove(request)
         self._deadlines.set(request.key, None)
+        self._outbox.add(RequestEnded(facts=report_of(request, outcome, now)))
+
+
+def _done(request: Request, finish: FinishReason, now: float) -> Done:
+    return Done(
+        id=request.id,
+        seq=request.seq,
+        finish_reason=finish,
+        usage=request.usage(),
+        timings=request.timings(now),
+        seed=request.acceptance.seed if request.acceptance else None,
+        warnings=request.warnings,
+        resumed=request.resumed,
+        paused=request.paused,
+    )
 
 
 def _waiting(model: Model) -> list[Request]:

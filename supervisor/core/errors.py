@@ -243,6 +243,26 @@ def may_not_be_paused(name: ModelName, id: RequestId, why: str) -> RemoteError:
     return _unsuitable(name, id, f"request {id!r} may not be paused: {why}")
 
 
+def too_many_readers(name: ModelName, id: RequestId, most: int) -> RemoteError:
+    """One more who wants to join a stream."""
+    return _unsuitable(name, id, f"request {id!r} has {most} other readers already, the limit")
+
+
+def nothing_rendered(name: ModelName, id: RequestId) -> RemoteError:
+    """Somebody joins a stream when no worker can show what was delivered of it."""
+    sentence = f"what request {id!r} has got so far can be shown once {name} is READY again"
+    return _unsuitable(name, id, sentence)
+
+
+def renderer_lost(name: ModelName, id: RequestId) -> RemoteError:
+    """The worker has not shown what was delivered of a stream that somebody has joined."""
+    return RemoteError(
+        ErrorCode.WORKER_CRASHED,
+        f"{name} could not show what request {id!r} had got so far; if it is open, join it again",
+        detail={"model": name, "request": id, "cause": "its worker has ended, or is too slow"},
+    )
+
+
 def _unsuitable(name: ModelName, id: RequestId, sentence: str) -> RemoteError:
     return RemoteError(ErrorCode.INVALID_REQUEST, sentence, detail={"request": id, "model": name})
 

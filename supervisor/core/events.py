@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import NewType
 
 from mlxsup.protocol.client_messages import ClientMessage
+from mlxsup.protocol.download import DownloadReport
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
 from .memory.need import Need
@@ -196,6 +198,19 @@ class SpareEnded(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSaid(_Event):
+    """A download has come further, is complete, or has failed.
+
+    Attributes:
+        number: as `StartDownload` gave it.
+        report: nothing follows one that says that it is complete, or that it has failed.
+    """
+
+    number: int
+    report: DownloadReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayListening(_Event):
     """The gateway that was started under this number accepts connections.
 
@@ -246,6 +261,22 @@ class Appraised(_Event):
     """
 
     needs: Mapping[ModelName, Need]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchAppraised(_Event):
+    """A model was appraised for a load with another launch, which somebody has asked for.
+
+    Attributes:
+        caller: who asked for the load.
+        launch: as it was asked for.
+        need: what the model needs then; None: its files cannot be read.
+    """
+
+    model: ModelName
+    caller: Caller
+    launch: LaunchSettings
+    need: Need | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +336,12 @@ Event = (
     | Exited
     | SpareReady
     | SpareEnded
+    | DownloadSaid
     | GatewayListening
     | GatewayEnded
     | Sampled
     | Appraised
+    | LaunchAppraised
     | ShutdownAsked
     | Reloaded
     | ReloadRefused

@@ -22,6 +22,7 @@ from .actions import (
     Spawn,
 )
 from .deadlines import Deadlines
+from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
@@ -60,6 +61,7 @@ from .lifecycle.triggers import (
     WantDown,
     WantUp,
 )
+from .lifecycle.words import words_of
 from .load_looks import LoadLooks
 from .memory.need import Need
 from .model import WATCHED, Model
@@ -94,6 +96,7 @@ class Fleet:
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         head_room: what the rows of each may take.
+        downloads: of what they lack.
     """
 
     def __init__(
@@ -126,7 +129,10 @@ class Fleet:
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         ledger = serving.ledger
-        self._loads = LoadLooks(self.head_room, spares, ledger, self.trigger, self._end_drains)
+        self.downloads = Downloads(outbox, self.trigger)
+        self._loads = LoadLooks(
+            self.head_room, spares, self.downloads, ledger, self.trigger, self._end_drains
+        )
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -244,12 +250,12 @@ class Fleet:
         except ImpossibleTransitionError as error:
             if self._is_strict:
                 raise
-            story.append(f"{now:.3f} {before} {trigger} !")
+            story.append(f"{now:.3f} {before} {words_of(trigger)} !")
             outcomes = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
-            story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
+            story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
             self._outbox.add(LogFault(model=model.name, story=tuple(story)))
         else:
-            story.append(f"{now:.3f} {before} {trigger} → {model.life.state}")
+            story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
         for outcome in outcomes:
             self._carry_out(model, outcome, before, now)
 
@@ -343,6 +349,7 @@ class Fleet:
     def check_invariants(self) -> None:
         """Raises AssertionError if the models contradict themselves or each other."""
         check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
+        self.downloads.check_invariants(self)
         self._leasing.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside

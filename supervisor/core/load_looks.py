@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 
+from .downloads import Downloads
 from .head_room import HeadRoom
 from .lifecycle.triggers import Trigger
 from .loading import next_steps
@@ -31,6 +32,7 @@ class LoadLooks:
     Args:
         head_room: stirred whenever a state, or what is reserved, has changed.
         spares: the spare workers.
+        downloads: of what models lack.
         ledger: says which accounts may have more requests running.
         trigger: puts a trigger to the life of a model.
         end_drains: ends the drains of models that have nothing left to finish.
@@ -40,12 +42,14 @@ class LoadLooks:
         self,
         head_room: HeadRoom,
         spares: Spares,
+        downloads: Downloads,
         ledger: Ledger,
         trigger: Callable[[Model, Trigger, float], None],
         end_drains: Callable[[float], None],
     ) -> None:
         self._head_room = head_room
         self._spares = spares
+        self._downloads = downloads
         self._ledger = ledger
         self._trigger = trigger
         self._end_drains = end_drains
@@ -62,7 +66,7 @@ class LoadLooks:
         settings: CoreSettings,
         now: float,
     ) -> None:
-        """Looks, if that is due.
+        """Looks, if that is due, and has downloaded what is lacking.
 
         Args:
             models: all of them.
@@ -77,6 +81,7 @@ class LoadLooks:
             model = models.get(name)
             if model is not None and model.life.state is State.PENDING:
                 model.life.stream_tokens = longest_stream(model)
+        self._downloads.settle(models.values(), now)
         # What the head-room takes after this look counts for the next one.
         self._is_due = self._look(models, settings, now) or self._head_room.is_stirred
 

@@ -17,7 +17,7 @@ from mlxsup.protocol.text import size_text
 from .changed_files import must_be_compared
 from .errors import does_not_fit
 from .giving_way import are_rows_leaving, who_gives_way
-from .lifecycle.states import Pending, Shortage, Swapping
+from .lifecycle.states import Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
     FilesDoubted,
@@ -48,7 +48,7 @@ from .memory.planner import (
 )
 from .memory.sentences import needs
 from .model import Model
-from .pending import as_trigger, is_unwanted, pending, turn_order, wait_for
+from .pending import as_trigger, is_unwanted, pending, turn_order, wait_for, waits_for_load
 from .requests.line import MayRun
 from .residents import residents_of
 from .settings import CoreSettings
@@ -84,7 +84,7 @@ def next_steps(
         nothing to decide before that changes.
     """
     everybody = list(models)
-    waiting = [model for model in everybody if isinstance(model.life.phase, Pending)]
+    waiting = [model for model in everybody if waits_for_load(model)]
     swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
     if not (waiting or swapping) and _is_within(everybody, spares, settings):
         return None

@@ -21,6 +21,7 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 from .events import Caller
 from .health.blame import Blame, Held
 from .health.watchdog import Watch
+from .keep_alive import stays_s
 from .lifecycle.life import Life
 from .lifecycle.states import Ready
 from .memory.head_room import RowBudget
@@ -86,6 +87,8 @@ class Model:
         repeated_s: engine seconds, since then, for what had been computed before and was lost.
         alike: steps that have not been charged yet; `settle` does that.
         asked_back_at: when its worker was last asked to give back what it keeps for reuse.
+        keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
+            for ever; None: as configured.
         idle_since: when its last request ended, or when it became READY.
         load_s: how long its latest load took, from the spawn to READY.
         residency: its turn, from READY to the end of its process; None while there is none.
@@ -120,6 +123,7 @@ class Model:
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None
     asked_back_at: float = -math.inf
+    keep_alive_s: float | None = None
     idle_since: float = math.inf
     load_s: float = 0.0
     residency: Residency | None = None
@@ -285,8 +289,8 @@ class Model:
     def state_deadline(self) -> float | None:
         """The deadline of its state, or its idle unload."""
         phase = self.life.phase
-        idle_s = self.life.settings.idle_unload_s
-        if isinstance(phase, Ready) and idle_s > 0 and self.is_idle:
+        idle_s = stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
+        if isinstance(phase, Ready) and idle_s is not None and self.is_idle:
             return self.idle_since + idle_s
         return phase.deadline
 
@@ -328,6 +332,8 @@ class Model:
 
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""
+        if self.life.wanted is not Wanted.UP:
+            self.keep_alive_s = None
         self.ready = None
         self.residency = None
         self.heartbeat = None

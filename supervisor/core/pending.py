@@ -17,6 +17,11 @@ def pending(model: Model) -> Pending:
     return phase
 
 
+def waits_for_load(model: Model) -> bool:
+    """Whether it waits for a turn or for memory, and not for its files."""
+    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
+
+
 def is_unwanted(model: Model) -> bool:
     """Whether it only waits because it has made room, and nobody waits for it any longer: like an
     evicted one, it loads with its next request."""

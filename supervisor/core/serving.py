@@ -247,7 +247,7 @@ class Serving:
         if request is not None:
             if request.acceptance is not None:
                 error = for_interrupted(error, model.name, request.tokens_sent)
-            self._endings.end(request, error=error)
+            self._endings.end(request, error=error, now=now)
         model.idle_since = now
         self._rest_if_idle(model, now)
 
@@ -308,7 +308,7 @@ class Serving:
         for request, row in left:
             error = self._pausing.row_left(model, request, row, now)
             if error is not None:
-                self._endings.end(request, error=error)
+                self._endings.end(request, error=error, now=now)
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
@@ -45,6 +46,10 @@ class ModelSettings:
     Attributes:
         name: the model's name.
         launch: what its worker is started with.
+        repo: whose snapshot the model folder is; empty if the entry names a folder.
+        revision: of that repository; empty without one.
+        download: what must be downloaded before a load, because the cache lacks files of it; None
+            if the folder of `launch` is what there is to load.
         aliases: other names for it; none of them means another model.
         presets: parameters for requests over HTTP that name the preset, by its name.
         preload: load when the supervisor starts; otherwise on the first request.
@@ -56,6 +61,9 @@ class ModelSettings:
 
     name: ModelName
     launch: LaunchSettings
+    repo: str = ""
+    revision: str = ""
+    download: Repository | None = None
     aliases: tuple[str, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preload: bool = True

@@ -251,6 +251,6 @@ def _usefulness(spare: Spare) -> tuple[bool, int]:
 def _waits_for_somebody(model: Model) -> bool:
     """Whether it waits for its turn, or for memory that somebody needs it to have."""
     phase = model.life.phase
-    if not isinstance(phase, Pending):
+    if not isinstance(phase, Pending) or phase.fetching is not None:
         return False
     return phase.lack is None or model.urgency is not Urgency.NOBODY

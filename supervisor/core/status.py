@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.states import State, WaitReason, Why
+from mlxsup.protocol.states import PendingReason, State, WaitReason, Why
 
 from .gateway import Gateway
-from .lifecycle.states import Backoff, Loading, Pending, Ready
+from .lifecycle.life import Life
+from .lifecycle.states import Backoff, Fetching, Loading, Pending, Ready
 from .memory.budget import Budget
 from .model import Model
 from .queue_status import (
@@ -95,7 +96,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "pid": life.pid,
         "restarts": life.crash_restarts,
         "last_exit": asdict(life.last_exit) if life.last_exit else None,
-        "cause": life.failure or None,
+        "cause": _cause(life),
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
         "queued": len(model.queue),
@@ -130,7 +131,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "prefill_chunk": beat.prefill_chunk if beat else None,
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
-        "context_length": model.ready.context_length if model.ready else None,
+        "context_length": _context_length(model),
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
@@ -138,11 +139,33 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     }
 
 
+def _cause(life: Life) -> str | None:
+    """Why it is FAILED, or why its download is to be tried again."""
+    if isinstance(life.phase, Backoff):
+        return life.phase.download_cause or None
+    return life.failure or None
+
+
 def _names_map(model: Model) -> dict[str, Any]:
-    """What the model may be called."""
+    """What the model may be called, and where its files are."""
     settings = model.life.settings
     presets = {name: dict(given) for name, given in settings.presets.items()}
-    return {"name": model.name, "aliases": list(settings.aliases), "presets": presets}
+    return {
+        "name": model.name,
+        "aliases": list(settings.aliases),
+        "presets": presets,
+        "repo": settings.repo or None,
+        "revision": settings.revision or None,
+        "folder": model.life.launch.path or None,
+    }
+
+
+def _context_length(model: Model) -> int | None:
+    """Tokens of prompt and answer: what its worker has said, or else what its files say; None if
+    they cannot be read."""
+    if model.ready is not None:
+        return model.ready.context_length
+    return model.life.need.context_tokens if model.life.need else None
 
 
 def _planned_map(model: Model) -> dict[str, int | None]:
@@ -199,9 +222,22 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     phase = model.life.phase
     if isinstance(phase, Loading):
         return {"phase": phase.load_phase.value, "fraction": phase.progress}
+    if isinstance(phase, Pending) and phase.fetching is not None:
+        return _download_progress(phase.fetching)
     if isinstance(phase, Pending):
         return {"phase": f"waiting for {phase.reason}", "fraction": 0.0}
     return None
+
+
+def _download_progress(fetching: Fetching) -> dict[str, Any]:
+    if fetching.is_waiting:
+        return {"phase": "waiting for another download of it", "fraction": 0.0}
+    return {
+        "phase": PendingReason.DOWNLOAD.value,
+        "fraction": fetching.fraction,
+        "done_bytes": fetching.done_bytes,
+        "total_bytes": fetching.total_bytes,
+    }
 
 
 def memory_wait(model: Model, now: float) -> dict[str, Any] | None:

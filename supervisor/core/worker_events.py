@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -21,6 +22,7 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from .appraising import Appraising
+from .attaching import Attaching
 from .events import (
     Exited,
     FilesSeen,
@@ -47,6 +49,7 @@ from .lifecycle.triggers import (
     LoadedTooLarge,
     Progressed,
 )
+from .log_level import WorkerLogLevel
 from .memory.given import loaded_problem
 from .memory.residency import Residency
 from .model import Model
@@ -79,15 +82,25 @@ class WorkerEvents:
         serving: moves their requests.
         leasing: has them read long prompts in turns.
         appraising: plans their next load.
+        attaching: sends streams to those who have joined them.
+        log_level: tells them how much to log.
     """
 
     def __init__(
-        self, fleet: Fleet, serving: Serving, leasing: Leasing, appraising: Appraising
+        self,
+        fleet: Fleet,
+        serving: Serving,
+        leasing: Leasing,
+        appraising: Appraising,
+        attaching: Attaching,
+        log_level: WorkerLogLevel,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
         self._leasing = leasing
         self._appraising = appraising
+        self._attaching = attaching
+        self._log_level = log_level
 
     def take(self, event: WorkerEvent) -> None:
         """Handles one event; ignores those of earlier generations (F9)."""
@@ -176,6 +189,8 @@ class WorkerEvents:
                 self._serving.accepted(model, accepted, event.now)
             case Rejected() as rejected:
                 self._on_rejected(model, rejected, event.now)
+            case Rendered() as rendered:
+                self._attaching.rendered(model, rendered)
             case Hello() as hello:
                 self._on_hello(model, hello, event.now)
             case LoadProgress() as progress:
@@ -198,6 +213,7 @@ class WorkerEvents:
             return
         if model.watch is not None:
             model.watch.stepped(message.step, now)
+        self._attaching.heard(message.rows)
         if self._serving.step(model, message, now):
             self._fleet.touch(model)
 
@@ -247,6 +263,7 @@ class WorkerEvents:
             model.load_s = now - model.life.phase.since
             model.residency = Residency(ready_at=now, tokens_before=model.tokens)
         self._fleet.trigger(model, BecameReady(), now)
+        self._log_level.tell(model)
 
 
 def last_words(lines: Sequence[str]) -> str:

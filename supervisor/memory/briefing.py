@@ -78,7 +78,7 @@ class MemoryBriefing:
 
     def needs_of(self, config: DaemonConfig) -> Mapping[ModelName, Need]:
         """What the models need; those that cannot be read are left out, because they cannot be
-        loaded either.
+        loaded either, and those that have to be downloaded, because nothing is known of them yet.
 
         Raises:
             ConfigError: the pinned ones do not fit into the budget together, or a model cannot do
@@ -86,7 +86,7 @@ class MemoryBriefing:
         """
         needs = {}
         for model in config.models:
-            need = self._appraise(model.launch)
+            need = self._appraise(model.launch) if model.download is None else None
             if need is not None:
                 needs[model.name] = need
         check_needs(config, needs, self._budget(config.memory_budget))
@@ -96,6 +96,20 @@ class MemoryBriefing:
         """These are the models now."""
         self._launches = {model.name: model.launch for model in models}
         self.needs = needs
+
+    def relaunched(self, name: ModelName, launch: LaunchSettings) -> Need | None:
+        """What a model needs with another launch than that of its entry; None: its files cannot be
+        read. It counts as the model's launch from now on."""
+        need = self._appraise(launch)
+        others = {one: known for one, known in self.needs.items() if one != name}
+        self.needs = others if need is None else {**others, name: need}
+        self._launches[name] = launch
+        return need
+
+    def found(self, models: Sequence[ModelSettings]) -> None:
+        """The files of these models have arrived, and are read."""
+        for model in models:
+            self.relaunched(model.name, model.launch)
 
     def measured(self, launch: LaunchSettings) -> None:
         """A worker with these settings has measured its model."""

@@ -41,7 +41,6 @@ class Surroundings:
         record: where live workers are recorded.
         log: the daemon's log.
         argv: the command that starts a worker.
-        log_level: the workers' log level.
         post: called at once with each event.
         now: the time that events carry.
     """
@@ -51,9 +50,13 @@ class Surroundings:
     record: WorkerRecord
     log: DaemonLog
     argv: Sequence[str]
-    log_level: str
     post: Callable[[Event], None]
     now: Callable[[], float]
+
+    @property
+    def log_level(self) -> str:
+        """The workers' log level: the daemon's own."""
+        return self.log.level
 
 
 def write_record(log: DaemonLog, write: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 
 from ..core.actions import Spawn
-from ..core.events import FilesSeen
+from ..core.events import FilesSeen, WorkerSeen
 from ..log_files import LogWriter
 from ..logs import ModelLog
 from ..memory.appraiser import measured_by
@@ -117,6 +117,22 @@ class Workers:
         finally:
             del self._units[unit.model, unit.generation]
             del self._lives[unit]
+
+    def look_at(self, model: ModelName, generation: Generation, delay_s: float) -> None:
+        """Posts `WorkerSeen` after that time, unless the state of its process cannot be known."""
+        is_stopped = self.is_stopped(model, generation)
+        if is_stopped is None:
+            return
+
+        def tell() -> None:
+            around = self._surroundings
+            seen = WorkerSeen(
+                now=around.now(), model=model, generation=generation, is_stopped=is_stopped
+            )
+            around.post(seen)
+
+        # What has arrived in the meantime is read first: a late beat is a sign of life.
+        asyncio.get_running_loop().call_later(delay_s, tell)
 
     def is_stopped(self, model: ModelName, generation: Generation) -> bool | None:
         """Whether the process's state is *stopped*; None if that cannot be known."""

@@ -79,8 +79,8 @@ MUTANTS = (
     Mutant(
         name="every Done is sent twice",
         module=ENDINGS,
-        right="                paused=request.paused,\n            )\n",
-        wrong="                paused=request.paused,\n            )\n"
+        right="            message = _done(request, finish, now)\n",
+        wrong="            message = _done(request, finish, now)\n"
         "            self._outbox.send(request.connection, message)\n",
         check="after the end",
     ),

@@ -67,7 +67,7 @@ def test_stop_ends_within_its_limit_and_names_it_and_so_does_the_next_start_P26(
                 list(stream)
             assert ended.value.code == "shutting_down"
         assert (done.returncode, done.stdout) == (LEFT_BEHIND, "")
-        assert f"process {pid} cannot be ended" in done.stderr
+        assert f"stuck (pid {pid}) cannot be ended" in done.stderr
         assert daemon.process is not None
         assert daemon.process.wait(LIMIT_S) == LEFT_BEHIND
         assert f"process {pid} of stuck cannot be ended" in daemon.output

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from mlxsup.client import ConnectionLost
 
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
+from support.hub_caches import write_folder
 
 LIMIT_S = 60.0
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -40,15 +42,18 @@ def serve(configuration, **_):
     return 0
 
 start.serve = serve
-main(["start", "--model", "m=/nowhere"])
+main(["start", "--model", {model!r}])
 """
 
 
 @pytest.mark.parametrize("names", [("stdout",), ("stderr",), ("stdout", "stderr")])
-def test_what_a_lost_terminal_did_not_take_changes_no_exit_code_P12(names: tuple[str, ...]) -> None:
+def test_what_a_lost_terminal_did_not_take_changes_no_exit_code_P12(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = str(write_folder(tmp_path / "m"))
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", LEFT_IN_BUFFERS.format(names=names)],
+        [sys.executable, "-c", LEFT_IN_BUFFERS.format(names=names, model=model)],
         stdin=follower,
         stdout=follower,
         stderr=follower,

@@ -11,46 +11,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
-
 from support.bad_http import REQUESTS, BadRequest, request
-from support.bad_input import MODEL, SMALL, SMALL_CONTEXT
-from support.daemon import fake
+from support.bad_input_daemon import large_and_small, undisturbed
 from support.eventually import eventually
 from support.http_daemon import HttpDaemon, everything
 from support.streams import Reader
 
-LIVE_PROMPT = "the stream that must not change"
-
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
-    models = {
-        MODEL: fake(fake={"step_s": 0.004, "context_length": 10_000_000}),
-        SMALL: fake(context_length=SMALL_CONTEXT),
-    }
-    with HttpDaemon(models) as running:
-        with running.client() as client:
-            client.load(MODEL)
-            client.load(SMALL)
+    with large_and_small(HttpDaemon) as running:
         yield running
 
 
 @pytest.fixture
 def live(daemon: HttpDaemon) -> Iterator[Reader]:
-    """A stream that runs all through a test, and is compared with the undisturbed answer."""
-    with daemon.client() as client:
-        gateway = client.status()["gateway"]
-        reader = Reader(client, MODEL, LIVE_PROMPT)
-        reader.started()
+    with undisturbed(daemon) as reader:
         yield reader
-        seen = len(reader.tokens)
-        eventually(lambda: len(reader.tokens) > seen or reader.error, what="the stream continues")
-        assert reader.error is None
-        reader.stream.cancel()
-        tokens = reader.finished().token_ids
-        assert tokens == answer_tokens(encode_text(LIVE_PROMPT), len(tokens))
-        assert client.status()["gateway"]["pid"] == gateway["pid"]
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.name)

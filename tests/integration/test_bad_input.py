@@ -24,14 +24,11 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Cancel, Subscribe
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, DecodeError, Decoder, encode
 from mlxsup.protocol.parameters import SAMPLING
-from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.bad_bodies import BODIES, CLIENT_ONLY
 from support.bad_commands import COMMANDS, BadCommand
 from support.bad_input import (
     HELLO_BODY,
-    MODEL,
     SMALL,
     SMALL_CONTEXT,
     BadBody,
@@ -41,14 +38,13 @@ from support.bad_input import (
     header,
     pack,
 )
+from support.bad_input_daemon import large_and_small, undisturbed
 from support.bad_messages import RAW
-from support.daemon import Daemon, fake, row
-from support.eventually import eventually
+from support.daemon import Daemon, row
 from support.raw_client import RawClient
 from support.streams import Reader
 
 ROOT = Path(__file__).parents[2]
-LIVE_PROMPT = "the stream that must not change"
 ENDS = ("done", "failed", "reply")
 GARBAGE_MESSAGES = 2000
 GARBAGE_SEED = 20261121
@@ -57,41 +53,14 @@ WINDOW = 32
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    models = {
-        MODEL: fake(fake={"step_s": 0.004, "context_length": 10_000_000}),
-        SMALL: fake(context_length=SMALL_CONTEXT),
-    }
-    with Daemon(models) as running:
-        with running.client() as client:
-            client.load(MODEL)
-            client.load(SMALL)
+    with large_and_small(Daemon) as running:
         yield running
 
 
 @pytest.fixture
 def live(daemon: Daemon) -> Iterator[Reader]:
-    """A stream that runs all through a test, and is compared with the undisturbed answer."""
-    with daemon.client() as client:
-        before = facts(client)
-        reader = Reader(client, MODEL, LIVE_PROMPT).started()
+    with undisturbed(daemon) as reader:
         yield reader
-        seen = len(reader.tokens)
-        eventually(lambda: len(reader.tokens) > seen or reader.error, what="the stream continues")
-        assert reader.error is None
-        reader.stream.cancel()
-        result = reader.finished()
-        assert result.finish_reason is FinishReason.CANCELLED
-        expected = answer_tokens(encode_text(LIVE_PROMPT), len(reader.tokens))
-        assert reader.tokens == expected, "the stream beside it changed"
-        eventually(lambda: facts(client) == before, what="nothing is left, nothing was restarted")
-
-
-def facts(client: Client) -> dict[str, Any]:
-    """What no bad input may change: the models, their processes, what is open."""
-    status = client.status()
-    kept = ("name", "state", "wanted", "generation", "pid", "restarts", "running", "queued")
-    rows = [{key: model[key] for key in kept} for model in status["models"]]
-    return {"pid": status["pid"], "queue": status["queue"], "models": rows}
 
 
 RAW_CASES = [

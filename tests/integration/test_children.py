@@ -27,6 +27,12 @@ def test_a_child_says_answers_and_has_a_last_word() -> None:
         assert child.is_over
 
 
+def test_a_last_word_may_be_longer_than_a_pipe() -> None:
+    long = "import json, sys; sys.stdin.read(); print(json.dumps({'long': 'x' * 1_000_000}))"
+    with Child("-c", long) as child:
+        assert len(child.end(30.0)["long"]) == 1_000_000
+
+
 def test_one_without_a_last_word_ends_as_well() -> None:
     with Child("-c", "import sys; sys.stdin.read()") as child:
         assert child.end(60.0) == {}

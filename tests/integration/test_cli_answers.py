@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def test_in_a_pipe_the_answer_is_the_same_and_the_remark_beside_it_F10(daemon: D
         kill_worker(daemon)
         rest, errors = asked.communicate(timeout=60)
     assert (first + rest).decode() == whole
-    assert errors.decode() == f"{REMARK}\n"
+    # A machine that is busy shows the load, too, because that takes more than a second then.
+    assert re.sub(r"(?m)^\d\d:\d\d:\d\dZ m: .+\n", "", errors.decode()) == f"{REMARK}\n"
 
 
 def test_control_characters_of_a_model_steer_no_terminal(daemon: Daemon) -> None:

@@ -23,6 +23,7 @@ from mlxsup.protocol.version import VERSION
 
 from support.cli_daemon import TIME_LIMIT_S, Daemon, at, command, environment, mlxsup
 from support.eventually import eventually
+from support.hub_caches import write_folder
 from support.scripted_supervisor import (
     OpenStreams,
     Peer,
@@ -31,7 +32,7 @@ from support.scripted_supervisor import (
     send_pieces,
 )
 
-PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .+\n", re.MULTILINE)
+PROGRESS = re.compile(r"^\d\d:\d\d:\d\dZ .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""
 
 
@@ -121,10 +122,13 @@ def test_generate_that_breaks_off_exits_1_and_says_how_far_it_came(
     assert done.stderr.startswith("error: its worker crashed (after 2 tokens)\nhint: ")
 
 
-def test_bad_parameter_exits_1_and_names_it(supervisor: ScriptedSupervisor) -> None:
+def test_bad_parameter_is_a_usage_error_and_names_the_option(
+    supervisor: ScriptedSupervisor,
+) -> None:
     done = at(supervisor, "generate", "smollm2", "x", "--temperature", "-1")
-    assert done.returncode == 1
-    assert "temperature takes a number" in done.stderr
+    assert done.returncode == 64
+    assert "--temperature takes a number" in done.stderr
+    assert supervisor.received == []
     done = at(supervisor, "generate", "smollm2", "-", stdin=b"\xff")
     assert (done.returncode, "not UTF-8" in done.stderr) == (64, True)
 
@@ -183,7 +187,8 @@ def test_no_daemon_exits_69_with_a_hint(folder: Path) -> None:
     assert json.loads(done.stdout)["error"]["hint"] == hint
     done = mlxsup("status", "--json", HOME=str(folder))
     assert done.returncode == 69
-    assert json.loads(done.stdout)["error"]["hint"] == "start one with `mlxsup start`"
+    hint = "start one with `mlxsup start --model FOLDER`"
+    assert json.loads(done.stdout)["error"]["hint"] == hint
     config = folder / "some file.toml"
     config.write_text('[supervisor]\nruntime_dir = "."\n')
     done = mlxsup("status", "--json", "--config", str(config), MLXSUP_ENDPOINT="ipc:///nowhere")
@@ -210,7 +215,7 @@ def test_usage_errors_exit_64() -> None:
         ["nonsense"],
         ["status", "--nonsense"],
         ["load"],
-        ["generate", "m", "x", "--top-k", "3"],
+        ["generate", "m", "x", "--top-q", "3"],
         ["generate", "m", "x", "--seed", "pi"],
         ["status", "--endpoint", "tcp://127.0.0.1:1"],
     ):
@@ -252,7 +257,7 @@ def test_config_check_reports_a_runtime_folder_that_start_refuses(
     config = folder / "mlxsup.toml"
     long = "x" * 120
     config.write_text(
-        f'[supervisor]\nlog_dir = "logs"\nruntime_dir = "{long}"\n[models.m]\npath = "m"\n'
+        f'[supervisor]\nlog_dir = "logs"\nruntime_dir = "{long}"\n[models.m]\nengine = "fake"\n'
     )
     done = mlxsup("config", "check", str(config))
     assert (done.returncode, done.stdout) == (78, "")
@@ -266,6 +271,7 @@ def test_config_check_reports_a_runtime_folder_that_start_refuses(
 def test_config_check_of_a_good_file(folder: Path) -> None:
     config = folder / "mlxsup.toml"
     config.write_text('[models.m]\npath = "m"\n')
+    write_folder(folder / "m")
     done = mlxsup("config", "check", str(config))
     assert (done.returncode, done.stdout) == (0, f"{config} is valid\n")
 

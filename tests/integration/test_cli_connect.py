@@ -16,6 +16,7 @@ from mlxsup.cli.connecting.tools import TOOLS
 from support.cli import ESCAPE, run_cli
 from support.daemon import Daemon, fake
 from support.http_daemon import HttpDaemon
+from support.json_schemas import problems
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"
@@ -24,7 +25,10 @@ BIN = ROOT / "build" / "npm" / "node_modules" / ".bin"
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
     fast = {"step_s": 0.0, "context_length": 200_000}
-    with HttpDaemon({"cold": fake(preload=False), "m": fake(fake=fast)}) as running:
+    cold = fake(fake={"context_length": 77_000}, preload=False)
+    cold |= {"aliases": ["frozen"], "presets": {"high": {"temperature": 1.0}}}
+    gone = {"path": "/nowhere/at/all", "preload": False}
+    with HttpDaemon({"cold": cold, "m": fake(fake=fast), "gone": gone}) as running:
         with running.client() as client:
             client.load("m")
         yield running
@@ -51,7 +55,9 @@ def test_it_prints_what_belongs_into_the_file_and_writes_nothing(
     assert "then: " in done.stderr
     assert not ESCAPE.search(done.stdout + done.stderr)
     assert list(tmp_path.iterdir()) == []
-    value = json.loads(connect(daemon, tmp_path, tool, "--json").stdout)
+    line = connect(daemon, tmp_path, tool, "--json").stdout
+    assert problems(line, ["connect"]) == []
+    value = json.loads(line)
     assert (value["tool"], value["schema_version"]) == (tool, 1)
     assert value["usage"]
 
@@ -86,6 +92,44 @@ def test_the_model_that_is_ready_comes_first_unless_another_one_is_asked_for(
     done = connect(daemon, tmp_path, "opencode", "--model", "clod")
     assert done.returncode == 1
     assert "did you mean cold?" in done.stderr
+
+
+def test_a_model_that_is_not_loaded_has_the_context_of_its_files(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    done = connect(daemon, tmp_path, "codex", "--model", "cold")
+    assert "model_context_window = 77000\n" in done.stdout
+    assert "nobody knows" not in done.stderr
+
+
+def test_what_nobody_knows_is_said_where_it_is_written(daemon: HttpDaemon, tmp_path: Path) -> None:
+    said = "nobody knows the context of gone, because its files cannot be read: 8192 tokens"
+    for tool, model, is_said in (
+        ("codex", "gone", True), ("codex", "m", False), ("zed", "m", True),
+        ("claude-code", "gone", False),
+    ):  # fmt: skip
+        assert (said in connect(daemon, tmp_path, tool, "--model", model).stderr) == is_said, tool
+    assert said in connect(daemon, tmp_path, "zed", "--write").stderr
+    value = json.loads(connect(daemon, tmp_path, "opencode", "--json").stdout)
+    assert (value["unknown_contexts"], value["is_key_missing"]) == (["gone"], False)
+
+
+@pytest.mark.parametrize("name", ["frozen", "cold:high", "frozen:high"])
+def test_a_model_has_the_name_that_was_asked_for(
+    daemon: HttpDaemon, tmp_path: Path, name: str
+) -> None:
+    done = connect(daemon, tmp_path, "opencode", "--model", name)
+    assert f"--model mlxsup/{name}\n" in done.stderr
+    models = json.loads(done.stdout)["provider"]["mlxsup"]["models"]
+    assert list(models) == [name, "cold", "m", "gone"]
+    assert models[name]["limit"] == models["cold"]["limit"] == {"context": 77_000, "output": 8192}
+
+
+@pytest.mark.parametrize("name", ["cold:low", ":high", "cold:", "nobody:high"])
+def test_a_preset_that_there_is_not_is_refused(
+    daemon: HttpDaemon, tmp_path: Path, name: str
+) -> None:
+    assert connect(daemon, tmp_path, "opencode", "--model", name).returncode == 1
 
 
 def test_a_file_that_is_no_json_is_left_alone(daemon: HttpDaemon, tmp_path: Path) -> None:
@@ -124,14 +168,24 @@ def test_a_key_is_written_and_an_address_for_everybody_is_one_of_this_machine(
     daemon.listen = "0.0.0.0:0"
     key = daemon.run("key", "new", "tool").stdout.strip()
     with daemon:
-        shown = connect(daemon, tmp_path, "opencode", "--key", key).stdout
+        given = connect(daemon, tmp_path, "opencode", "--key", key)
         where = ("--endpoint", daemon.endpoint)
         piped = run_cli("connect", "opencode", "--key", "-", *where, stdin=f"{key}\n").stdout
         wrong = connect(daemon, tmp_path, "opencode", "--key", "a b")
-    assert f'"apiKey": "{key}"' in shown
-    assert f"http://127.0.0.1:{daemon.address[1]}/v1" in shown
-    assert piped == shown
+        unknown = connect(daemon, tmp_path, "opencode", "--key", "sk-mlxsup-x", "--write")
+        missing = connect(daemon, tmp_path, "opencode", "--write")
+        as_json = connect(daemon, tmp_path, "opencode", "--json").stdout
+        (daemon.folder / "run" / "keys.json").chmod(0o644)
+        unusable = connect(daemon, tmp_path, "opencode")
+    assert f'"apiKey": "{key}"' in given.stdout
+    assert f"http://127.0.0.1:{daemon.address[1]}/v1" in given.stdout
+    assert (piped, "needs a key" in given.stderr) == (given.stdout, False)
     assert (wrong.returncode, "mlxsup key new NAME" in wrong.stderr) == (64, True)
+    assert (unknown.returncode, "knows no such key" in unknown.stderr) == (1, True)
+    assert (unusable.returncode, "chmod 600" in unusable.stderr) == (73, True)
+    assert missing.returncode == 0
+    assert "needs a key, and these settings have none: `mlxsup key new opencode`" in missing.stderr
+    assert json.loads(as_json)["is_key_missing"] is True
 
 
 # ---------------------------------------------------------------- real programs

@@ -16,6 +16,8 @@ from mlxsup.protocol.key_file import KEYS_NAME, add_key
 
 from support.cli import COLUMNS, ESCAPE, Piped, environment, on_terminal, run_cli
 from support.daemon import Daemon, fake, wait_for_state
+from support.hub_caches import write_folder
+from support.json_schemas import problems
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
 MODELS = {
@@ -29,12 +31,15 @@ ONCE: list[list[str]] = [
     ["status"],
     ["status", "--debug"],
     ["reload"],
+    ["log-level", "info"],
     ["load", "alpha"],
     ["unload", "beta"],
     ["restart", "alpha", "--now"],
     ["restart", "alpha"],
     ["generate", "alpha", "hello", "--max-tokens", "3", "-v"],
     ["chat", "alpha", "--max-tokens", "3", "-v"],
+    ["requests"],
+    ["requests", "--client", "nobody"],
     ["logs"],
     ["logs", "alpha", "-n", "3"],
     ["logs", "alpha", "--since", "10m"],
@@ -42,19 +47,25 @@ ONCE: list[list[str]] = [
     ["key", "new", "laptop"],
     ["key", "list"],
     ["key", "revoke", "old"],
-    ["config", "check", "CONFIG"],
+    ["wait", "alpha"],
+    ["config", "check", "SOUND"],
+    ["config", "path", "--config", "CONFIG"],
     ["config", "schema"],
     ["plan", "--config", "CONFIG"],
+    ["models", "--config", "CONFIG"],
+    ["show", "MODEL"],
+    ["init", "NEW"],
     ["completion", "bash"],
     ["completion", "zsh"],
     ["completion", "fish"],
 ]
-"""Every command that ends by itself, but `stop`, and `demo` (test_cli_demo.py); in this order."""
+"""Every command that ends by itself, but `stop`, `demo` (test_cli_demo.py) and `convert`
+(test_cli_convert.py); in this order."""
 
 FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
 """Every command that runs until it is interrupted, except `start`."""
 
-LOCAL = {"config", "completion", "plan"}
+LOCAL = {"config", "completion", "plan", "models", "show", "init"}
 """These ask no daemon."""
 
 
@@ -68,7 +79,14 @@ def daemon() -> Iterator[Daemon]:
 
 
 def filled(arguments: list[str], daemon: Daemon) -> list[str]:
-    return [str(daemon.config) if a == "CONFIG" else a for a in arguments]
+    """With the daemon's configuration, one without a broken model, a model, and a new file."""
+    sound = daemon.folder / "sound.toml"
+    sound.write_text('[models.m]\nengine = "fake"\n')
+    model = write_folder(daemon.folder / "model")
+    new = daemon.folder / "new.toml"
+    new.unlink(missing_ok=True)
+    files = {"CONFIG": daemon.config, "SOUND": sound, "MODEL": model, "NEW": new}
+    return [str(files.get(argument, argument)) for argument in arguments]
 
 
 def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +96,11 @@ def run(daemon: Daemon, arguments: list[str], *more: str) -> subprocess.Complete
         file.unlink(missing_ok=True)
         add_key(file, name="old", account="old", is_operator=False, created="now")
     where = [] if arguments[0] in LOCAL else ["--endpoint", daemon.endpoint]
-    return run_cli(*filled(arguments, daemon), *more, *where, stdin="one\ntwo\n")
+    home = {}
+    if arguments[0] in ("models", "show", "init"):
+        write_folder(daemon.folder / ".mlxsup/models/found")
+        home = {"HOME": str(daemon.folder), "HF_HUB_CACHE": str(daemon.folder / "hub")}
+    return run_cli(*filled(arguments, daemon), *more, *where, stdin="one\ntwo\n", **home)
 
 
 def check_plain(text: str) -> None:
@@ -120,6 +142,8 @@ def test_json_is_one_object_or_lines_of_objects(daemon: Daemon, arguments: list[
         assert len(lines) == 2
     elif arguments[0] != "logs":
         assert len(lines) == 1
+    words = arguments[: 2 if arguments[0] in ("config", "key") else 1]
+    assert [found for line in lines for found in problems(line, words)] == []
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING, ids=" ".join)
@@ -148,6 +172,7 @@ def test_following_writes_a_line_for_each_change_and_nothing_over_it(
     check_plain("".join(lines) + out)
     if is_json:
         assert all(json.loads(line)["schema_version"] == 1 for line in lines)
+        assert [found for line in lines for found in problems(line, arguments[:1])] == []
 
 
 def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
@@ -163,6 +188,7 @@ def test_start_and_stop_in_a_pipe_speak_in_plain_lines() -> None:
         stopped = run_cli("stop", "--config", str(daemon.config), "--json")
         assert (stopped.returncode, stopped.stderr) == (0, "")
         assert json.loads(stopped.stdout)["stopped"] is True
+        assert problems(stopped.stdout, ["stop"]) == []
         code, out, err = started.end()
         assert (code, err) == (0, "")
         check_plain(out)
@@ -197,6 +223,7 @@ def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door
     assert done.stderr.splitlines() == [f"error: {message}", "hint: did you mean alpha?"]
     done = run(daemon, arguments, "--json")
     assert (done.returncode, done.stderr) == (1, "")
+    assert problems(done.stdout, [], is_error=True) == []
     error = json.loads(done.stdout)["error"]
     assert error == {"code": "unknown_model", "message": message, "hint": "did you mean alpha?"}
 
@@ -207,8 +234,7 @@ def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door
         (["load", "broken"], "load_failed"),
         (["generate", "broken", "x"], "model_failed"),
         (["chat", "broken"], "model_failed"),
-        (["generate", "alpha", "x", "--temperature", "-1"], "invalid_request"),
-        (["chat", "alpha", "--top-p", "7"], "invalid_request"),
+        (["generate", "alpha", "x", "--max-tokens", "1000000"], "context_length_exceeded"),
         (["logs", LONG, "--previous"], "no_previous_generation"),
     ],
 )
@@ -220,7 +246,7 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
     # If a load took long, its changes were printed before.
     told, begin, _ = done.stderr.partition("error: ")
     assert begin
-    assert all(re.match(r"\d\d:\d\d:\d\d broken: ", line) for line in told.splitlines())
+    assert all(re.match(r"\d\d:\d\d:\d\dZ broken: ", line) for line in told.splitlines())
     check_plain(done.stderr)
     done = run(daemon, arguments, "--json")
     assert (done.returncode, done.stderr) == (1, "")
@@ -228,26 +254,52 @@ def test_what_failed_exits_1_with_a_sentence_and_a_code(
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_pause_and_resume_in_a_pipe_say_in_one_line_what_has_become_of_the_request(
+def test_pause_resume_and_cancel_in_a_pipe_say_in_one_line_what_has_become_of_the_request(
     daemon: Daemon, is_json: bool
 ) -> None:
     more = ["--json"] if is_json else []
     with daemon.client() as client:
         stream = client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000)
         next(stream)
-        for command, stages in (("pause", ("pausing", "paused")), ("resume", ("queued",))):
+        expected = {
+            "pause": ("pausing", "paused"),
+            "resume": ("queued",),
+            "cancel": ("cancelled",),
+        }
+        for command, stages in expected.items():
             done = run(daemon, [command, stream.request_id], *more)
             assert (done.returncode, done.stderr) == (0, "")
             check_plain(done.stdout)
             [line] = done.stdout.splitlines()
-            stage = json.loads(line)["stage"] if is_json else line.split(": ")[1].split()[0]
+            assert not is_json or problems(line, [command]) == []
+            said = json.loads(line).get("stage", "cancelled") if is_json else line.split(": ")[1]
+            stage = said.split()[0]
             assert stage in stages
+        for _ in stream:
+            pass
+        assert stream.result.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_prioritize_in_a_pipe_says_what_has_become_of_the_request(
+    daemon: Daemon, is_json: bool
+) -> None:
+    more = ["--json"] if is_json else []
+    with daemon.client() as client:
+        stream = client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000)
+        next(stream)
+        done = run(daemon, ["prioritize", stream.request_id, "batch"], *more)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not is_json or problems(done.stdout, ["prioritize"]) == []
         stream.cancel()
 
 
 def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
     tried = {a[0] for a in ONCE + FOLLOWING} | {"start", "stop", "demo", "pause", "resume"}
-    tried |= {"prioritize", "connect"}  # test_cli_connect.py
+    tried |= {"attach", "cancel"}  # test_daemon_requests.py
+    tried |= {"prioritize"}  # above
+    tried |= {"connect", "convert"}  # test_cli_connect.py, test_cli_convert.py
+    tried |= {"pull", "run", "rm"}  # test_cli_pull.py
     assert tried == set(root.list_commands(click.Context(root)))
 
 

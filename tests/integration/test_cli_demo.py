@@ -15,6 +15,7 @@ import pytest
 from support.cli import ESCAPE, Piped, on_terminal, run_cli
 from support.daemon import Daemon, fake, is_alive, toml_of
 from support.eventually import eventually
+from support.json_schemas import problems
 
 STEP_S = 0.05
 PACED_STEP_S = 0.09
@@ -23,7 +24,7 @@ PACED_STEP_S = 0.09
 QUICK_STEP_S = 0.01
 """Where it does not matter whether they do."""
 
-TOLD = re.compile(r"\d\d:\d\d:\d\d [ab]: ")
+TOLD = re.compile(r"\d\d:\d\d:\d\dZ [ab]: ")
 """What is printed about a load that takes long."""
 
 
@@ -46,6 +47,7 @@ def test_a_worker_dies_three_times_and_neither_answer_changes(tmp_path: Path) ->
     config = write_config(tmp_path, "a", "b", "c", step_s=PACED_STEP_S)
     done = run_cli("demo", "--config", str(config), "--json")
     assert (done.returncode, done.stderr) == (0, "")
+    assert problems(done.stdout, ["demo"]) == []
     shown = json.loads(done.stdout)
     assert shown["backend"] == "fake"
     assert len({kill["pid"] for kill in shown["kills"]}) == 3

@@ -15,6 +15,8 @@ import pytest
 from support.cli import Piped, run_cli
 from support.daemon import Daemon, fake, is_alive, wait_for_state
 from support.eventually import eventually
+from support.hub_caches import write_folder
+from support.json_schemas import problems
 
 
 @pytest.fixture
@@ -28,6 +30,7 @@ def test_detached_daemon_answers_when_start_returns_and_outlives_it() -> None:
     try:
         done = run_cli("start", "--config", str(daemon.config), "--detach", "--json")
         assert (done.returncode, done.stderr) == (0, "")
+        assert problems(done.stdout, ["start"]) == []
         value = json.loads(done.stdout)
         assert value["endpoint"] == daemon.endpoint
         process = psutil.Process(value["pid"])
@@ -102,8 +105,9 @@ def test_detached_daemon_that_does_not_come_up_is_told_of(home: Path) -> None:
 
 
 def test_start_without_a_file_prints_what_it_amounts_to(home: Path) -> None:
-    (home / "tiny").mkdir()
-    folders = ["--model", f"{home}/tiny", "--model", f"other={home}/missing"]
+    write_folder(home / "tiny")
+    write_folder(home / "second")
+    folders = ["--model", f"{home}/tiny", "--model", f"other={home}/second"]
     with Piped("start", *folders, HOME=str(home)) as started:
         text = ""
         while not (line := started.line()).startswith("listening at "):
@@ -117,7 +121,7 @@ def test_start_without_a_file_prints_what_it_amounts_to(home: Path) -> None:
     config = home / "kept.toml"
     config.write_text(text)
     assert run_cli("config", "check", str(config)).returncode == 0
-    assert f'path = "{home}/missing"' in text
+    assert f'path = "{home}/second"' in text
 
 
 def test_two_models_of_one_name_are_an_error(home: Path) -> None:
@@ -151,7 +155,7 @@ def offers(words: str, names: list[str], **variables: str) -> None:
 def test_completion_knows_commands_options_and_live_models() -> None:
     assert complete("mlxsup sta") == ["start", "status"]
     assert "--follow" in complete("mlxsup logs --f")
-    assert complete("mlxsup config ") == ["check", "schema"]
+    assert complete("mlxsup config ") == ["check", "path", "schema"]
     with Daemon({"alpha": fake(), "beta": fake(preload=False)}) as daemon:
         live = {"MLXSUP_ENDPOINT": daemon.endpoint}
         for command in ("load", "unload", "restart", "generate", "chat"):

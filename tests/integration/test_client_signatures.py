@@ -25,6 +25,7 @@ def test_ids_of_two_clients_differ_and_one_never_repeats() -> None:
 
 COMMANDS = (
     "ping", "status", "load", "unload", "restart", "prioritize", "pause", "resume", "reload",
+    "requests", "cancel", "attach", "log_level",
     "stop", "events", "complete",
 )  # fmt: skip
 
@@ -42,8 +43,9 @@ def test_both_clients_take_the_same(name: str) -> None:
         if default is not inspect.Parameter.empty
     }
     assert flags == {
+        "requests": {"client": None},
         "status": {"debug": False},
-        "load": {"dry_run": False},
+        "load": {"dry_run": False, "keep_alive": None, "context_length": None},
         "restart": {"now": False, "wait": True},
         "stop": {"now": False, "timeout_s": None},
     }.get(name, {})

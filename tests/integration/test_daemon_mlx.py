@@ -16,6 +16,7 @@ from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.ids import ModelName, RequestId, unpack_tokens
 
+from support.cli import run_cli
 from support.daemon import Daemon, row, wait_for_state
 from support.demo_model import demo_model_folder
 from support.eventually import eventually
@@ -132,3 +133,20 @@ def test_only_workers_import_mlx_A3(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stderr
+
+
+def test_a_question_on_the_command_line_gets_its_answer() -> None:
+    models: dict[str, dict[str, Any]] = {"smollm2": {"path": str(demo_model_folder())}}
+    with Daemon(models) as daemon, daemon.client() as client:
+        client.load("smollm2")
+        where = ("--endpoint", daemon.endpoint)
+        for more in (["smollm2"], []):
+            done = run_cli("generate", *more, "What is the capital of France?", *where)
+            assert done.returncode == 0, done.stderr
+            assert "Paris" in done.stdout
+        for question in (
+            "How many days are in a week?", "What color is the sky?", "Write a haiku about rain.",
+            "Who wrote Hamlet?", "Name three fruits.",
+        ):  # fmt: skip
+            done = run_cli("generate", "smollm2", question, "--max-tokens", "8", *where)
+            assert done.stdout.strip(), f"{question}: {done.stderr}"

@@ -14,6 +14,7 @@ from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.daemon import Daemon, fake, row
 from support.eventually import eventually
+from support.json_schemas import problems
 from support.streams import Reader
 from support.tiny_model import make_tiny_model
 
@@ -99,7 +100,9 @@ def test_a_dry_run_names_who_would_be_swapped_out_and_with_swap_off_a_load_is_re
     stays = {**BUDGET, "min_residency_s": 600}
     with Daemon({name: sized() for name in NAMES}, stays) as daemon, daemon.client() as client:
         stream = Reader(client, "a", "one", max_tokens=LENGTH).started()
-        value = json.loads(daemon.run("load", "b", "--dry-run", "--json").stdout)
+        line = daemon.run("load", "b", "--dry-run", "--json").stdout
+        assert problems(line, ["load"]) == []
+        value = json.loads(line)
         assert (value["outcome"], value["swaps"]) == ("swaps", ["a"])
         assert "after swapping out a" in daemon.run("load", "b", "--dry-run").stdout
         off = {**BUDGET, "swap": False}

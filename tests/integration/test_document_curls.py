@@ -19,8 +19,8 @@ from support.http_daemon import HttpDaemon
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-MODEL = "smollm2"
-"""The model that the documents ask."""
+MODELS = ("smollm2", "smollm2-135m")
+"""The models that the documents ask."""
 
 AT_LEAST = {"README.md", "gateway.md"}
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is n
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
-    with HttpDaemon({MODEL: fake()}) as running:
+    with HttpDaemon({model: fake() for model in MODELS}) as running:
         yield running
 
 

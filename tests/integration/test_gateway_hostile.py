@@ -49,6 +49,49 @@ def test_requests_behind_each_other_on_one_connection_are_answered_in_order(
     assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"200", b"404"]
 
 
+REFUSED = [("/nothing", "", 404), ("/health", "", 405), ("/v1/embeddings", "", 501),
+           ("/models/load", "", 403), ("/v1/chat/completions", "Content-Encoding: gzip\r\n", 415),
+           ("/v1/chat/completions", "Host: evil.example\r\n", 403)]  # fmt: skip
+"""Paths, further headers, and statuses of requests whose bodies nobody wants."""
+
+
+@pytest.mark.parametrize(("path", "more", "status"), REFUSED)
+def test_a_long_body_that_nobody_wants_is_no_further_request(
+    daemon: HttpDaemon, path: str, more: str, status: int
+) -> None:
+    head = HEAD.replace(b"/v1/chat/completions", path.encode()) + more.encode()
+    body = b" " * 1_500_000
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = told(daemon, head + b"Content-Length: %d\r\n\r\n" % len(body) + body + last)
+    statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answer)
+    first = answer.partition(b"\r\n\r\n")[0]
+    # If it takes longer than a moment to come, the connection ends with the refusal.
+    expected = [b"%d" % status] if b"connection: close" in first else [b"%d" % status, b"200"]
+    assert statuses == expected
+
+
+def test_who_asks_before_it_sends_a_body_that_nobody_wants_is_not_told_to(
+    daemon: HttpDaemon,
+) -> None:
+    head = HEAD.replace(b"application/json", b"text/plain") + b"Expect: 100-continue\r\n"
+    answer = told(daemon, head + b"Content-Length: 5\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert b"connection: close" in answer
+
+
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(daemon: HttpDaemon) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    body = json.dumps(chat("offers", max_tokens=3)).encode()
+    last = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    head = HEAD + offer + b"Content-Length: %d\r\n\r\n" % len(body)
+    with daemon.connect() as connection:
+        connection.sendall(head)
+        connection.sendall(body + last)
+        answer = everything(connection)
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"404"]
+    assert b'"completion_tokens":3' in answer
+
+
 def test_who_leaves_while_a_further_request_waits_frees_the_row(daemon: HttpDaemon) -> None:
     body = json.dumps(chat("leaves", max_tokens=3000, stream=True)).encode()
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
@@ -57,6 +100,16 @@ def test_who_leaves_while_a_further_request_waits_frees_the_row(daemon: HttpDaem
             connection.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             eventually(lambda: row(client, "m")["running"])
         eventually(lambda: not row(client, "m")["running"], what="a free row")
+
+
+def test_who_closes_only_the_side_that_sends_has_left(daemon: HttpDaemon) -> None:
+    body = json.dumps(chat("half", max_tokens=3000, stream=True)).encode()
+    with daemon.client() as client, daemon.connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda: row(client, "m")["running"])
+        connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: not row(client, "m")["running"], what="a free row")
+        assert b"[DONE]" not in everything(connection)
 
 
 def test_a_thousand_idle_connections_do_not_keep_others_out(daemon: HttpDaemon) -> None:

@@ -6,195 +6,32 @@ lent from the environment that runs the tests, so that nothing large is download
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import tomllib
-import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support.environments import Environment, need_registry, run
+from support.installed_daemon import daemon_of
+from support.typed_user import check_types
+from support.wheels import PROJECT, ROOT, Built, names_in
+
 pytestmark = pytest.mark.timeout(1200)
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PARTS = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 PAGE_FILES = "gateway/page/files"
 """What browsers get: no Python, and no folder below it."""
 
 PEER = "supervisor"
 """PyPI's process supervisor: its package has the name of one of our folders."""
 
-BUILD = """\
-import sys
-from setuptools import build_meta
-print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
-"""
-
-
-def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command without anything of this checkout on its path."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLXSUP"))}
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
-def run_well(*command: str | Path, cwd: Path) -> str:
-    """Runs a command that must succeed; returns what it printed."""
-    done = run(*command, cwd=cwd)
-    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """A virtual environment.
-
-    Attributes:
-        folder: where it is.
-        elsewhere: a working folder far from the checkout.
-    """
-
-    folder: Path
-    elsewhere: Path
-
-    @classmethod
-    def make(cls, folder: Path) -> Environment:
-        venv.create(folder, symlinks=True, with_pip=False)
-        elsewhere = folder / "elsewhere"
-        elsewhere.mkdir()
-        return cls(folder=folder, elsewhere=elsewhere)
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    @property
-    def site_packages(self) -> Path:
-        (found,) = self.folder.glob("lib/python*/site-packages")
-        return found
-
-    def pip(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs the tests' own pip for this environment."""
-        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python)
-        return run(*pip, *arguments, cwd=self.elsewhere)
-
-    def pip_well(self, *arguments: str | Path) -> None:
-        """Runs pip, which must succeed."""
-        done = self.pip(*arguments)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-    def lend_libraries(self) -> None:
-        """Makes the libraries of the running environment importable here, after what is here.
-
-        Files of a kind that run at the start of Python, the editable install of mlxsup among them,
-        are not looked at in a folder that is only named in a file like this one.
-        """
-        lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-        (self.site_packages / "lent.pth").write_text("".join(f"{path}\n" for path in sorted(lent)))
-
-    def says(self, *command: str) -> str:
-        """What a program of this environment prints, run in a folder far from the checkout."""
-        return run_well(self.folder / "bin" / command[0], *command[1:], cwd=self.elsewhere)
-
-    def evaluates(self, code: str) -> str:
-        """What a piece of Python prints there."""
-        return self.says("python", "-c", code).strip()
-
-
-def need_registry(done: subprocess.CompletedProcess[str], what: str) -> None:
-    """Skips where a package registry cannot be reached; any other trouble is a failure."""
-    said = done.stdout + done.stderr
-    if done.returncode and any(
-        sign in said
-        for sign in (
-            "NewConnectionError",
-            "NameResolutionError",
-            "ConnectTimeoutError",
-            "ProxyError",
-        )
-    ):
-        pytest.skip(f"no package registry can be reached, which {what} would come from")
-    assert done.returncode == 0, said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What was built.
-
-    Attributes:
-        source: the copy of the checkout that it was built from.
-        wheel: out of a copy of the checkout.
-        sdist: likewise.
-        wheel_of_sdist: out of the unpacked sdist alone.
-    """
-
-    source: Path
-    wheel: Path
-    sdist: Path
-    wheel_of_sdist: Path
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Wheel and sdist, by the build backend that pyproject.toml names."""
-    folder = tmp_path_factory.mktemp("build")
-    builder = Environment.make(folder / "builder")
-    requirements = PROJECT["build-system"]["requires"]
-    need_registry(builder.pip("install", "--quiet", *requirements), "the build backend")
-    source = folder / "source"
-    unwanted = (".*", "models", "build", "dist", "*.egg-info", "__pycache__", "shared")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*unwanted), symlinks=True)
-
-    def build(kind: str, where: Path, target: Path) -> Path:
-        target.mkdir()
-        said = run_well(builder.python, "-c", BUILD, kind, target, cwd=where)
-        return target / said.splitlines()[-1]
-
-    sdist = build("build_sdist", source, folder / "sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
-    (unpacked,) = (folder / "unpacked").iterdir()
-    return Built(
-        source=source,
-        sdist=sdist,
-        wheel=build("build_wheel", source, folder / "wheel"),
-        wheel_of_sdist=build("build_wheel", unpacked, folder / "wheel-of-sdist"),
-    )
-
-
-def names_in(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-@pytest.fixture(scope="module")
-def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A clean environment with the wheel, and the libraries lent."""
-    environment = Environment.make(tmp_path_factory.mktemp("clean") / "env")
-    environment.pip_well("install", "--quiet", "--no-deps", "--no-index", built.wheel)
-    environment.lend_libraries()
-    return environment
-
-
 # ---------------------------------------------------------------- what is in them
 
 
 def test_the_wheel_holds_every_file_of_every_package_and_nothing_else(built: Built) -> None:
-    expected = set()
+    expected = {"mlxsup/__init__.py", "mlxsup/py.typed"}
     for part in PARTS:
         for path in (built.source / part).rglob("*"):
             is_of_page = path.parent == built.source / PAGE_FILES
@@ -202,8 +39,8 @@ def test_the_wheel_holds_every_file_of_every_package_and_nothing_else(built: Bui
                 expected.add(f"mlxsup/{path.relative_to(built.source).as_posix()}")
     names = names_in(built.wheel)
     assert {name for name in names if ".dist-info/" not in name} == expected
-    for top_level in ("mlxsup/protocol", "mlxsup/supervisor", "mlxsup/worker", "mlxsup/client"):
-        assert f"{top_level}/py.typed" in names
+    for part in ("protocol", "supervisor", "worker", "client"):
+        assert f"mlxsup/{part}/py.typed" in names
 
 
 def test_licence_entry_point_and_metadata_are_in_the_wheel(built: Built) -> None:
@@ -261,38 +98,24 @@ def test_the_version_is_told_without_importing_what_takes_time(installed: Enviro
     assert installed.evaluates(code).splitlines()[-1] == "[]"
 
 
-def test_a_daemon_runs_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
-    folder = Path("/tmp") / f"mlxsup-t-{os.getpid()}-wheel"
-    folder.mkdir()
-    try:
-        config = folder / "config.toml"
-        config.write_text(
-            f'[supervisor]\nruntime_dir = "{folder}/run"\nlog_dir = "{folder}/logs"\n'
-            '[models.m]\nengine = "fake"\n'
-        )
-        command = installed.folder / "bin" / "mlxsup"
-        with (folder / "output").open("w") as output:
-            daemon = subprocess.Popen(
-                [command, "start", "--config", config],
-                cwd=installed.elsewhere,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-            )
-        try:
-            assert daemon.stdout is not None
-            assert "ipc://" in daemon.stdout.readline()
-            target = ("--config", str(config))
-            assert installed.says("mlxsup", "generate", "m", "[[say hello]]", *target) == "hello"
-            assert "stopped" in installed.says("mlxsup", "stop", *target)
-            assert daemon.wait(60) == 0
-        finally:
-            daemon.kill()
-            daemon.wait(60)
-            if daemon.stdout is not None:
-                daemon.stdout.close()
-    finally:
-        shutil.rmtree(folder)
+def test_a_daemon_runs_from_the_wheel(installed: Environment) -> None:
+    with daemon_of(installed) as config:
+        target = ("--config", str(config))
+        said = installed.says("mlxsup", "generate", "m", "[[say hello]]", *target)
+        assert said == "hello"
+        assert "stopped" in installed.says("mlxsup", "stop", *target)
+
+
+def test_type_checkers_know_an_editable_install(built: Built, tmp_path: Path) -> None:
+    environment = Environment.make(tmp_path / "env")
+    requirements = PROJECT["build-system"]["requires"]
+    need_registry(environment.pip("install", "--quiet", *requirements), "the build backend")
+    how = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index")
+    environment.pip_well("install", *how, "--editable", built.source)
+    environment.lend_libraries()
+    check_types(environment)
+    where = environment.evaluates("import mlxsup.client; print(mlxsup.client.__file__)")
+    assert Path(where).is_relative_to(built.source)
 
 
 # ---------------------------------------------------------------- beside PyPI's supervisor

@@ -66,7 +66,11 @@ def test_a_request_is_served_and_the_end_leaves_nothing() -> None:
     pids: list[int] = []
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
-        assert sorted(path.name for path in (folder / "run").iterdir()) == ["lock", "workers.json"]
+        assert sorted(path.name for path in (folder / "run").iterdir()) == [
+            "lock",
+            "log_dir",
+            "workers.json",
+        ]
         assert recorded(folder) == []
         log = (folder / "logs" / "mlxsup.log").read_text()
     assert not psutil.pid_exists(pids[0])

@@ -52,7 +52,7 @@ def test_it_serves_and_ends_with_nothing_left(client_of: Any) -> None:
         assert daemon.process.wait(60) == 0
         assert not any(map(is_alive, processes))
         left = sorted(p.name for p in (daemon.folder / "run").iterdir())
-        assert left == ["lock", "workers.json"]
+        assert left == ["lock", "log_dir", "workers.json"]
 
 
 def test_the_supervisor_never_imports_mlx_A3() -> None:

@@ -186,6 +186,25 @@ def test_without_a_template_the_error_says_to_use_prompt_G6(tmp_path: Path) -> N
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
+def test_messages_become_text_if_there_is_no_template_and_the_request_says_so(
+    tmp_path: Path, text: MlxText
+) -> None:
+    folder = make_tiny_model(tmp_path, has_chat_template=False)
+    codec = load_text(folder, eos_token_ids=None, vocabulary_size=VOCABULARY_SIZE)
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    asked = {"messages": said, "messages_as_text": True}
+    plain = codec.encode(body(prompt="Be brief.\n\nHi"))
+    assert codec.encode(body(**asked)) == plain
+    # With a template, it is used.
+    assert text.encode(body(**asked)) == text.encode(body(messages=said))
+    tool = {"type": "function", "function": {"name": "f"}}
+    for wants in ({"chat_template_kwargs": {"enable_thinking": False}}, {"tools": [tool]}):
+        [parameter] = wants
+        with pytest.raises(RemoteError, match=f"no chat template, which {parameter} are") as caught:
+            codec.encode(body(**asked, **wants))
+        assert caught.value.detail == {"parameter": parameter}
+
+
 def test_token_ids_are_checked_against_the_vocabulary_C7(text: MlxText) -> None:
     assert text.encode(body(prompt_tokens=[0, VOCABULARY_SIZE - 1])).tokens == [0, 2047]
     with pytest.raises(RemoteError, match="below this model's vocabulary of 2048, not 2048"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.client_messages import Cancel, PauseRequest, Prioritize, ResumeRequest
+from mlxsup.protocol.client_messages import Cancel, Prioritize
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.states import Priority
 
 from .asks import Ask, Place

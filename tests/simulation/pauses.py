@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxsup.protocol.client_messages import PauseRequest, ResumeRequest
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
 from . import shares
 from .asks import Ask, Place

@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlxsup.protocol.client_messages import (
-    Cancel,
-    ClientMessage,
-    Generate,
-    PauseRequest,
-    Prioritize,
-    ResumeRequest,
-    Stop,
-)
+from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Prioritize, Stop
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.packed_rows import Row
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.supervisor.core.actions import Action, Spawn
 from mlxsup.supervisor.core.events import (
     ClientGone,

@@ -12,16 +12,15 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Load,
     Notice,
-    PauseRequest,
     Prioritize,
     Reload,
     Reply,
     Restart,
-    ResumeRequest,
     StatusQuery,
     Unload,
 )
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.states import NoticeKind
 
 from . import costs, higher, memory, pressure, shares, swaps

@@ -12,6 +12,7 @@ from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
     Announce,
+    AppraiseLaunch,
     BudgetChanged,
     EndSpare,
     Finish,
@@ -21,6 +22,7 @@ from mlxsup.supervisor.core.actions import (
     LookAtWorker,
     NeedRaised,
     ReadConfiguration,
+    RequestEnded,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -219,9 +221,11 @@ class World:
                 self._wake_at(when)
             case ReadConfiguration(caller=caller):
                 self.people.operators.read_configuration(caller)
+            case AppraiseLaunch():
+                raise AssertionError(action)  # nobody asks for another context here
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
-            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
+            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised() | RequestEnded():
                 pass
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))

@@ -91,6 +91,9 @@ REQUESTS = (
          "send it uncompressed"),
     _raw("a body of more than 16 MiB", request(b" " * (limits.MAX_BODY_BYTES + 1)), 413,
          "at most 16 MiB"),
+    _raw("a length of more than 16 MiB, and no body", _HEAD
+         + b"Content-Length: %d\r\n\r\n" % (limits.MAX_BODY_BYTES + 1), 413, "at most 16 MiB"),
+    _raw("a tunnel", b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     _raw("a GET where a POST belongs", request(None, method="GET"), 405, "this path takes POST"),
     _raw("an unknown path", request(None, method="GET", path="/v2"), 404, "no such path"),
     _raw("embeddings", request(b"{}", path="/v1/embeddings"), 501, "embeddings are not there yet"),
@@ -99,6 +102,7 @@ REQUESTS = (
     _body("a body cut short", b'{"model": "m"', "not JSON"),
     _body("a list", b"[]", "takes an object"),
     _body("NaN", b'{"temperature": NaN}', "NaN is no number"),
+    _body("a number of 5,000 digits", b'{"n": ' + b"9" * 5_000 + b"}", "more digits than"),
     _body("half a surrogate pair", rb'{"model": "\ud800"}', "half a surrogate pair"),
     _body("100,000 lists inside each other", b"[" * 100_000, "nested too deeply"),
     _chat("no messages", "at least one message", messages=[]),

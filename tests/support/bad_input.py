@@ -191,7 +191,7 @@ CONFIGURATION_KEYS = ("path", "repo", "engine", "fake", "context_length", "alias
 
 HEADERS = (
     _headers("no type", [pack({"id": "x"})], "unknown type"),
-    _headers("an unknown type", [header("pong")], "known are cancel, generate, load"),
+    _headers("an unknown type", [header("pong")], "known are attach, cancel, cancel_request"),
     _headers("a type that is no text", [pack({"type": ["ping"], "id": "x"})], "unknown type"),
     _headers("a message of the supervisor", [header("done", seq=0)], "unknown type 'done'"),
     _headers("a message of the worker link", [header("dispatch", key=1), b""], "unknown type"),
@@ -217,6 +217,19 @@ HEADERS = (
              "takes two frames"),
     *_wrong_types(),
     *_seconds("timeout_s"), *_seconds("queue_timeout_s"), *_seconds("first_token_timeout_s"),
+    _headers("`generate` with a `keep_alive` below 0 that is not -1",
+             [header("generate", model=MODEL, keep_alive=-2), HELLO_BODY],
+             "keep_alive takes seconds from 0 up, or -1 for ever, not -2"),
+    _headers("`load` with a `keep_alive` of 0", [header("load", model=MODEL, keep_alive=0)],
+             "keep_alive takes seconds above 0, or -1 for ever, not 0"),
+    _headers("`load` with a `context_length` below 0",
+             [header("load", model=MODEL, context_length=-1)],
+             "context_length takes an integer from 0 to 2147483647, not -1"),
+    _headers("`load` with `dry_run` and a `context_length`",
+             [header("load", model=MODEL, dry_run=True, context_length=9)],
+             "what a load as configured would lead to: leave context_length out"),
+    _headers("`log_level` with a word that is no level", [header("log_level", level="loud")],
+             "level takes one of debug, info, warning, error, not 'loud'"),
     _headers("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
              "timeout_s takes seconds from 0"),
     *(
@@ -249,7 +262,7 @@ REQUESTS = (
     *(
         _headers(f"`{kind}` of an id that no open request has", [header(kind, request="nobody")],
                  "no open request has the id 'nobody'")
-        for kind in ("pause", "resume")
+        for kind in ("pause", "resume", "cancel_request", "attach")
     ),
     BadInput(name="an id that is open on this connection",
              sends=(generate(_LONG), generate(HELLO_BODY)), code=ErrorCode.DUPLICATE_ID,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+END_S = 120.0
 
 
 class EndedError(Exception):
@@ -86,10 +89,8 @@ class Child:
             raise EndedError(self._how()) from None
         return self.line()
 
-    def end(self, timeout_s: float | None = None) -> dict[str, Any]:
+    def end(self, timeout_s: float = END_S) -> dict[str, Any]:
         """Ends its standard input, and waits; returns what it says last, or nothing.
-
-        What it says must fit into a pipe: it is read once the process has ended.
 
         Args:
             timeout_s: how long it may take; then it is killed.
@@ -101,13 +102,25 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
+        is_late = threading.Event()
+
+        def cut() -> None:
+            is_late.set()
+            self._process.kill()
+
+        timer = threading.Timer(timeout_s, cut)
+        timer.start()
         try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-        with self._process.stdout:
-            said = self._process.stdout.read()
+            # Before it is waited for, because it may say more than a pipe holds; and not by
+            # `communicate`, which knows nothing of what `readline` has read beyond its line.
+            with self._process.stdout:
+                said = self._process.stdout.read()
+            self._process.wait()
+        finally:
+            timer.cancel()
+            timer.join()
+        if is_late.is_set():
+            raise subprocess.TimeoutExpired(self._arguments, timeout_s)
         if self._process.returncode:
             raise EndedError(self._how())
         return dict(json.loads(said or "{}"))

@@ -24,6 +24,9 @@ from .eventually import eventually
 
 TIME_LIMIT_S = 120.0
 COLUMNS = 80
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""An engine that a test has run in this process may have set these."""
+
 Raised = type[BaseException]
 """A separate name, because `Terminal` has a method `type`."""
 
@@ -37,7 +40,7 @@ def command(*arguments: str) -> list[str]:
 
 def environment(**values: str) -> dict[str, str]:
     """This process's, without what would change how mlxsup speaks or whom it asks."""
-    dropped = ("MLXSUP", "_MLXSUP", "NO_COLOR", "COLUMNS", "LINES")
+    dropped = ("MLXSUP", "_MLXSUP", "NO_COLOR", "COLUMNS", "LINES", "XDG_CONFIG_HOME", *OFFLINE)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | values
 
@@ -104,17 +107,18 @@ class Piped:
 
 
 class Terminal:
-    """A command on a terminal of 80 columns.
+    """A command on a terminal, of 80 columns unless the test says otherwise.
 
     Args:
         arguments: of mlxsup.
-        variables: added to the environment.
+        variables: added to the environment, but for COLUMNS, which is the width of the terminal.
     """
 
     def __init__(self, *arguments: str, **variables: str) -> None:
+        columns = int(variables.pop("COLUMNS", COLUMNS))
         self._leader, follower = pty.openpty()
         self._is_there = True
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(columns), 0, 0))
         self.seen = ""
         self._read_until = 0
         self.process = subprocess.Popen(

@@ -11,7 +11,9 @@ from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
+from mlxsup.protocol.delta_body import DeltaBody, read_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
+from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import Channel, FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
@@ -225,6 +227,25 @@ class LoopDriver:
         """A paused request does not come back."""
         self._link.post(DropKept(key=RequestKey(key)))
         self.turn()
+
+    def render(self, resume: Resume) -> list[DeltaBody]:
+        """What somebody is shown who joins an answer that has got so far."""
+        made = resume.acceptance
+        question = Render(
+            number=7,
+            opening=made.opening,
+            parameters=made.parameters,
+            seed=made.seed,
+            fingerprint=made.fingerprint,
+            delivered=resume.delivered,
+        )
+        self._link.post(question)
+        for _ in range(MAX_TURNS):
+            self.turn()
+            if self.messages and isinstance(said := self.messages[-1], Rendered):
+                assert said.number == question.number
+                return [read_body(body) for body in said.bodies]
+        raise AssertionError("no answer")
 
     def turn(self) -> None:
         """One turn of the loop, waiting for the helper threads where nothing else is to do."""

@@ -75,6 +75,9 @@ class Core:
     def stories(self) -> dict[str, list[str]]:
         return STORIES
 
+    def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
+        return 2, 0.0 if is_immediate else 30.0
+
 
 class Sleeps:
     """Each sleep is noted; of one length, only as many end as `ends` says."""

@@ -233,7 +233,7 @@ class Stage:
         def found() -> dict[str, Any] | None:
             wanted = (model, state, generation)
             for change in self.changes:
-                if (change["model"], change["to"], change["generation"]) == wanted:
+                if (change.get("model"), change.get("to"), change.get("generation")) == wanted:
                     return change
             return None
 

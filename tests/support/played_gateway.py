@@ -19,16 +19,13 @@ from mlxsup.client import (
     Result,
     Usage,
 )
-from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.app import Gateway
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.sse import WRITE
-from mlxsup.protocol.ids import RequestId
 
 from .played_events import PlayedEvents
-
-HEADER = ("priority", "timeout_s", "queue_timeout_s", "first_token_timeout_s", "client")
+from .sent_requests import frames_of
 
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """What happens to a stream, in order; an event is waited for."""
@@ -131,10 +128,8 @@ class PlayedDaemon:
 
     def generate(self, model: str, *, on_notice: Any = None, **given: Any) -> PlayedStream:
         """Checks the arguments as the real client does."""
-        body = {name: value for name, value in given.items() if name not in HEADER}
-        header: dict[str, Any] = {name: given.get(name) for name in HEADER}
-        name = RequestId(f"r{len(self.streams) + 1}")
-        encode_generate(name, model, body, resume=True, notices=False, **header)
+        name = f"r{len(self.streams) + 1}"
+        frames_of(name, model, given)
         self.asked.append({"model": model, **given})
         stream = PlayedStream(name, self.answers[len(self.streams)], on_notice)
         self.streams.append(stream)

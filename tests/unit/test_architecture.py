@@ -9,18 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PACKAGES = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 
 ALLOWED = {
     "protocol": set(),
+    "store": {"protocol"},
     "worker": {"protocol"},
-    "supervisor": {"protocol"},
+    "supervisor": {"protocol", "store"},
     "client": {"protocol"},
     "gateway": {"protocol", "client"},
-    "cli": {"protocol", "client", "supervisor"},
+    "downloader": {"protocol", "store"},
+    "cli": {"protocol", "store", "client", "supervisor"},
 }
 MLX_ONLY_IN = "worker/engines/mlx/"
-SUPERVISOR_ONLY_IN = {f"cli/commands/{word}.py" for word in ("start", "config", "plan")}
+HUB_ONLY_IN = "downloader"
+WORDS = ("start", "config", "plan", "init", "show")
+SUPERVISOR_ONLY_IN = {f"cli/commands/{word}.py" for word in WORDS} | {
+    "cli/checked_folders.py",
+    "cli/model_catalog.py",
+}
 CORE_FORBIDDEN = {"asyncio", "zmq", "psutil", "os", "time", "threading", "socket", "subprocess"}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -61,6 +68,12 @@ def test_only_the_engine_imports_mlx_A3(source: Path) -> None:
     is_engine = source.relative_to(ROOT).as_posix().startswith(MLX_ONLY_IN)
     roots = {name.split(".")[0] for name, level in imports(source) if level == 0}
     assert is_engine or not roots & {"mlx", "mlx_lm", "transformers", "tokenizers"}
+
+
+def test_only_the_downloader_imports_the_hub(source: Path) -> None:
+    roots = {name.split(".")[0] for name, level in imports(source) if level == 0}
+    is_downloader = source.relative_to(ROOT).parts[0] == HUB_ONLY_IN
+    assert is_downloader or not roots & {"huggingface_hub", "httpx2", "hf_xet"}
 
 
 def test_nobody_uses_the_streams_that_mlx_lm_makes_at_import_A5(source: Path) -> None:
@@ -111,10 +124,13 @@ def test_workers_are_executed_never_forked_A9(source: Path) -> None:
 
 
 def test_every_folder_of_the_product_is_a_package(source: Path) -> None:
-    """`setup.py` finds those that have an `__init__.py`, and no others."""
+    """setuptools finds those that have an `__init__.py`, and no others."""
     assert (source.parent / "__init__.py").is_file()
 
 
-def test_type_checkers_see_every_package() -> None:
-    links = {link.name: link.resolve() for link in (ROOT / "typings" / "mlxsup").iterdir()}
+def test_what_is_installed_is_every_package_and_the_root_above_them() -> None:
+    entries = list((ROOT / "typings" / "mlxsup").iterdir())
+    links = {entry.name: entry.resolve() for entry in entries if entry.is_symlink()}
     assert links == {package: ROOT / package for package in PACKAGES}
+    files = {entry.name for entry in entries if not entry.is_symlink()}
+    assert files - {"__pycache__"} == {"__init__.py", "py.typed"}

@@ -36,4 +36,4 @@ def nobodys_name() -> RemoteError:
 )
 def test_a_pause_or_resume_that_is_refused_says_where_to_look(error: RemoteError) -> None:
     explained = explain_request_error(RequestError.of(error))
-    assert explained.hint == "see what runs, waits or is paused with `mlxsup status --json`"
+    assert explained.hint == "see what runs, waits or is paused with `mlxsup requests`"

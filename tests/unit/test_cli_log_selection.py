@@ -19,6 +19,7 @@ RULE_1 = "--- generation 1 pid 7 2026-11-21T11:00:00Z"
 OLD = "2026-11-21T11:30:00.500Z INFO old"
 DUMP = "Fatal Python error: Segmentation fault"
 RULE_2 = "--- generation 2 pid 8 2026-11-21T12:00:01Z"
+AS_JSON = '{"at": "2026-11-21T%s.000Z", "level": "info", "message": "m"}'
 NEW = "2026-11-21T12:00:02.000Z INFO new"
 
 
@@ -27,6 +28,7 @@ NEW = "2026-11-21T12:00:02.000Z INFO new"
     [
         ([RULE_1, OLD, DUMP, RULE_2, NEW], NOON + 2, [DUMP, RULE_2, NEW]),
         ([RULE_1, OLD], NOON + 2, []),
+        ([AS_JSON % "11:30:00", AS_JSON % "12:00:02"], NOON + 2, [AS_JSON % "12:00:02"]),
         ([RULE_1, OLD, DUMP], NOON + 2, [DUMP]),
         ([RULE_1, OLD, DUMP], NOON - 2, []),
         ([DUMP], NOON + 2, [DUMP]),

@@ -34,7 +34,7 @@ CHANGE = {
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "mlxsup.toml"
-    path.write_text('[models.m]\npath = "m"\n')
+    path.write_text('[models.m]\nengine = "fake"\n')
     return path
 
 

@@ -87,6 +87,11 @@ def test_row_of_a_ready_model() -> None:
     assert row.note == ""
 
 
+def row_that_reads(read: int, of: int, tokens_sent: int = 0) -> dict[str, int]:
+    """What a note looks at of a running request."""
+    return {"read_tokens": read, "prompt_tokens": of, "tokens_sent": tokens_sent}
+
+
 @pytest.mark.parametrize(
     ("values", "note"),
     [
@@ -107,6 +112,16 @@ def test_row_of_a_ready_model() -> None:
         ),
         ({"batching": {"mode": "together", "reason": ""}, "warnings": []}, ""),
         ({"paused": ["a", "b"]}, "2 paused"),
+        (
+            {"rows": [row_that_reads(419, 1000)], "last_exit": KILLED},
+            "prefill 41%, SIGKILL, out of memory, 2m 5s ago",
+        ),
+        (
+            {"rows": [row_that_reads(9, 10), row_that_reads(1, 10)], "paused": ["a"]},
+            "prefill 10% of 2 prompts, 1 paused",
+        ),
+        ({"rows": [row_that_reads(0, 0), row_that_reads(0, 9), row_that_reads(9, 9)]}, ""),
+        ({"rows": [row_that_reads(5, 9, tokens_sent=1)]}, ""),
         ({"paused": ["a"], "yielded": ["b", "c"]}, "1 paused, 2 gave way"),
         ({"paused": ["a"], "last_exit": KILLED}, "SIGKILL, out of memory, 2m 5s ago, 1 paused"),
         ({"batching": {"mode": "serial_prefill", "reason": "why"}}, "prompts one by one"),
@@ -201,7 +216,7 @@ def test_unknown_model_names_close_and_configured_ones() -> None:
         (
             NoticeKind.PREFILLING,
             {"done": 5, "total": 9},
-            "reading the prompt, 5 of 9 tokens",
+            "reading the prompt, 5 of 9 tokens (55%)",
         ),
         (NoticeKind.PAUSED, {"reason": "user"}, "paused, until `mlxsup resume`"),
         (NoticeKind.PAUSED, {"reason": "turn"}, "paused, another has its turn"),

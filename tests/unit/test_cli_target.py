@@ -57,6 +57,7 @@ def test_a_file_that_names_no_runtime_folder_means_the_default_one(
         ("`mlxsup logs m`, `mlxsup stop`", "`mlxsup logs m OPTIONS`, `mlxsup stop OPTIONS`"),
         ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
         ("`mlxsup config check f`", "`mlxsup config check f`"),
+        ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
         ("`kill -KILL 7`", "`kill -KILL 7`"),
     ],
 )

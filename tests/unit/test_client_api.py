@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import RequestError
 from mlxsup.client.parameters import encode_generate
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.places import check_endpoint, endpoint_in, find_place
 from mlxsup.protocol.states import Priority
 
 LIMITS: dict[str, Any] = {
     "timeout_s": None,
     "queue_timeout_s": None,
     "first_token_timeout_s": None,
+    "keep_alive": None,
     "notices": False,
     "resume": True,
     "client": None,
@@ -66,6 +67,9 @@ def test_parameters_arrive_as_they_were_given() -> None:
         ({"timeout_s": math.inf}, "timeout_s"),
         ({"queue_timeout_s": -0.1}, "queue_timeout_s"),
         ({"first_token_timeout_s": "1"}, "first_token_timeout_s"),
+        ({"keep_alive": -2}, "keep_alive"),
+        ({"keep_alive": "5m"}, "keep_alive"),
+        ({"keep_alive": True}, "keep_alive"),
         ({"body": {"prompt": ""}}, "prompt"),
         ({"body": {"prompt": "x", "seed": -1}}, "seed"),
     ],
@@ -87,12 +91,12 @@ def test_endpoint_is_the_named_one_then_that_of_the_environment_then_the_default
 ) -> None:
     monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///from/environment")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert find_endpoint("ipc:///named") == "ipc:///named"
-    assert find_endpoint() == "ipc:///from/environment"
+    assert find_place("ipc:///named").endpoint == "ipc:///named"
+    assert find_place().endpoint == "ipc:///from/environment"
     with pytest.raises(ValueError, match="not ''"):
-        find_endpoint("")
+        find_place("")
     monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert find_endpoint() == "ipc:///home/someone/.mlxsup/run/client.sock"
+    assert find_place().endpoint == "ipc:///home/someone/.mlxsup/run/client.sock"
     assert endpoint_in(Path("/run/x")) == "ipc:///run/x/client.sock"
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
-from mlxsup.client.endpoint import check_endpoint, endpoint_in, find_endpoint
 from mlxsup.client.errors import ConnectionLost, RequestError, internal
 from mlxsup.client.parameters import check_limit, check_model, encode_generate
 from mlxsup.client.results import Delta, Notice, Result
@@ -21,6 +20,7 @@ from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.places import check_endpoint, endpoint_in, find_place
 from mlxsup.protocol.states import FinishReason, NoticeKind
 
 ID = RequestId("r")
@@ -35,6 +35,7 @@ def encoded(model: Any = "m", **changes: Any) -> Message:
         "client": None,
         "priority": None,
         "resume": True,
+        "keep_alive": None,
         "notices": False,
     }
     frames = encode_generate(ID, model, {"prompt": "p"}, **(values | changes))
@@ -49,9 +50,10 @@ def test_every_argument_reaches_the_header() -> None:
     assert (message.id, message.model, message.client) == ("r", "m", "me")
     assert (message.timeout_s, message.queue_timeout_s, message.first_token_timeout_s) == (3, 1, 2)
     assert (message.notices, message.resume) == (True, True)
-    other = encoded(resume=False)
+    other = encoded(resume=False, keep_alive=-1)
     assert isinstance(other, Generate)
     assert (other.notices, other.resume, other.timeout_s) == (False, False, None)
+    assert (message.keep_alive, other.keep_alive) == (None, -1)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +108,10 @@ def test_the_endpoint_is_that_named_then_that_of_the_environment(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("MLXSUP_ENDPOINT", "ipc:///of/the/environment")
-    assert find_endpoint("ipc:///named") == "ipc:///named"
-    assert find_endpoint() == "ipc:///of/the/environment"
+    assert find_place("ipc:///named").endpoint == "ipc:///named"
+    assert find_place().endpoint == "ipc:///of/the/environment"
     monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert find_endpoint() == "ipc:///home/somebody/.mlxsup/run/client.sock"
+    assert find_place().endpoint == "ipc:///home/somebody/.mlxsup/run/client.sock"
     assert endpoint_in("~/run") == "ipc:///home/somebody/run/client.sock"
 
 

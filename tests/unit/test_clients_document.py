@@ -1,37 +1,45 @@
-"""docs/clients.md: it has each case and each program, and none that the gateway does not pass."""
+"""docs/clients.md: it says what was measured, of each case and each program, and nothing else."""
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import pytest
 
 pytest.importorskip("openai")
 pytest.importorskip("anthropic")
 
+from bench.__main__ import CLIENTS, NAMES, chosen
 from bench.clients.case import Case, Outcome, Verdict, is_refusal, outcome
 from bench.clients.document import (
     PACKAGES,
     PAGE,
     PROGRAMS,
-    block_of,
+    blocks,
     markdown,
-    program_rows,
-    with_block,
+    package_results,
+    package_table,
+    program_result,
+    read_results,
+    rendered,
+    with_program,
 )
 from bench.clients.programs.programs import PROGRAMS as ALL
+from bench.clients.programs.run import run as run_programs
 from bench.clients.run import CASES
-from support.documents import rows_of
 
-TEXT = PAGE.read_text()
-NAMES = [program.name for program in ALL]
+RESULTS = read_results()
 
 
-def table(name: str) -> list[list[str]]:
-    block = block_of(TEXT, name)
-    return rows_of(block[block.index("|") :])
+def test_the_page_says_what_was_measured() -> None:
+    page = PAGE.read_text()
+    assert rendered(page, RESULTS) == page, "a table was edited: measure, and do not write"
+    for block in blocks(RESULTS).values():
+        assert page.count(block) == 1
 
 
 def test_it_has_every_case_and_all_pass_with_the_gateway() -> None:
-    rows = table(PACKAGES)
+    _, *rows = package_table(RESULTS[PACKAGES])
     assert [row[:2] for row in rows] == [[case.package, case.name] for case in CASES]
     assert {row[2] for row in rows} == {Verdict.PASSED}
     assert {row[3] for row in rows} == set(Verdict), "the other server passes some, not all"
@@ -39,18 +47,62 @@ def test_it_has_every_case_and_all_pass_with_the_gateway() -> None:
 
 
 def test_it_has_every_program_and_what_it_does() -> None:
-    rows = table(PROGRAMS)
-    assert [row[0] for row in rows] == [f"`{name}`" for name in NAMES]
-    assert [row[2] for row in rows] == [program.does for program in ALL]
-    assert {row[3].partition(":")[0] for row in rows} <= {"yes", "no", "not installed"}
+    measured = RESULTS[PROGRAMS]
+    assert [(one["program"], one["does"]) for one in measured] == [
+        (program.name, program.does) for program in ALL
+    ]
+    for one in measured:
+        kind = one["result"].partition(":")[0]
+        assert kind in (Verdict.PASSED, Verdict.FAILED, "not installed")
+        assert bool(one["version"]) == (kind != "not installed")
+
+
+def test_a_row_is_what_became_of_the_case() -> None:
+    case = CASES[0]
+    seen = {
+        "ours": [Outcome(verdict=Verdict.PASSED)],
+        "theirs": [Outcome(verdict=Verdict.FAILED, reason="a|b")],
+    }
+    measured = package_results([case], seen)
+    rows = package_table(measured)
+    assert rows == [
+        ["package", "what", "ours", "theirs", "why not"],
+        [case.package, case.name, "yes", "no", "a|b"],
+    ]
+    assert markdown(rows)[2] == f"| {case.package} | {case.name} | yes | no | a\\|b |"
+    assert "Of 1 cases pass: ours 1, theirs 0." in blocks({**RESULTS, PACKAGES: measured})[PACKAGES]
 
 
 def test_a_program_that_is_measured_anew_replaces_its_row_alone() -> None:
-    page = with_block(
-        TEXT, PROGRAMS, "\n".join(markdown([["program"] * 4, ["`ai`", "1", "a|b", "yes"]]))
-    )
-    rows = program_rows(page, {"litellm": ["`litellm`", "2", "c", "yes"]}, NAMES)
-    assert rows[1:] == [["`litellm`", "2", "c", "yes"], ["`ai`", "1", "a|b", "yes"]]
+    before = deepcopy(RESULTS)
+    order = [program.name for program in ALL]
+    new = program_result("ai", "99", "all", "no: not any more")
+    after = with_program(RESULTS, new, order)
+    assert [one["program"] for one in after[PROGRAMS]] == order
+    assert [one for one in after[PROGRAMS] if one not in before[PROGRAMS]] == [new]
+    assert (after[PACKAGES], before) == (before[PACKAGES], RESULTS)
+    assert with_program(RESULTS, new, ["ai"])[PROGRAMS] == [new], "of no other program"
+
+
+def test_clients_run_only_if_they_are_named() -> None:
+    assert chosen([]).names == list(NAMES)
+    assert CLIENTS not in NAMES
+    assert chosen(["burst", CLIENTS]).names == ["burst", CLIENTS]
+    assert chosen([CLIENTS, "--programs", "--only", "ai"]).only == ["ai"]
+
+
+@pytest.mark.parametrize("given", [["--programs"], ["burst", "--only", "ai"], ["strange"]])
+def test_words_that_mean_nothing_are_refused(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        chosen(given)
+    assert CLIENTS in capsys.readouterr().err
+
+
+def test_a_program_that_there_is_not_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"no program is called 'litelm'; there are litellm, "):
+        run_programs(["litelm"])
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_the_status_counts_by_account_and_by_class() -> None:
     [running] = row["rows"]
     assert running == {
         "id": "a", "number": "#1", "client": "alice", "priority": "normal", "class": "normal",
-        "waited_s": 0.0, "paused": None, "resumed": 0, "tokens_sent": 0,
+        "waited_s": 0.0, "paused": None, "resumed": 0,
+        "prompt_tokens": 0, "read_tokens": 0, "tokens_sent": 0,
     }  # fmt: skip
     assert [(one["number"], one["class"], one["waited_s"]) for one in row["line"]] == [
         ("#3", "interactive", 2.0),
@@ -330,7 +331,7 @@ def test_many_open_requests_are_not_all_listed() -> None:
         driver.ask(f"r{number}", client="many")
     driver.prioritize("z", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"].endswith("and 4 more, see `mlxsup status --json`")
+    assert failed.error["message"].endswith("and 4 more, see `mlxsup requests`")
     assert len(failed.error["detail"]["known"]) == 8
 
 

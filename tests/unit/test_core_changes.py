@@ -110,8 +110,8 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for(
     [reply] = driver.sent(Reply)
     assert list(reply.value["stories"]) == ["m"]
     first, second = reply.value["stories"]["m"]
-    assert first == "1000.000 STOPPED WantUp(why=<Why.USER: 'user'>) → PENDING"
-    assert second == "1000.000 PENDING Turn(spare=None) → LOADING"
+    assert first == "1000.000 STOPPED want up (user) → PENDING"
+    assert second == "1000.000 PENDING turn → LOADING"
 
 
 def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:
@@ -119,9 +119,8 @@ def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:
     driver.exit(signal="SIGSEGV", last_lines=("boom",))
     story = driver.core.stories()["m"]
     assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
-    assert story[-2].startswith("1000.000 READY Died(exit_code=None, signal_name='SIGSEGV'")
-    assert story[-2].endswith(" → PENDING")
-    assert story[-1] == "1000.000 PENDING Turn(spare=None) → LOADING"
+    assert story[-2] == "1000.000 READY died (SIGSEGV: boom) → PENDING"
+    assert story[-1] == "1000.000 PENDING turn → LOADING"
 
 
 def test_no_more_than_the_latest_two_hundred_lines_of_a_story_are_kept() -> None:

@@ -22,6 +22,7 @@ from mlxsup.supervisor.core.actions import (
     Action,
     Finish,
     ReadConfiguration,
+    RequestEnded,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -74,7 +75,7 @@ class World:
                 assert model.life.phase.ends_at <= self.ends_at, "a drain outlasts the stop"
 
     def _obey(self, action: Action) -> None:
-        assert not self.has_finished or isinstance(action, SendToClient), action
+        assert not self.has_finished or isinstance(action, SendToClient | RequestEnded), action
         match action:
             case SendToWorker(model="z", message=Exit()) | SignalWorker(model="z"):
                 self.is_z_told = True

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -83,6 +84,8 @@ def messages(key: RequestKey) -> list[WorkerMessage]:
         Step(step=1, rows=[RowDelta(key=RequestKey(99), finish=FinishReason.CANCELLED)]),
         odd,
         Heartbeat(step=10**9, phase=WorkerPhase.DECODE, phase_s=1e14, predicted_s=1e14),
+        Rendered(number=-1, bodies=[]),
+        Rendered(number=1, bodies=[b""]),
         Dying(code=-1, message=""),
     ]
     assert {type(message) for message in found} == set(WORKER_TO_SUPERVISOR)

@@ -37,6 +37,7 @@ from mlxsup.supervisor.core.actions import (
     Finish,
     ForgetModel,
     ReadConfiguration,
+    RequestEnded,
     SendToClient,
     SendToWorker,
     SignalWorker,
@@ -104,7 +105,7 @@ class CoreMachine(RuleBasedStateMachine):
     def obey(self, action: Action) -> None:
         """What the world does about an action at once."""
         if self.has_finished:  # what was left behind may be seen to end before the daemon has
-            assert isinstance(action, SendToClient | Announce | ForgetModel), action
+            assert isinstance(action, SendToClient | Announce | ForgetModel | RequestEnded), action
         match action:
             case Spawn(model=model, launch=launch):
                 assert model not in self.workers, "two processes of one model"

@@ -28,6 +28,16 @@ BEFORE_EVENTS = {"plan", "change", "pins", "sentences"}
 WITHOUT_MEMORY_OF_THEIR_OWN = {"given"}
 """No model of the simulation has `memory` in its entry: test_core_given_memory.py judges that."""
 
+PLAYED_NOWHERE = {
+    "attaching", "downloads", "keep_alive", "load_options", "log_level", "on_download", "report",
+    "request_status", "words",
+}  # fmt: skip
+"""What the simulation does not play: downloads, joined streams, and what is only said. Unit tests
+judge that, with state machines for what lasts (test_core_downloads_machine.py and
+test_core_attaching_machine.py)."""
+
+OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | WITHOUT_MEMORY_OF_THEIR_OWN | PLAYED_NOWHERE
+
 REPLAYED_SEEDS = 24
 SEEDS = 200
 """Found in the first seeds: what every test run has time for."""
@@ -70,7 +80,7 @@ def test_every_module_of_the_core_has_a_planted_bug() -> None:
     modules = {
         ".".join(path.relative_to(CORE).with_suffix("").parts)
         for path in CORE.rglob("*.py")
-        if path.stem not in WITHOUT_DECISIONS | BEFORE_EVENTS | WITHOUT_MEMORY_OF_THEIR_OWN
+        if path.stem not in OTHERS
     }
     assert {mutant.module for mutant in MUTANTS} == modules
     assert sum(" × " in mutant.name for mutant in MUTANTS) >= 8, "crossings"

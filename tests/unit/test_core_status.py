@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
-from mlxsup.supervisor.core.events import Sampled
+from mlxsup.supervisor.core.events import Appraised, Sampled
 from mlxsup.supervisor.core.requests.ledger import Ledger
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Terms
@@ -19,6 +20,7 @@ from mlxsup.supervisor.core.status import Daemon, status_map
 from support.core_driver import LAUNCH, Driver, entry
 from support.core_looks import BOB
 from support.core_states import in_state
+from support.needs import need
 
 NO_BUDGET = {
     "budget_bytes": None,
@@ -30,6 +32,9 @@ NEVER_STARTED: dict[str, Any] = {
     "name": "m",
     "aliases": [],
     "presets": {},
+    "repo": None,
+    "revision": None,
+    "folder": "/m",
     "state": "STOPPED",
     "wanted": "down",
     "why": "user",
@@ -97,6 +102,18 @@ def test_a_model_that_was_never_started() -> None:
     assert driver.row() == NEVER_STARTED
 
 
+def test_a_model_that_is_not_loaded_has_the_context_of_its_files() -> None:
+    driver = Driver()
+    known = {ModelName("m"): need(context=2048)}
+    driver.do(Appraised(now=driver.now, needs=known))
+    assert driver.row()["context_length"] == 2048
+    driver.load()
+    driver.come_up()
+    assert driver.row()["context_length"] == 100, "as its worker says"
+    driver.do(Appraised(now=driver.now, needs={}))
+    assert driver.row()["context_length"] == 100
+
+
 def test_the_memory_of_the_machine_is_nothing_until_it_was_measured() -> None:
     memory = Driver().core.status(1000.0)["memory"]
     assert memory == {**NO_BUDGET, "reserved_bytes": 0, "machine_bytes": 0}
@@ -116,6 +133,8 @@ def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
         "waited_s": waited_s,
         "paused": None,
         "resumed": 0,
+        "prompt_tokens": 0,
+        "read_tokens": 0,
         "tokens_sent": 0,
     }
 
@@ -267,7 +286,7 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
         "retry_in_s": 0.0,
         "queued": 1,
         "queued_per_class": {"interactive": 1, "normal": 0, "batch": 0},
-        "line": [shown("r1", 1, 60.25) | {"class": "interactive"}],
+        "line": [shown("r1", 1, 60.25) | {"class": "interactive", "prompt_tokens": 3}],
         "load_phases_s": {"spawn": 0.0, "import": 0.0},
         "suspects": 1,
         "on_probation": 1,

@@ -23,7 +23,7 @@ from support.core_states import in_state
 def test_the_edges_are_those_of_the_design() -> None:
     assert {
         State.STOPPED: {"PENDING"},
-        State.PENDING: {"LOADING", "STOPPED"},
+        State.PENDING: {"LOADING", "STOPPED", "BACKOFF", "FAILED"},
         State.LOADING: {"READY", "STOPPING"},
         State.READY: {"DRAINING", "STOPPING"},
         State.DRAINING: {"READY", "STOPPING"},

@@ -217,8 +217,8 @@ def test_a_bug_of_ours_without_a_process_is_logged_and_ends_nothing(state: State
     driver.core.fleet.trigger(model, BecameReady(), driver.now)
     [fault] = [a for a in driver.core.outbox.take() if isinstance(a, LogFault)]
     assert fault.story[-2:] == (
-        f"1000.000 {state} BecameReady() !",
-        f"1000.000 {state} BecameReady() → {state}",
+        f"1000.000 {state} became ready !",
+        f"1000.000 {state} became ready → {state}",
     )
     assert driver.state() is state
 

@@ -132,8 +132,11 @@ def test_reasoning_and_calls_are_pieces_of_their_own_kinds() -> None:
 
 def test_usage_comes_as_one_more_chunk_if_it_was_asked_for() -> None:
     items = (delta("a"), result("a"))
-    *_, usage, done = answer(*items, stream=True, stream_options={"include_usage": True}).events()
+    *others, usage, done = answer(
+        *items, stream=True, stream_options={"include_usage": True}
+    ).events()
     assert (usage["choices"], usage["usage"]["total_tokens"], done) == ([], 6, "[DONE]")
+    assert {one["usage"] for one in others} == {None}
     assert all("usage" not in one for one in answer(*items, stream=True).events()[:-1])
 
 

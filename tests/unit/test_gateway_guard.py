@@ -72,7 +72,7 @@ def test_json_with_a_charset_is_json() -> None:
 def test_a_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", 1000)
     response = ask("POST", CHAT, {**BODY, "user": "x" * 1000})
-    assert (response.status, response.headers["connection"]) == (413, "close")
+    assert (response.status, "connection" in response.headers) == (413, False), "it was read"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from mlxsup.gateway.page.crashes import MOST_CRASHES, MOST_LINES, Crashes, lines
 from mlxsup.gateway.page.page import FILES, Page
 from mlxsup.protocol.key_file import KEYS_NAME, add_key
 
+from support.eventually import TIMEOUT_S
 from support.played_gateway import PlayedDaemon, Response, Site
 
 TEXTS = {path.name: path.read_text() for path in sorted(FILES.iterdir()) if path.is_file()}
@@ -161,6 +162,55 @@ def test_an_action_takes_json_only_as_everything_does() -> None:
 
 
 # ---------------------------------------------------------------- crashes
+
+
+class BusyDaemon(PlayedDaemon):
+    """One that does not answer at first.
+
+    Attributes:
+        looks: how often its status was asked for.
+        is_busy: whether it does not answer.
+        crash: the only model, as it is shown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.is_busy = True
+        self.crash: dict[str, Any] = {}
+
+    async def status(self) -> dict[str, Any]:
+        self.looks += 1
+        if self.is_busy:
+            raise TimeoutError
+        status = await super().status()
+        return {**status, "models": [status["models"][0] | self.crash]}
+
+    async def looked_at(self, times: int) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.looks < times:  # noqa: ASYNC110 - nothing else says so
+                await asyncio.sleep(0)
+
+
+def test_a_daemon_that_was_too_busy_is_asked_again_at_the_next_change() -> None:
+    daemon = BusyDaemon()
+    site = Site(daemon)
+
+    async def run() -> list[dict[str, Any]]:
+        async with site.life():
+            await daemon.looked_at(1)
+            daemon.is_busy, daemon.crash = False, row(generation=1)
+            (told,) = daemon.subscriptions
+            told.items.put_nowait({"model": "m", "from": "READY", "to": "BACKOFF", "why": ""})
+            await daemon.looked_at(2)
+            daemon.crash = row(generation=2, reason="asked")
+            token = token_of(await site.ask("GET", "/", has_life=False))
+            headers = {TOKEN_HEADER: token}
+            response = await site.ask("GET", "/page/state", headers=headers, has_life=False)
+            crashes: list[dict[str, Any]] = response.json()["crashes"]
+            return crashes
+
+    assert [crash["generation"] for crash in asyncio.run(run())] == [1]
 
 
 def row(

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.client import RequestError
-from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.body import parse_object
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
-from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.openai.requests import read_chat, read_completion
-from mlxsup.protocol.ids import RequestId
+
+from support.sent_requests import outcome, sent
 
 HELLO = [{"role": "user", "content": "hello"}]
-HEADER = ("priority", "timeout_s", "queue_timeout_s", "first_token_timeout_s", "client")
 
 
 def chat(**fields: Any) -> Ask:
@@ -43,21 +39,6 @@ def refusal(read: Any, body: Any) -> Failure:
     return caught.value
 
 
-def sent(ask: Ask) -> list[list[bytes]]:
-    """What the client would send for it."""
-    return [
-        encode_generate(
-            RequestId("x"),
-            ask.model,
-            {name: value for name, value in choice.items() if name not in HEADER},
-            resume=True,
-            notices=False,
-            **{name: choice.get(name) for name in HEADER},
-        )
-        for choice in ask.choices()
-    ]
-
-
 # ---------------------------------------------------------------- chats
 
 
@@ -69,6 +50,30 @@ def test_a_chat_becomes_messages_and_parameters() -> None:
         parameters={"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 9, "stop": ["\n"]},
     )
     assert sent(ask)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected_s"),
+    [(0, 0.0), (300, 300.0), ("5m", 300.0), ("90", 90.0), (-1, -1.0), (-7.5, -1.0), ("-1m", -1.0)],
+)
+@pytest.mark.parametrize("name", ["keep_alive", "ttl"])
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_how_long_a_model_stays_is_read_as_other_programs_write_it(
+    ask: Any, name: str, value: Any, expected_s: float
+) -> None:
+    asked = ask(**{name: value})
+    assert asked.parameters["keep_alive"] == expected_s
+    assert "ttl" not in asked.parameters
+    assert sent(asked)
+
+
+@pytest.mark.parametrize("value", ["soon", True, [1], float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["keep_alive", "ttl"])
+def test_what_is_no_time_is_refused_by_its_name(name: str, value: Any) -> None:
+    body = {"model": "m", "messages": HELLO, name: value}
+    assert refusal(read_chat, body).param == name
+    both = {"model": "m", "messages": HELLO, "keep_alive": 1, "ttl": 1}
+    assert refusal(read_chat, both).param == "ttl"
 
 
 def test_null_is_as_good_as_nothing() -> None:
@@ -280,16 +285,6 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-def outcome(do: Callable[[], object]) -> object:
-    """What it returns; for a request that is refused, the status of that."""
-    try:
-        return do()
-    except Failure as failure:
-        return failure.status
-    except RequestError as error:
-        return failure_of(error).status
-
-
 @given(BODIES)
 def test_junk_is_either_refused_or_sent(body: dict[str, Any]) -> None:
     text = json.dumps(body).encode()
@@ -314,7 +309,7 @@ def test_bytes_are_an_object_or_refused(data: bytes) -> None:
         (b'{"a": 1,}', "line 1, column"),
         (b"[" * 200_000, "nested too deeply"),
         (b'{"a": ' * 5_000 + b"1" + b"}" * 5_000, "nested too deeply"),
-        (b'{"a": ' + b"9" * 5_000 + b"}", "not JSON"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "has more digits"),
         (rb'{"a": "\ud800"}', "half a surrogate pair"),
     ],
 )

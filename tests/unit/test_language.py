@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PARTS = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "config.example.toml", "Makefile",
     "tests/README.md",

@@ -71,7 +71,16 @@ def test_every_file_of_mlxsup_can_be_mutated_and_belongs_to_one_part() -> None:
     left_out = {p.relative_to(ROOT).as_posix() for glob in UNMEASURED for p in ROOT.glob(glob)}
     every = {
         path.relative_to(ROOT).as_posix()
-        for package in ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+        for package in (
+            "protocol",
+            "store",
+            "supervisor",
+            "worker",
+            "client",
+            "gateway",
+            "downloader",
+            "cli",
+        )
         for path in (ROOT / package).rglob("*.py")
         if path.name != "__init__.py"
     }

@@ -45,6 +45,7 @@ def first_cells(title: str) -> list[str]:
 def example_tables() -> dict[str, dict[str, Any]]:
     model = dict(next(iter(EXAMPLE["models"].values())))
     restart, sampling = model.pop("restart"), model.pop("sampling")
+    model = {"path": model.pop("path"), "repo": None, **model}
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
         "`[gateway]`": {"listen": DEFAULT_LISTEN, "names": {}},
@@ -63,7 +64,7 @@ def test_every_setting_is_there_with_its_default_and_its_unit(title: str) -> Non
     for key, default, unit, what in rows:
         name = key.strip("`")
         assert what, name
-        if name == "path":
+        if name in ("path", "repo"):
             assert default == "none"
             continue
         assert tomllib.loads(f"value = {default.strip('`')}")["value"] == expected[name], name

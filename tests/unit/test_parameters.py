@@ -106,6 +106,8 @@ def test_what_is_out_of_range_is_refused_by_name_and_range_C7(name: str, wrong: 
         ({"stop_token_ids": [2**32]}, "ids from 0 to 4294967295"),
         ({"stop_token_ids": list(range(65))}, "at most 64 token ids, not a list of 65"),
         ({"cap_max_tokens": 1}, "true or false"),
+        ({"messages_as_text": 1}, "true or false"),
+        ({"messages_as_text": True}, "messages, not none of them"),
         ({"ignore_eos": 1}, "true or false"),
         ({"ignore_eos": "yes"}, "true or false"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens takes at most max_tokens, not 9"),
@@ -209,6 +211,7 @@ class EncodingClient(ClientBase[dict[str, Any]]):
 
 
 EXAMPLES: dict[str, Any] = {
+    "messages_as_text": True,
     "logit_bias": {"5": 1.5},
     "stop": ["."],
     "stop_token_ids": [7, 7],

@@ -66,6 +66,7 @@ def test_both_ends_of_a_range_are_taken_C7(name: str) -> None:
         {
             "prompt": None,
             "messages": [{"role": "user", "content": None}],
+            "messages_as_text": True,
             "chat_template_kwargs": {"thinking": False},
         },
     ],
@@ -212,7 +213,8 @@ def test_an_unknown_parameter_is_shown_shortened_with_all_that_are_known() -> No
     assert caught.value.detail == {"parameter": "c" * 64}
     assert caught.value.message == (
         f"unknown parameter {'c' * 64!r}; known are cap_max_tokens, chat_template_kwargs,"
-        " frequency_penalty, ignore_eos, logit_bias, logprobs, max_tokens, messages, min_p,"
+        " frequency_penalty, ignore_eos, logit_bias, logprobs, max_tokens, messages,"
+        " messages_as_text, min_p,"
         " min_tokens, penalty_window, presence_penalty, prompt, prompt_tokens, repetition_penalty,"
         " response_format, seed, stop, stop_token_ids, temperature, tool_choice, tools, top_k,"
         " top_logprobs, top_p, xtc_probability, xtc_threshold"
@@ -287,3 +289,17 @@ def test_sampling_is_what_decides_which_token_is_taken() -> None:
         "xtc_threshold": 0.1, "repetition_penalty": 1.0, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "penalty_window": 20,
     }  # fmt: skip
+
+
+def test_how_the_prompt_was_made_does_not_matter_to_an_answer_that_continues() -> None:
+    said = [{"role": "user", "content": "x"}]
+    asked = body(
+        prompt=None,
+        messages=said,
+        messages_as_text=True,
+        chat_template_kwargs={"thinking": False},
+        max_tokens=7,
+    )
+    assert RequestBody.accepted([1, 2], asked.parameters(), 3) == RequestBody(
+        prompt_tokens=[1, 2], max_tokens=7, seed=3
+    )

@@ -193,8 +193,9 @@ def test_an_unknown_type_is_shown_shortened_with_the_id_and_all_that_are_known()
         decode({"type": "c" * 65, "id": "a"})
     assert caught.value.id == "a"
     assert caught.value.message == (
-        f"unknown type {'c' * 64!r}; known are cancel, generate, load, pause, ping,"
-        " prioritize, reload, restart, resume, status, stop, subscribe, unload"
+        f"unknown type {'c' * 64!r}; known are attach, cancel, cancel_request, generate, load,"
+        " log_level, pause, ping, prioritize, reload, requests, restart, resume, status, stop,"
+        " subscribe, unload"
     )
 
 

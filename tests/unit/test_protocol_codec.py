@@ -47,10 +47,13 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     "a long text": ([pack({"type": "x" * 4097})], UNREADABLE),
     "deep nesting": ([b"\x91" * 2000 + b"\xc0"], UNREADABLE),
     "an oversized header": ([b"\x00" * (MAX_HEADER_BYTES + 1)], "a header has at most"),
-    "no type": ([pack({"id": "a"})], "unknown type 'None'; known are cancel, generate, load,"),
+    "no type": (
+        [pack({"id": "a"})],
+        "unknown type 'None'; known are attach, cancel, cancel_request,",
+    ),
     "an unknown type": (
         [pack({"type": "pong", "id": "a"})],
-        "unknown type 'pong'; known are cancel, generate, load,",
+        "unknown type 'pong'; known are attach, cancel, cancel_request,",
     ),
     "an unknown field": ([pack({**PING, "colour": 1})], "unknown field colour; known are id, v"),
     "a missing field": ([pack({"type": "load", "id": "a"})], "the field model is missing"),

@@ -26,6 +26,7 @@ def test_everything_is_below_one_folder_of_the_user() -> None:
         "DEFAULT_CONFIG": "~/.mlxsup/config.toml",
         "HISTORY_FILE": "~/.mlxsup/history",
         "CONNECTED_DIR": "~/.mlxsup/connected",
+        "MODELS_DIR": "~/.mlxsup/models",
         "DEMO_MODEL_FOLDER": "~/.mlxsup/models/smollm2",
     }
 

@@ -19,8 +19,17 @@ from mlxsup.protocol.codec import Decoder, encode
 from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.packed_rows import PackedRow
+from mlxsup.protocol.rendering import Render, Rendered
+from mlxsup.protocol.request_messages import (
+    Attach,
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -61,8 +70,12 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             client_messages.Load(id=ID, model=MODEL),
             client_messages.Unload(id=ID, model=MODEL),
             client_messages.Restart(id=ID, model=MODEL, now=True),
-            client_messages.PauseRequest(id=ID, request=RequestId("x-7")),
-            client_messages.ResumeRequest(id=ID, request=RequestId("x-7")),
+            PauseRequest(id=ID, request=RequestId("x-7")),
+            ResumeRequest(id=ID, request=RequestId("x-7")),
+            RequestsQuery(id=ID, client="team"),
+            CancelRequest(id=ID, request=RequestId("x-7")),
+            Attach(id=ID, request=RequestId("#7")),
+            ChangeLogLevel(id=ID, level="debug"),
             client_messages.Stop(id=ID, now=True, timeout_s=2.0),
             client_messages.Subscribe(id=ID),
             client_messages.Reload(id=ID),
@@ -117,10 +130,19 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             worker_messages.CancelRow(key=KEY),
             worker_messages.PauseRow(key=KEY, keep=True),
             worker_messages.DropKept(key=KEY),
+            Render(
+                number=2,
+                opening="<think>",
+                parameters={"max_tokens": 9},
+                seed=5,
+                fingerprint="f",
+                delivered=pack_tokens([3]),
+            ),
             worker_messages.Leases(are_needed=True),
             worker_messages.Lease(),
             worker_messages.SetBudget(number=3, rows_bytes=1 << 33, gives_back=True),
             worker_messages.GiveBack(),
+            LogLevel(level="debug"),
             worker_messages.Exit(),
         ],
     ),
@@ -177,6 +199,7 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
                 wants_lease=True,
                 only_waits=True,
             ),
+            Rendered(number=2, bodies=[pack_body("h", Channel.REASONING)]),
             worker_messages.Heartbeat(
                 step=9, phase=WorkerPhase.DECODE, phase_s=0.5, active_bytes=5
             ),

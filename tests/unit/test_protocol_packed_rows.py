@@ -34,7 +34,7 @@ BODIES = st.builds(
     text=st.text(max_size=8),
     channel=st.sampled_from(Channel),
     logprobs=st.none() | st.lists(LOGPROBS, max_size=2),
-    stop=st.none() | st.text(max_size=8),
+    stop=st.none() | st.text(min_size=1, max_size=8),
 )
 NEWS: dict[str, st.SearchStrategy[Any]] = {
     "key": st.integers(0, 2**63).map(RequestKey),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PRODUCT = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 OTHERS = ("tests", "bench", "tools")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

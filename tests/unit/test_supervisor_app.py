@@ -190,7 +190,8 @@ def test_it_wakes_at_the_earliest_time_that_was_asked_for(monkeypatch: pytest.Mo
 
 
 def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch)
+    told: list[dict[str, Any]] = []
+    case = Case(monkeypatch, on_change=told.append)
 
     def body() -> None:
         case.log.lines.clear()
@@ -210,6 +211,7 @@ def test_a_signal_and_the_start_become_events(monkeypatch: pytest.MonkeyPatch) -
         ("info", "signal received", {"signal": "SIGTERM"}),
         ("info", "signal received", {"signal": "SIGINT"}),
     ]
+    assert told == [{"stopping": 2, "limit_s": 30.0}, {"stopping": 2, "limit_s": 0.0}]
 
 
 def test_a_reload_without_a_file_is_refused_with_the_reason(
@@ -272,7 +274,7 @@ def test_the_limits_of_time_are_those_that_are_documented() -> None:
     limits = (app_module.FAREWELL_S, app_module.LOOK_DELAY_S)
     codes = (app_module.INTERNAL_EXIT_CODE, app_module.LEFT_BEHIND_EXIT_CODE)
     assert (limits, codes) == ((2.0, 0.05), (70, 71))
-    later = ("runtime_dir", "log_dir", "log_level", "gateway")
+    later = ("runtime_dir", "log_dir", "log_level", "log_format", "gateway")
     assert tuple(dict.fromkeys(FIXED_KEYS.values())) == later
 
 

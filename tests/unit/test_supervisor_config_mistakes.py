@@ -15,15 +15,15 @@ NAME = (
     "a model's name takes 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 )
 MODEL_KEYS = (
-    "path, aliases, preload, pinned, max_concurrency, idle_unload_s, load_stall_timeout_s,"
-    " step_timeout_s, decode_stall_target_ms, context_length, deterministic, memory, cache_limit,"
-    " prefix_cache, wired, engine, fake, restart, sampling, presets"
+    "path, repo, revision, aliases, preload, pinned, max_concurrency, idle_unload_s,"
+    " load_stall_timeout_s, step_timeout_s, decode_stall_target_ms, context_length, deterministic,"
+    " memory, cache_limit, prefix_cache, wired, engine, fake, restart, sampling, presets"
 )
 
 TABLES = [
-    ("[models.m]\n", 1, "models.m.path is missing; it takes a folder"),
-    ("", 1, "names no model: add a table [models.NAME] with a path"),
-    ("\n[models]\n", 2, "names no model: add a table [models.NAME] with a path"),
+    ("[models.m]\n", 1, "models.m names neither a folder with path, nor a repo"),
+    ("", 1, "names no model: add a table [models.NAME] with a path or a repo"),
+    ("\n[models]\n", 2, "names no model: add a table [models.NAME] with a path or a repo"),
     ("models = 3\n", 1, "models takes a table for each model, not 3"),
     ("[models]\nm = 3\n", 2, "models.m takes a table, not 3"),
     (f"supervisor = 3\n{M}", 1, "supervisor takes a table, not 3"),

@@ -16,6 +16,7 @@ WALL_CLOCKS = {
 }  # fmt: skip
 SHOWN_ONLY = {
     ("supervisor/logs.py", "begin"),
+    ("supervisor/logs.py", "block"),
     ("supervisor/logs.py", "write"),
     ("supervisor/workers/incarnation.py", "_end"),
     ("protocol/text.py", "timestamp"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("protocol", "supervisor", "worker", "client", "gateway", "cli")
+PARTS = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 LEAST_FOUND = 17
 
 
@@ -38,7 +38,7 @@ def _q(what: str, noun: str, anchor: str, before: str) -> Question:
 
 
 QUESTIONS = (
-    _q("`mlxsup start`", "start", 'short_help="Run the daemon."', "cli/daemon.py"),
+    _q("`mlxsup start`", "start", 'def start(\n    config_path', "cli/daemon.py"),
     _q("`mlxsup load`", "load", '"""Example: mlxsup load smollm2', "cli/models.py"),
     _q("`mlxsup restart`", "restart", '"""Example: mlxsup restart smollm2', "cli/models.py"),
     _q("when a crashed worker starts again", "restart", "def after_crash(",
@@ -56,7 +56,8 @@ QUESTIONS = (
        "supervisor/core/fairness.py"),
     _q("whether a request may wait", "admission", "def refuse_for_room(",
        "supervisor/core/admission.py"),
-    _q("who sends the end of a stream", "end", "message = Done(", "supervisor/core/serving.py"),
+    _q("who sends the end of a stream", "end", "def _done(request: Request",
+       "supervisor/core/serving.py"),
     _q("the sentences of the daemon's errors", "error", "def shutting_down(",
        "supervisor/core/refusals.py"),
     _q("workers left over by a killed daemon", "leftover", 'RECORD_NAME = "',

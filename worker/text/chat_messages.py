@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mlxsup.protocol.errors import invalid
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 
 from .tool_calls import CallIds
 
@@ -42,6 +43,28 @@ def plain_messages(
         elif message["role"] == "tool":
             plain[place] = _answered(message, open_calls)
     return plain
+
+
+def text_of_messages(body: RequestBody) -> str:
+    """What a model without a chat template continues: the texts of the messages, as paragraphs.
+
+    Raises:
+        RemoteError: `invalid_request`; the request wants a template, or there is no text.
+    """
+    if not body.messages_as_text:
+        problem, parameter = ": send prompt instead of messages", "messages"
+    elif body.chat_template_kwargs:
+        problem, parameter = ", which chat_template_kwargs are for", "chat_template_kwargs"
+    elif body.offered_tools:
+        problem, parameter = ", which tools are shown with", "tools"
+    else:
+        texts = [message["content"] for message in plain_messages(body.messages or ())]
+        return "\n\n".join(text for text in texts if text)
+    raise RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"this model has no chat template{problem}",
+        detail={"parameter": parameter},
+    )
 
 
 def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -69,7 +69,8 @@ PROGRAMS: Sequence[Program] = (
     Program(
         name="litellm",
         environment=Pypi(["litellm", "mcp"]),
-        does="chats over both APIs, whole and streamed; a call",
+        does="with `mcp`, without which its import fails: chats over both APIs, whole and "
+        "streamed; a call",
         turn=_scripted("litellm_chat.py"),
     ),
     Program(

@@ -1,4 +1,4 @@
-"""Gives every program its turn, one after the other, and keeps its row in docs/clients.md."""
+"""Gives every program its turn, one after the other, and keeps its row in docs/clients.*."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ...report import print_table
 from ..case import Verdict
-from ..document import PAGE, PROGRAMS_HEAD, keep, markdown, program_rows
-from ..document import PROGRAMS as BLOCK
+from ..document import keep, program_result, program_table, read_results, with_program
 from .environments import FOLDER, NotInstalled
 from .programs import PROGRAMS, Program
 from .turns import Turn, TurnFailed
@@ -27,31 +26,33 @@ def run(names: Sequence[str]) -> None:
         names: of the programs; none: all.
 
     Raises:
+        SystemExit: a name is none of a program.
         AssertionError: one that is installed has not done its turn.
     """
+    order = [one.name for one in PROGRAMS]
+    if unknown := [name for name in names if name not in order]:
+        raise SystemExit(f"no program is called {unknown[0]!r}; there are {', '.join(order)}")
     wanted = [one for one in PROGRAMS if not names or one.name in names]
     model = fake(fake={"context_length": CONTEXT_TOKENS}, preload=False)
     failed = []
     for program in wanted:
         with HttpDaemon({"m": model}) as daemon:
-            row = _row(program, daemon)
-        print_table(PROGRAMS_HEAD, [row])
-        order = [one.name for one in PROGRAMS]
-        rows = program_rows(PAGE.read_text(), {program.name: row}, order)
-        keep(BLOCK, "\n".join(markdown(rows)))
-        if row[-1].startswith(Verdict.FAILED):
+            measured = _measured(program, daemon)
+        head, row = program_table([measured])
+        print_table(head, [row])
+        keep(with_program(read_results(), measured, order))
+        if measured["result"].startswith(Verdict.FAILED):
             failed.append(program.name)
     assert not failed, f"these did not do their turn: {', '.join(failed)}"
 
 
-def _row(program: Program, daemon: HttpDaemon) -> list[str]:
-    """A program's row: whether it did its turn, or why not."""
-    name = f"`{program.name}`"
+def _measured(program: Program, daemon: HttpDaemon) -> dict[str, str]:
+    """Whether a program did its turn, or why not."""
     environment = program.environment
     try:
         environment.install()
     except NotInstalled as error:
-        return [name, "", program.does, f"not installed: {error}"]
+        return program_result(program.name, "", program.does, f"not installed: {error}")
     with tempfile.TemporaryDirectory(prefix="mlxsup-p-", dir="/tmp") as home:
         try:
             program.turn(Turn(daemon=daemon, environment=environment, home=Path(home)))
@@ -59,4 +60,4 @@ def _row(program: Program, daemon: HttpDaemon) -> list[str]:
         except TurnFailed as error:
             said = str(error).replace(home, "~").replace(str(FOLDER), "build/clients")
             result = f"{Verdict.FAILED}: {said}"
-    return [name, environment.version, program.does, result]
+    return program_result(program.name, environment.version, program.does, result)

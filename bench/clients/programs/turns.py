@@ -89,8 +89,7 @@ class Turn:
     def connected(self, tool: str, *command: str) -> None:
         """A turn of a program that `mlxsup connect` has set up.
 
-        The model is loaded before, because nobody knows the context of one that is not, and some
-        programs shorten a prompt that is too long for it again and again.
+        The model is loaded before, so that no program's own limit counts the load.
 
         Raises:
             TurnFailed: it did not print the answer.

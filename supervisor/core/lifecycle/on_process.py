@@ -11,7 +11,7 @@ from ..errors import cut_off
 from .effects import Changed, QueueEnds, RunningEnds, UpWaitersEnd
 from .life import Life
 from .load_times import LoadTimes
-from .states import Loading, Pending, Phase, Ready, StopCause, Stopping, StopStage
+from .states import Backoff, Loading, Pending, Phase, Ready, StopCause, Stopping, StopStage
 from .triggers import (
     BecameReady,
     Broke,
@@ -148,8 +148,8 @@ def idle(life: Life, phase: Ready, trigger: Due, now: float) -> None:
     life.drain(phase, 0.0, now, str(Why.IDLE))
 
 
-def retry(life: Life, phase: Phase, trigger: Due, now: float) -> None:
-    life.enter(Pending(since=now, is_after_crash=True))
+def retry(life: Life, phase: Backoff, trigger: Due, now: float) -> None:
+    life.enter(Pending(since=now, is_after_crash=not phase.download_cause))
 
 
 def broke(life: Life, phase: Phase, trigger: Broke, now: float) -> None:

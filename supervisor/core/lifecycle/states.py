@@ -88,21 +88,53 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """Files of a model are being downloaded.
+
+    Attributes:
+        done_bytes: what is on the disk.
+        total_bytes: of the model; 0 while that is not known.
+        is_waiting: whether another process downloads it, and this download waits for that one.
+    """
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    is_waiting: bool = False
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1."""
+        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def is_news_after(self, before: Fetching) -> bool:
+        """Whether it has come a percent further, or is not what it was."""
+        return (int(self.fraction * 100), self.total_bytes, self.is_waiting) != (
+            int(before.fraction * 100),
+            before.total_bytes,
+            before.is_waiting,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pending(_Phase):
     """Wanted, and waiting to be spawned.
 
     Attributes:
         is_after_crash: whether it only waits for other loads that follow a crash.
-        lack: the memory that it waits for; None if it waits for its turn.
+        lack: the memory that it waits for; None if it waits for something else.
+        fetching: the download that it waits for; None if it waits for its turn, or for memory.
     """
 
     STATE: ClassVar[State] = State.PENDING
     is_after_crash: bool = False
     lack: Lack | None = None
+    fetching: Fetching | None = None
 
     @property
     def reason(self) -> PendingReason:
         """What it waits for."""
+        if self.fetching is not None:
+            return PendingReason.DOWNLOAD
         return PendingReason.MEMORY if self.lack else PendingReason.TURN
 
     @property
@@ -231,10 +263,16 @@ class Stopping(_Phase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff(_Phase):
-    """Crashed; the next start is at `retry_at`."""
+    """Crashed, or not downloaded; the next attempt is at `retry_at`.
+
+    Attributes:
+        retry_at: when that is.
+        download_cause: why its download failed; empty after a crash.
+    """
 
     STATE: ClassVar[State] = State.BACKOFF
     retry_at: float
+    download_cause: str = ""
 
     @property
     def deadline(self) -> float | None:
@@ -286,7 +324,7 @@ Phase = (
 
 LEAVES_TO: dict[State, frozenset[State]] = {
     State.STOPPED: frozenset({State.PENDING}),
-    State.PENDING: frozenset({State.LOADING, State.STOPPED}),
+    State.PENDING: frozenset({State.LOADING, State.STOPPED, State.BACKOFF, State.FAILED}),
     State.LOADING: frozenset({State.READY, State.STOPPING}),
     State.READY: frozenset({State.DRAINING, State.STOPPING}),
     State.DRAINING: frozenset({State.READY, State.STOPPING}),

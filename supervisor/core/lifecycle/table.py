@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import on_command, on_exit, on_files, on_memory, on_process, on_swap
+from . import on_command, on_download, on_exit, on_files, on_memory, on_process, on_swap
 from .effects import Outcome
 from .life import Life
 from .states import (
@@ -36,12 +36,15 @@ from .triggers import (
     GivenUp,
     Greeted,
     GreetedByOtherVersion,
+    HasFiles,
     HasMemory,
     HasPid,
     HitBug,
     Hurry,
+    LacksFiles,
     LacksMemory,
     LoadedTooLarge,
+    NoFiles,
     NoMemory,
     Progressed,
     Reconfigured,
@@ -132,6 +135,9 @@ TABLE: dict[tuple[type[Phase], type[Trigger]], Rule[Any, Any]] = {
     **_rule(Pending, LacksMemory, on_memory.lacks),
     **_rule(Pending, HasMemory, on_memory.lacks_no_longer),
     **_rule(Pending, NoMemory, on_memory.refused),
+    **_rule(Pending, LacksFiles, on_download.lacks),
+    **_rule(Pending, HasFiles, on_download.has),
+    **_rule(Pending, NoFiles, on_download.failed),
     **_rule(Ready, Evicted, on_memory.evicted),
     **_rule(Ready, RowsGiveWay, on_memory.rows_give_way),
     **_rule(Ready, SwappedOut, on_swap.swapped_out),

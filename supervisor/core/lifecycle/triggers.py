@@ -11,7 +11,7 @@ from mlxsup.protocol.states import LoadPhase, Priority, Why
 from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
 from ..settings import ModelSettings
-from .states import Shortage
+from .states import Fetching, Shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,43 @@ class NoMemory:
 
     reason: str
     error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LacksFiles:
+    """Files of the model are being downloaded.
+
+    Attributes:
+        fetching: how far that has come.
+    """
+
+    fetching: Fetching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasFiles:
+    """Nothing is left to download.
+
+    Attributes:
+        folder: the model folder, absolute; None if the entry has changed, and now names one.
+    """
+
+    folder: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFiles:
+    """The download has failed.
+
+    Attributes:
+        cause: why, and what helps: a phrase for people.
+        is_passing: whether a later attempt may succeed.
+        retry_after_s: when the hub allows one; 0 if it does not say.
+    """
+
+    cause: str
+    is_passing: bool
+    retry_after_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +365,9 @@ Trigger = (
     | LacksMemory
     | HasMemory
     | NoMemory
+    | LacksFiles
+    | HasFiles
+    | NoFiles
     | Evicted
     | RowsGiveWay
     | SwappedOut

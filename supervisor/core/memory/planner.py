@@ -1,7 +1,6 @@
 """Decides whether a model may be loaded now: who goes for it, what it waits for, or why it cannot.
 
-Nothing is done here: `core/loading.py` turns a verdict into triggers, and `load --dry-run` only
-shows it.
+`core/loading.py` turns a verdict into triggers, and `load --dry-run` only shows it.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class Resident:
             known yet, None if it may not, as things are.
         runs: the highest class that it runs; None if it runs nothing.
         spare_bytes: what it gives back when asked, without going.
-        is_ending: its process is on its way out, so it gives that back without being asked, once
-            the process has ended.
+        is_ending: its process is on its way out, and gives that back when it has ended.
         stays_because: what keeps it from being swapped out besides, a phrase; empty: nothing.
     """
 
@@ -158,7 +156,7 @@ class Wait:
         reason: a phrase that follows its name.
         until: when a model that is in the way becomes ripe; None if nothing is known of that.
         is_under_way: whether enough of the memory is already being freed.
-        swaps: the busy models that will be swapped out for it, as things are; empty: none.
+        swaps: the busy models that will be swapped out for it, as things are.
         takes_spare: whether the others must also give back what they do not need now.
     """
 
@@ -209,7 +207,7 @@ def plan(
     most_bytes = budget_bytes if whole_bytes is None else whole_bytes
     if wish.needed_bytes > most_bytes - fixed_bytes:
         return _never(wish, fixed, most_bytes)
-    free_bytes = budget_bytes - _sum(others.values())
+    free_bytes = budget_bytes - sum(resident.reserved_bytes for resident in others.values())
     if wish.needed_bytes <= free_bytes:
         return Admit()
     short = needs(wish.needed_bytes, free_bytes)
@@ -383,17 +381,12 @@ def _least(resident: Resident) -> int:
 
 def _freed_late_bytes(resident: Resident) -> int:
     """What becomes free once its process, which is on its way out, has ended."""
-    if _leaves(resident):
-        return resident.reserved_bytes
-    return resident.spare_bytes if resident.is_ending else 0
+    going_bytes = resident.spare_bytes if resident.is_ending else 0
+    return resident.reserved_bytes if _leaves(resident) else going_bytes
 
 
 def _leaves(resident: Resident) -> bool:
     return resident.standing is Standing.LEAVING
-
-
-def _sum(residents: Iterable[Resident]) -> int:
-    return sum(resident.reserved_bytes for resident in residents)
 
 
 def _last_used(resident: Resident) -> float:

@@ -38,7 +38,7 @@ def number_of(request: Request) -> str:
 def _wrong_name(sentence: str, candidates: list[Request]) -> RemoteError:
     shown = ", ".join(map(_shown, candidates[:MOST_LISTED])) or "none"
     more = len(candidates) - MOST_LISTED
-    rest = f" and {more} more, see `mlxsup status --json`" if more > 0 else ""
+    rest = f" and {more} more, see `mlxsup requests`" if more > 0 else ""
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
         f"{sentence}; open: {shown}{rest}",

@@ -15,7 +15,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 
 from ...engine import BadModelError, Detokenizer, Prompt
 from ...text.channels import ChannelParser, ChannelRules
-from ...text.chat_messages import plain_messages, with_text_arguments
+from ...text.chat_messages import plain_messages, text_of_messages, with_text_arguments
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from ...text.grammar import Grammar, GrammarCompiler
 from ...text.grammar_tokenizer import make_grammar_tokenizer
@@ -215,11 +215,7 @@ class MlxText:
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
         if not self.tokenizer.has_chat_template:
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
-                "this model has no chat template: send prompt instead of messages",
-                detail={"parameter": "messages"},
-            )
+            return self._encode_text(text_of_messages(body)), None, ()
         plain = plain_messages(body.messages or (), self._format.rules.call_ids)
         extra = dict(body.chat_template_kwargs or {})
         if body.offered_tools:

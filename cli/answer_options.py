@@ -1,0 +1,132 @@
+"""The options that say how to answer, which `generate` and `chat` have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .exit_status import CliError, ExitStatus
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.errors import RemoteError
+
+OPTIONS = {
+    "prompt": "PROMPT",
+    "response_format": "--schema",
+    "chat_template_kwargs": "--think",
+    "stop_token_ids": "--stop-token-id",
+    "timeout_s": "--timeout",
+}
+"""What the command line calls a parameter, if it is not simply `--parameter`."""
+
+
+def _schema_format(text: str) -> dict[str, Any]:
+    """The type of --schema: what `response_format` takes, with the schema in this file.
+
+    Raises:
+        click.BadParameter: the file cannot be read, or is no JSON object.
+    """
+    path = Path(os.path.expanduser(text))
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.BadParameter(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{path} is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise click.BadParameter(f"{path} is not a JSON schema: it takes an object")
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def _think(_: click.Context, __: click.Parameter, thinks: bool | None) -> dict[str, Any] | None:
+    if thinks is None:
+        return None
+    from mlxsup.client.thinking import thinking_arguments
+
+    return thinking_arguments(thinks=thinks)
+
+
+ANSWER_OPTIONS = (
+    click.option("--system", metavar="TEXT", help="The system prompt."),
+    click.option("--max-tokens", metavar="N", type=int, help="At most this many tokens."),
+    click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token."),
+    click.option("--top-p", metavar="P", type=float,
+                 help="Nucleus sampling: keep tokens up to this probability mass (0–1]."),
+    click.option("--top-k", metavar="K", type=int, help="Keep this many of the likeliest tokens."),
+    click.option("--min-p", metavar="P", type=float,
+                 help="Drop tokens below this share of the likeliest one's probability."),
+    click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable."),
+    click.option("--think/--no-think", "chat_template_kwargs", default=None, callback=_think,
+                 help="Whether the model reasons first, if it can do both."),
+    click.option("--schema", "response_format", metavar="FILE", type=_schema_format,
+                 help="The answer is JSON that keeps to the schema in FILE."),
+)  # fmt: skip
+
+
+def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options; but for --system, the command gets them as parameters of `generate`."""
+    for option in reversed(ANSWER_OPTIONS):
+        function = option(function)
+    return function
+
+
+def refusal_of(parameters: Mapping[str, Any]) -> RemoteError | None:
+    """How a request with these parameters of `Client.generate` would be refused, if it would be."""
+    from mlxsup.protocol.body import RequestBody
+    from mlxsup.protocol.errors import RemoteError
+    from mlxsup.protocol.parameters import SAMPLING
+
+    # The others are no part of a request's body: `Client.generate` checks them.
+    checked = {*(field.name for field in fields(RequestBody)), *SAMPLING}
+    body = {name: value for name, value in parameters.items() if name in checked}
+    try:
+        RequestBody.from_wire({**body, "messages": [{"role": "user", "content": "x"}]})
+    except RemoteError as error:
+        return error
+    return None
+
+
+def check_parameters(parameters: Mapping[str, Any], command: str) -> None:
+    """Checks what a request would refuse, before anybody is asked.
+
+    Args:
+        parameters: of `Client.generate`, without the prompt.
+        command: how its help is found.
+
+    Raises:
+        CliError: usage; names the option and what it takes.
+    """
+    refusal = refusal_of(parameters)
+    if refusal is not None:
+        raise wrong_option(refusal.message, refusal.detail, command)
+
+
+def check_text(name: str, text: str, command: str) -> None:
+    """Refuses a text of a person that says nothing, or is none.
+
+    Raises:
+        CliError: usage.
+    """
+    problem = "" if text else "at least one character, not an empty string"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        problem = "text that can be encoded as UTF-8, not lone surrogates"
+    if problem:
+        raise wrong_option(f"{name} takes {problem}", {}, command)
+
+
+def wrong_option(message: str, detail: Mapping[str, Any], command: str) -> CliError:
+    """A wrong parameter as the wrong option that it comes from."""
+    parameter = str(detail.get("parameter", ""))
+    if parameter and message.startswith(f"{parameter} "):
+        option = OPTIONS.get(parameter, f"--{parameter.replace('_', '-')}")
+        message = option + message.removeprefix(parameter)
+    hint = f"see `{command} -h`"
+    return CliError(message, code="invalid_request", hint=hint, status=ExitStatus.USAGE)

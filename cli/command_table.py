@@ -1,0 +1,75 @@
+"""The commands by name: one line about each, other names for them, and guesses at mistyped ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+COMMANDS = {
+    "start": "Run the daemon.",
+    "stop": "Stop the daemon and every worker.",
+    "status": "Show every model.",
+    "events": "Follow the models' changes of state.",
+    "load": "Load a model.",
+    "unload": "End a model's process.",
+    "restart": "Give a model a new process.",
+    "wait": "Wait until models are READY.",
+    "requests": "Show every open request.",
+    "attach": "Join the answer of a request.",
+    "cancel": "End a request.",
+    "pause": "Make a request wait.",
+    "resume": "Let a paused request continue.",
+    "reload": "Apply the configuration file.",
+    "generate": "Generate an answer.",
+    "chat": "Talk with a model.",
+    "prioritize": "Give a request another class.",
+    "logs": "Show what the workers wrote.",
+    "log-level": "Change how much is logged.",
+    "connect": "Make another program use the daemon.",
+    "demo": "See what mlxsup does, on a small model.",
+    "run": "Download a model if needed, serve it, and chat.",
+    "pull": "Download a model.",
+    "rm": "Remove a downloaded model.",
+    "plan": "Show which models fit into memory.",
+    "models": "List the models on this machine.",
+    "show": "Show what a model on this machine is.",
+    "init": "Write a configuration with the models on this machine.",
+    "convert": "Convert a GGUF file or quantise a model.",
+    "key": "Make and revoke keys of the HTTP gateway.",
+    "config": "Check configuration files; say which one counts.",
+    "completion": "Print a shell's completion script.",
+}
+"""In the order of the help; `commands/NAME.py` has NAME, with an underscore for each hyphen, and is
+imported when it is used."""
+
+ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
+"""What other tools have taught people to type; not in the help."""
+
+HELP_ALIAS = "help"
+"""`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
+
+HABITS = {"top": "status --watch", "list": "models", "serve": "start"}
+"""What people try that means something else here: the command to suggest."""
+
+ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})
+"""What takes something away is only suggested for a word that begins as it does: a guess must not
+do harm."""
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """The command line without other names for commands."""
+    match list(arguments):
+        case [first, *rest] if first == HELP_ALIAS:
+            return [*rest, "--help"]
+        case [first, *rest] if first in ALIASES:
+            return [*ALIASES[first], *rest]
+        case unchanged:
+            return unchanged
+
+
+def guess(word: str) -> str | None:
+    """The command that was probably meant, as it is typed; None if nothing is close."""
+    if word in HABITS:
+        return HABITS[word]
+    close = difflib.get_close_matches(word, COMMANDS, n=len(COMMANDS))
+    return next((name for name in close if name not in ENDING_COMMANDS or name[0] == word[0]), None)

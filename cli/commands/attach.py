@@ -1,0 +1,48 @@
+"""`mlxsup attach`: joins the stream of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..connection import Target, connect, daemon_options
+from ..request_ids import request_argument
+from ..terminal.answer import read_answer, result_map
+from ..terminal.live_line import LiveLine
+from ..terminal.output import Output
+from ..terminal.requests_table import request_line
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+
+
+@click.command(short_help="Join the stream of a request.")
+@request_argument
+@daemon_options
+def attach(request: str, target: Target, output: Output) -> None:
+    """Example: mlxsup attach 5f0c12ab-1
+
+    Prints the answer of the request ID, whoever sent it, from its first token, and then as it
+    comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
+    """
+    with connect(target) as client, LiveLine(output) as line:
+        known = _find(client, request)
+        if known is not None and known["state"] != "answering":
+            if line.is_possible:
+                line.show(request_line(known))
+            else:
+                output.note(request_line(known))
+        # Leaving the block only ends the listening.
+        with client.attach(request) as stream:
+            result = read_answer(stream, line, output)
+    if output.is_json:
+        model = "" if known is None else str(known["model"])
+        output.object(result_map(model, stream.request_id, result))
+
+
+def _find(client: Client, request: str) -> Mapping[str, Any] | None:
+    """The request as `mlxsup requests` lists it."""
+    listed = client.requests()["requests"]
+    return next((one for one in listed if request in (one["id"], one["number"])), None)

@@ -1,0 +1,167 @@
+"""`mlxsup convert`: makes a model folder out of a GGUF file, or of another folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from mlxsup.protocol.folders import MODELS_DIR
+from mlxsup.store.description import describe
+from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
+from mlxsup.store.hub_cache import find_snapshot
+from mlxsup.store.repositories import DEFAULT_REVISION, is_owned_repository
+from mlxsup.store.short_names import short_name
+
+from ..connection import output_options
+from ..exit_status import CliError, ExitStatus
+from ..terminal.output import Output
+from ..terminal.quantities import format_bytes
+
+MODULE = "mlxsup.worker.engines.mlx.conversion"
+"""A child process runs it: the command line does not import MLX."""
+
+DEFAULT_BITS = 4
+BITS = ("2", "3", "4", "5", "6", "8")
+FULL_BITS = 16
+SPARE_FACTOR = 1.3
+"""Scales, biases and layers that stay as precise as they were."""
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path), required=False)
+@click.option("--quantize", is_flag=True, help=f"Pack the weights, into {DEFAULT_BITS} bit each.")
+@click.option("--bits", type=click.Choice(BITS), help="Pack them into this many bits instead.")
+@output_options
+def convert(
+    source: str, target: Path | None, quantize: bool, bits: str | None, output: Output
+) -> None:
+    """Example: mlxsup convert ~/Downloads/smollm2.gguf
+
+    Writes a model folder that mlxsup serves, from SOURCE: a GGUF file (of a llama model), or a
+    model folder or OWNER/NAME of the Hugging Face cache, with --quantize to make it smaller. TARGET
+    is a new folder, by default in ~/.mlxsup/models. SOURCE stays as it is.
+    """
+    path = _source(source)
+    packed = int(bits) if bits is not None else DEFAULT_BITS if quantize else None
+    if path.is_file() and packed is not None:
+        message = "a GGUF file keeps the numbers that it has"
+        hint = "leave out --quantize and --bits"
+        raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
+    folder = _target(target, path if path.is_file() else Path(source))
+    _check_room(path, folder, packed)
+    _run([str(path), str(folder), *([str(packed)] if packed is not None else [])], output)
+    size_bytes = describe(folder).size_bytes
+    if output.is_json:
+        output.object({"path": str(folder), "size_bytes": size_bytes})
+        return
+    output.data(f"wrote {folder} ({format_bytes(size_bytes)})")
+    output.note(f"hint: serve it with `mlxsup start --model {shlex.quote(str(folder))}`")
+
+
+def _source(given: str) -> Path:
+    """The GGUF file or the folder that is meant.
+
+    Raises:
+        CliError: it is neither, or a folder without a model.
+    """
+    path = Path(given).expanduser().absolute()
+    if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
+        return path
+    if not path.exists() and is_owned_repository(given):
+        try:
+            snapshot = find_snapshot(given)
+        except OSError:
+            snapshot = None
+        problem = repository_problem(given, DEFAULT_REVISION) if snapshot is None else None
+        path = snapshot.path if snapshot is not None else path
+    else:
+        problem = folder_problem(path)
+    problem = problem or folder_problem(path)
+    if problem is not None:
+        raise CliError(problem.text, code="model_folder", hint=problem.hint)
+    return path
+
+
+def _target(given: Path | None, source: Path) -> Path:
+    """The new folder.
+
+    Raises:
+        CliError: it exists.
+    """
+    name = source.stem if source.suffix.lower() == GGUF_SUFFIX else source.name
+    default = Path(MODELS_DIR).expanduser() / short_name(name, ())
+    target = (given or default).expanduser().absolute()
+    if os.path.lexists(target):
+        message = f"{target} exists; it is left as it is"
+        hint = "name another folder: `mlxsup convert SOURCE TARGET`"
+        raise CliError(message, code="file_exists", hint=hint)
+    return target
+
+
+def _check_room(source: Path, target: Path, bits: int | None) -> None:
+    """Refuses to begin what the disk has no room for.
+
+    Raises:
+        CliError: with both figures.
+    """
+    size = source.stat().st_size if source.is_file() else describe(source).size_bytes
+    needed = size if bits is None else min(size, int(size * bits / FULL_BITS * SPARE_FACTOR))
+    place = next(folder for folder in target.parents if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        message = f"{place} has {format_bytes(free)} free; this takes about {format_bytes(needed)}"
+        hint = "name a folder on another disk: `mlxsup convert SOURCE TARGET`"
+        raise CliError(message, code="disk_full", hint=hint)
+
+
+def _run(arguments: list[str], output: Output) -> None:
+    """Runs the conversion and shows its stages; ends it if this command is interrupted.
+
+    Raises:
+        CliError: it failed.
+    """
+    import subprocess
+    import tempfile
+
+    command = [sys.executable, "-P", "-m", MODULE, *arguments]
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | OFFLINE,
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                output.note(line.rstrip("\n"))
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                child.terminate()  # it removes what it has written
+                child.wait()
+        if code:
+            errors.seek(0)
+            raise _failure(code, errors.read())
+
+
+def _failure(code: int, printed: str) -> CliError:
+    """What went wrong, in the child's own words if it had any."""
+    said = [line for line in printed.splitlines() if line.startswith("error: ")]
+    if said:
+        return CliError(said[-1].removeprefix("error: "), code="conversion_failed")
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
+    message = f"the conversion ended with {how}{f': {last}' if last else ''}"
+    hint = "it may need more memory than there is" if code < 0 else ""
+    return CliError(message, code="conversion_failed", hint=hint)

@@ -1,0 +1,47 @@
+"""`mlxsup pull`: downloads a model."""
+
+from __future__ import annotations
+
+import click
+
+from mlxsup.store.repositories import DEFAULT_REVISION
+
+from ..connection import output_options
+from ..downloading import checked_repository, download
+from ..terminal.output import Output
+from ..terminal.quantities import format_bytes
+
+
+@click.command()
+@click.argument("repo")
+@click.option(
+    "--revision",
+    metavar="NAME",
+    default=DEFAULT_REVISION,
+    help=f"A branch, tag or commit; by default {DEFAULT_REVISION}.",
+)
+@output_options
+def pull(repo: str, revision: str, output: Output) -> None:
+    """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
+
+    Downloads what is missing of REPO into the Hugging Face cache, and prints its folder. It needs
+    no daemon. Interrupted, it continues the next time. HF_TOKEN, HF_ENDPOINT and HF_HOME count.
+    """
+    repository = checked_repository(repo, revision)
+    more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
+    done = download(repository, output, again=f"mlxsup pull {repo}{more}")
+    if output.is_json:
+        output.object(
+            {
+                "repo": repo,
+                "revision": revision,
+                "folder": done.folder,
+                "total_bytes": done.total_bytes,
+                "fetched_bytes": done.fetched_bytes,
+            }
+        )
+        return
+    output.data(done.folder)
+    fetched = f"{format_bytes(done.fetched_bytes)} downloaded"
+    what = fetched if done.fetched_bytes else "nothing was missing"
+    output.note(f"{repo} is complete ({format_bytes(done.total_bytes)}, {what})")

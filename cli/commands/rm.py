@@ -1,0 +1,109 @@
+"""`mlxsup rm`: removes a downloaded model."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlxsup.protocol.states import State
+from mlxsup.store.download_lock import InUseError, lock_of, nobody_downloads
+from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
+
+from ..connection import Target, daemon_options
+from ..daemon_models import models_of_daemon
+from ..downloading import checked_repository
+from ..exit_status import CliError, ExitStatus
+from ..terminal.output import Output
+from ..terminal.quantities import format_bytes
+
+UNUSED = (State.STOPPED, State.FAILED)
+"""States in which a model has no use for its files."""
+
+
+@click.command()
+@click.argument("repo")
+@click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask.")
+@daemon_options
+def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
+    """Example: mlxsup rm mlx-community/SmolLM2-135M-Instruct
+
+    Removes REPO, with all its revisions, from the Hugging Face cache, after asking. Refused while
+    the daemon uses it, or while it is being downloaded.
+    """
+    checked_repository(repo)
+    cache = find_cache()
+    folder = repository_folder(repo, cache)
+    if not folder.is_dir():
+        raise _absent(repo, cache)
+    rows = [row for row in models_of_daemon(target) or () if _is_of(row, folder)]
+    _refuse_if_used(repo, rows)
+    size = _size_bytes(folder)
+    if not is_sure:
+        _ask(f"remove {repo} ({format_bytes(size)}) from {cache}?")
+    try:
+        with nobody_downloads(lock_of(folder)):
+            shutil.rmtree(folder)
+    except InUseError:
+        message, hint = f"{repo} is being downloaded", "wait for that, or end it, and try again"
+        raise CliError(message, code="in_use", hint=hint) from None
+    if output.is_json:
+        output.object({"repo": repo, "folder": str(folder), "freed_bytes": size})
+        return
+    output.data(f"{repo} is removed, {format_bytes(size)} are free")
+    for row in rows:
+        output.note(f"{row['name']} is still configured: see `mlxsup pull {repo}`")
+
+
+def _absent(repo: str, cache: Path) -> CliError:
+    close = difflib.get_close_matches(repo, list(repositories(cache)), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`mlxsup models` lists what is there"
+    return CliError(f"{repo} is not in {cache}", code="not_found", hint=hint)
+
+
+def _is_of(row: Mapping[str, Any], folder: Path) -> bool:
+    return bool(row.get("folder")) and Path(row["folder"]).is_relative_to(folder)
+
+
+def _refuse_if_used(repo: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    using = [str(row["name"]) for row in rows if row["state"] not in UNUSED]
+    if using:
+        raise CliError(
+            f"{repo} is in use by {', '.join(using)}",
+            code="in_use",
+            hint=" and ".join(f"`mlxsup unload {name}`" for name in using) + " first",
+        )
+
+
+def _size_bytes(folder: Path) -> int:
+    """What its files take on the disk; links take nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            found = os.lstat(os.path.join(parent, name))
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+def _ask(question: str) -> None:
+    """Returns if the user says yes.
+
+    Raises:
+        CliError: the answer is no, or nobody can be asked.
+    """
+    if not sys.stdin.isatty():
+        raise CliError(
+            "nobody can be asked here whether that is meant",
+            code="usage",
+            hint="add --yes",
+            status=ExitStatus.USAGE,
+        )
+    if not click.confirm(question, default=False, err=True):
+        raise CliError("nothing was removed", code="declined")

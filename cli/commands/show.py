@@ -1,0 +1,128 @@
+"""`mlxsup show`: what one model on this machine is, without a daemon."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..connection import output_options
+from ..exit_status import CliError
+from ..model_catalog import catalogue, optional_configuration, row_of_path
+from ..terminal.columns import wrapped
+from ..terminal.output import Output, width_of
+from ..terminal.quantities import format_bytes
+
+MAX_CLOSE = 3
+NAME_WIDTH = 14
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The configuration file.",
+)
+@output_options
+def show(model: str, config_path: Path | None, output: Output) -> None:
+    """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct
+
+    Shows the architecture, quantisation, chat template, context, licence and size of MODEL, and
+    whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder.
+    """
+    row = _find(model, config_path)
+    needs = _needs(row)
+    if output.is_json:
+        output.object(row | {"needs": needs})
+        return
+    width = width_of(sys.stdout)
+    lines: list[str] = []
+    for name, text in _facts(row, needs):
+        lines += wrapped(f"{name:<{NAME_WIDTH}} {text}", width)
+    output.data("\n".join(lines))
+    if row["hint"]:
+        output.note(f"hint: {row['hint']}")
+
+
+def _find(model: str, config_path: Path | None) -> dict[str, Any]:
+    """The row of a model, by its name, alias, repository or folder.
+
+    Raises:
+        CliError: nothing is called so.
+    """
+    rows = catalogue(optional_configuration(config_path))
+    for is_it in (
+        lambda row: row["name"] == model,
+        lambda row: model in row["aliases"],
+        lambda row: row["title"] == model,
+        lambda row: row["title"].rpartition("/")[2] == model,
+    ):
+        for row in rows:
+            if is_it(row):
+                return row
+    path = Path(model).expanduser()
+    if path.exists():
+        return row_of_path(path.absolute())
+    raise _unknown(model, [row["name"] or row["title"] for row in rows])
+
+
+def _unknown(model: str, known: Sequence[str]) -> CliError:
+    close = difflib.get_close_matches(model, known, n=MAX_CLOSE)
+    hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup models`"
+    message = f"no model on this machine is called {model!r}, and there is no such folder"
+    return CliError(message, code="unknown_model", hint=hint)
+
+
+def _needs(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the model needs in memory, as the plan has it; None if it cannot be loaded."""
+    from mlxsup.supervisor.config.folders import config_of_folders
+
+    from .plan import plan_of
+
+    if row["engine"] != "mlx" or row["problem"]:
+        return None
+    configuration, _ = config_of_folders({"model": Path(row["path"])})
+    plan = plan_of(configuration)
+    [planned] = plan["models"]
+    if planned["problem"]:
+        return None
+    return {
+        "bytes": planned["needed"]["bytes"],
+        "source": planned["needed"]["source"],
+        "budget_bytes": plan["budget"]["bytes"],
+        "fits": not planned["missing_bytes"],
+    }
+
+
+def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """The lines for people, as name and text."""
+    unknown = "not said"
+    yield "model", row["name"] or row["title"]
+    if row["engine"] != "mlx":
+        yield "engine", "fake: answers without a model"
+        return
+    if row["repo"]:
+        yield "repository", f"{row['repo']} at {row['revision']}"
+    yield "folder", row["path"]
+    kind = row["model_type"] or unknown
+    yield "architecture", f"{row['architecture']} ({kind})" if row["architecture"] else kind
+    yield "numbers", row["quantization"] or unknown
+    tokens = row["context_length"]
+    yield "context", f"{tokens} tokens" if tokens else unknown
+    yield "chat template", "yes" if row["has_template"] else "none"
+    yield "licence", row["licence"] or unknown
+    yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
+    if needs is not None:
+        about = "about " if needs["source"] == "estimated" else ""
+        budget = format_bytes(needs["budget_bytes"])
+        verdict = "fits" if needs["fits"] else "does not fit"
+        yield "memory", f"needs {about}{format_bytes(needs['bytes'])} of {budget}: {verdict}"
+    if row["problem"]:
+        yield "problem", row["problem"]

@@ -1,0 +1,29 @@
+"""What the daemon serves, for commands that work without one, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .connection import Target, explain_connection_lost, explain_request_error
+
+
+def models_of_daemon(target: Target) -> list[dict[str, Any]] | None:
+    """The models in the status of the daemon; None if no daemon runs there.
+
+    Raises:
+        CliError: one runs, but does not answer.
+    """
+    from mlxsup.client import Client, ConnectionLost, RequestError
+
+    from .lock_holder import lock_holder
+
+    try:
+        with Client(target.find_endpoint()) as client:
+            rows: list[dict[str, Any]] = client.status()["models"]
+            return rows
+    except RequestError as error:
+        raise explain_request_error(error) from None
+    except ConnectionLost as error:
+        if error.is_turned_away or lock_holder(error.endpoint) is not None:
+            raise explain_connection_lost(error) from None
+        return None

@@ -1,0 +1,109 @@
+"""The models that `init`, `models` and `show` speak of: configured ones, and those on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxsup.store.repositories import DEFAULT_REVISION
+from mlxsup.store.search import FoundModel, Origin, find_models, look_at
+from mlxsup.store.served_types import served_types
+
+from .exit_status import CliError
+
+if TYPE_CHECKING:
+    from mlxsup.supervisor.config.load import DaemonConfig
+
+FACTS = (
+    "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
+    "quantization", "context_length", "has_template", "licence", "problem", "hint",
+)  # fmt: skip
+"""What the files of a model say."""
+
+SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
+
+
+def optional_configuration(given: Path | None) -> DaemonConfig | None:
+    """The configuration that commands read; None if nobody names one and there is none.
+
+    Raises:
+        CliError: the file is wrong, or a file that was named is missing.
+    """
+    from .commands.start import find_configuration, read_configuration
+
+    try:
+        path = find_configuration(given)
+    except CliError:
+        if given is not None:
+            raise
+        return None
+    if given is None and not path.expanduser().exists():
+        return None
+    return read_configuration(path)
+
+
+def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
+    """The configured models in the order of the file, then the others on disk, a row each."""
+    found = find_models()
+    by_folder = {os.path.realpath(model.path): model for model in found}
+    rows = []
+    used = set()
+    for entry in configuration.models if configuration is not None else ():
+        if entry.launch.engine != "mlx":
+            rows.append(_row(str(entry.name), entry.aliases, None))
+            continue
+        path = Path(entry.launch.path)
+        folder = os.path.realpath(path)
+        used.add(folder)
+        model = by_folder.get(folder)
+        if model is None:
+            title = entry.repo or str(path)
+            model = look_at(path, title, Origin.CONFIGURED, served_types())
+        model = replace(model, repo=entry.repo, revision=entry.revision)
+        rows.append(_row(str(entry.name), entry.aliases, model))
+    return rows + [_row(None, (), m) for m in found if os.path.realpath(m.path) not in used]
+
+
+def row_of_path(path: Path) -> dict[str, Any]:
+    """The row of a folder that somebody names."""
+    return _row(None, (), look_at(path, str(path), Origin.NAMED, served_types()))
+
+
+def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> dict[str, Any]:
+    """As `--json` prints it; without a model: one of the fake engine, which has no files."""
+    row: dict[str, Any] = {"name": name, "aliases": list(aliases), "title": name, "engine": "fake"}
+    if model is None:
+        return row | dict.fromkeys(FACTS)
+    said, problem = model.description, model.problem
+    return row | {
+        "title": model.title,
+        "engine": "mlx",
+        "origin": str(model.origin),
+        "repo": model.repo or None,
+        "revision": model.revision or None,
+        "path": str(model.path),
+        "size_bytes": said.size_bytes,
+        "architecture": said.architecture or None,
+        "model_type": said.model_type or None,
+        "quantization": said.quantization or None,
+        "context_length": said.context_length,
+        "has_template": said.has_template,
+        "licence": said.licence or None,
+        "problem": problem.text if problem else None,
+        "hint": (problem.hint or None) if problem else None,
+    }
+
+
+def source_of(row: dict[str, Any]) -> str:
+    """The lines of an entry that say where a model is."""
+    from mlxsup.supervisor.config.folders import quoted, source_line
+
+    if not row["repo"]:
+        return source_line(Path(row["path"]))
+    line = source_line(str(row["repo"]))
+    if row["revision"] == DEFAULT_REVISION:
+        return line
+    return f"{line}\nrevision = {quoted(row['revision'])}"

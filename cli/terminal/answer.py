@@ -1,0 +1,93 @@
+"""An answer as a person sees it: its text as it comes, and what is said next to it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .live_line import LiveLine
+from .output import Output
+
+if TYPE_CHECKING:
+    from mlxsup.client import Result
+    from mlxsup.client.client import Stream
+
+
+def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
+    """Prints the text of a stream as it comes, and gives its result.
+
+    The model's reasoning is dimmed on a terminal, and shown nowhere else.
+
+    Args:
+        stream: read to its end.
+        line: cleared before the first text.
+        output: how to write output.
+    """
+    last, channel = "", "content"
+    try:
+        for delta in stream:
+            if output.is_json or not delta.text:
+                continue
+            line.clear()
+            if delta.channel != channel:
+                line.end_text()
+                channel = delta.channel
+            if channel == "content":
+                line.make_way(delta.text, sys.stdout)
+                output.answer(delta.text, sys.stdout)
+                last = delta.text
+            elif channel == "reasoning" and line.is_possible:
+                line.make_way(delta.text, sys.stderr)
+                output.answer(delta.text, sys.stderr, dim=True)
+    finally:
+        line.clear()
+        # Otherwise the shell's prompt or an error would follow on the same line.
+        if last and not last.endswith("\n") and sys.stdout.isatty():
+            output.data("")
+    for call in stream.result.tool_calls:
+        called = f"{call['function']['name']}({call['function']['arguments']})"
+        output.note(output.style(f"the model calls {called}", sys.stderr, dim=True))
+    return stream.result
+
+
+def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
+    """What a person should know about an answer: warnings, that it is empty, how fast it was."""
+    for warning in result.warnings:
+        output.note(f"warning: {warning}")
+    if remark := empty_remark(result):
+        output.note(output.style(remark, sys.stderr, dim=True))
+    if is_verbose:
+        output.note(output.style(speed_line(result), sys.stderr, dim=True))
+
+
+def empty_remark(result: Result) -> str:
+    """Why there is nothing to read; empty if there is something, or if a person has ended it."""
+    if result.text.strip() or result.tool_calls or result.finish_reason == "cancelled":
+        return ""
+    if result.finish_reason == "length" and result.reasoning:
+        return "no answer: the limit of tokens came while the model was still reasoning"
+    if result.reasoning:
+        return "no answer: the model reasoned, and then ended without one"
+    if result.text:
+        return "the answer is nothing but white space"
+    return "the answer is empty: the model ended it at once"
+
+
+def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
+    """A result as `--json` prints it."""
+    from dataclasses import asdict
+
+    return {"model": model, "request_id": request_id, **asdict(result)}
+
+
+def speed_line(result: Result) -> str:
+    """How many tokens, how fast, how the time was spent, and what it cost."""
+    usage, timings = result.usage, result.timings
+    decode_s = timings.total_s - timings.first_token_s
+    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
+    speed = f" ({rate:.1f} tokens/s)" if rate > 0 else ""
+    return (
+        f"{usage.completion_tokens} tokens in {timings.total_s:.2f} s{speed}, "
+        f"first after {timings.first_token_s:.2f} s, {usage.engine_s:.2f} engine seconds, "
+        f"prompt {usage.prompt_tokens} tokens, {result.finish_reason}"
+    )

@@ -1,0 +1,66 @@
+"""The life of a download's process: reads its spec, reports, and dies with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadProblem,
+    DownloadReport,
+    DownloadSpec,
+    Repository,
+    report_line,
+)
+
+FAILED_EXIT = 1
+BAD_SPEC_EXIT = 64
+ORPHANED_EXIT = 1
+
+
+def run() -> int:
+    """Downloads what the spec on standard input names; returns the exit code."""
+    # A terminal's Ctrl-C is for whoever started this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
+    except ValueError as error:
+        print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
+        return BAD_SPEC_EXIT
+    if os.getppid() != spec.parent_pid:
+        return ORPHANED_EXIT
+    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    report = _download(spec.repository)
+    _say(report)
+    return 0 if isinstance(report, DownloadDone) else FAILED_EXIT
+
+
+def _download(repository: Repository) -> DownloadReport:
+    # No bars: progress is reported. Plain HTTP, of which half a file can be kept (decision 57).
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    from .failures import explain
+    from .snapshot import fetch
+
+    try:
+        return fetch(repository, _say)
+    except Exception as error:  # noqa: BLE001  the end of the process, which must say why
+        report = explain(error, repository)
+        if report.problem is DownloadProblem.INTERNAL:
+            traceback.print_exc()
+        return report
+
+
+def _say(report: DownloadReport) -> None:
+    print(report_line(report), flush=True)
+
+
+def _die_with_parent() -> None:
+    """Ends the process at once when standard input ends; what has arrived is kept."""
+    while os.read(0, 4096):
+        pass
+    os._exit(ORPHANED_EXIT)

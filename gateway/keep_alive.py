@@ -1,0 +1,44 @@
+"""How long a model stays once it is idle, as Ollama's and LM Studio's programs write it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mlxsup.protocol.text import parse_duration
+
+from .failure import bad_field
+
+FOR_EVER = -1.0
+NAMES = ("keep_alive", "ttl")
+"""Ollama's name, and LM Studio's."""
+
+
+def read_keep_alive(given: dict[str, Any]) -> None:
+    """Replaces both names by the argument of `generate`.
+
+    Raises:
+        Failure: a value is no time, or both are there.
+    """
+    named = [name for name in NAMES if name in given]
+    if len(named) > 1:
+        raise bad_field("ttl", "ttl and keep_alive mean the same: send one")
+    for name in named:
+        given["keep_alive"] = _seconds(name, given.pop(name))
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        if value.startswith("-"):
+            return FOR_EVER
+        try:
+            return parse_duration(value, default_unit="s")
+        except ValueError:
+            raise _wrong(name) from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(name)
+    return float(value) if value >= 0 else FOR_EVER
+
+
+def _wrong(name: str) -> Exception:
+    return bad_field(name, f'{name} takes seconds, or a text such as "5m"; -1: for ever')

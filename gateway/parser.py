@@ -1,0 +1,113 @@
+"""The parser of requests: httptools', without two things that it does for other servers."""
+
+from __future__ import annotations
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+CONNECT = b"CONNECT"
+UPGRADE = b"upgrade"
+
+
+class RequestParser:
+    """Tells a protocol of uvicorn what comes on its connection.
+
+    - A head that offers another protocol (`upgrade: h2c`, as Java's client does with each request)
+      is that of an ordinary request, as RFC 9110 (7.8) has it. httptools takes what follows for the
+      other protocol: the body would be lost, or be read as the next request. So such a head is
+      parsed once more without its offer.
+    - A field behind the chunks of a body is no header. httptools calls the same function for both,
+      and a key or a host there would count.
+
+    Args:
+        protocol: gets what httptools calls.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._url = b""
+        # Those of one head: the connection limits its length.
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._is_head = False
+        self.on_body = protocol.on_body
+        self._parser = self._new()
+
+    def feed_data(self, data: bytes) -> None:
+        """Some bytes have come.
+
+        Raises:
+            httptools.HttpParserError: they are no HTTP, or ask for a tunnel.
+        """
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                if self.get_method() == CONNECT:
+                    raise httptools.HttpParserError("there are no tunnels here") from None
+                data = self._plain_head() + data[stop.args[0] :]
+                self._parser = self._new()
+            else:
+                return
+
+    def get_http_version(self) -> str:
+        """Of the request, such as `1.1`."""
+        return self._parser.get_http_version()
+
+    def get_method(self) -> bytes:
+        """Of the request."""
+        return self._parser.get_method()
+
+    def should_keep_alive(self) -> bool:
+        """Whether another request may follow."""
+        return self._parser.should_keep_alive()
+
+    def should_upgrade(self) -> bool:
+        """Never."""
+        return False
+
+    # ------------------------------------------------------------ called by httptools
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url = b""
+        self._headers = []
+        self._is_head = True
+        self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its target."""
+        self._url += url
+        self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a field behind the chunks."""
+        if self._is_head:
+            self._headers.append((name, value))
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Its head is complete."""
+        self._is_head = False
+        if not self._parser.should_upgrade():
+            self._protocol.on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """It is complete."""
+        if not self._parser.should_upgrade():
+            self._protocol.on_message_complete()
+
+    # ------------------------------------------------------------ inside
+
+    def _new(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # As uvicorn has it: a response to a request that others follow may end the connection.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _plain_head(self) -> bytes:
+        """The head that was read last, without its offers."""
+        version = self.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.get_method(), self._url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self._headers
+                  if name.lower() != UPGRADE]  # fmt: skip
+        return b"\r\n".join([*lines, b"", b""])

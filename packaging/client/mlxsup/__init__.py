@@ -1,0 +1,1 @@
+../../../typings/mlxsup/__init__.py

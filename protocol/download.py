@@ -1,0 +1,189 @@
+"""How a download is started, and what it reports.
+
+A download is a process, `python -P -m mlxsup.downloader`, started by the supervisor for a model or
+by `mlxsup pull`. It gets one `DownloadSpec` as a line of JSON on its standard input, which stays
+open for as long as whoever started it lives: EOF means that nobody is left to download for. It
+reports on its standard output, one line of JSON each; any other line there is for a log.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+MAX_SPEC_BYTES = 64 * 1024
+DEFAULT_REVISION = "main"
+
+_REPORT_KEY = "mlxsup_download"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Repository:
+    """A model repository of a hub, at a revision.
+
+    Attributes:
+        repo: OWNER/NAME.
+        revision: a branch, a tag or a commit.
+    """
+
+    repo: str
+    revision: str = DEFAULT_REVISION
+
+    def __str__(self) -> str:
+        at = "" if self.revision == DEFAULT_REVISION else f" at {self.revision}"
+        return f"{self.repo}{at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSpec:
+    """Everything that a download gets at its start.
+
+    Attributes:
+        repository: what to download.
+        parent_pid: the process whose death it watches for.
+    """
+
+    repository: Repository
+    parent_pid: int
+
+    def to_line(self) -> bytes:
+        """One line of JSON, newline included."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> DownloadSpec:
+        """Reads what `to_line` made.
+
+        Raises:
+            ValueError: the line is not a download spec.
+        """
+        try:
+            values = json.loads(line[:MAX_SPEC_BYTES])
+            repository = Repository(**values["repository"])
+            return cls(repository=repository, parent_pid=int(values["parent_pid"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError("a download spec is one line of JSON") from None
+
+
+class DownloadProblem(StrEnum):
+    """Why a download has ended without a model."""
+
+    BAD_REPOSITORY = "bad_repository"
+    """No repository can be called that."""
+    NOT_FOUND = "not_found"
+    """There is no such repository or revision, or it is private."""
+    GATED = "gated"
+    """Its terms have to be accepted first."""
+    REFUSED = "refused"
+    """The hub refuses the token."""
+    NO_MODEL = "no_model"
+    """The repository holds no model in mlx-lm's format."""
+    OFFLINE = "offline"
+    """`HF_HUB_OFFLINE` is set."""
+    DISK_FULL = "disk_full"
+    """The model does not fit on the disk."""
+    DAMAGED = "damaged"
+    """What arrived is not what the hub had announced."""
+    RATE_LIMITED = "rate_limited"
+    """The hub asks for patience."""
+    NETWORK = "network"
+    """The hub does not answer, or stops answering."""
+    INTERNAL = "internal"
+    """The download itself failed."""
+
+
+PASSING = frozenset(
+    {
+        DownloadProblem.DAMAGED,
+        DownloadProblem.RATE_LIMITED,
+        DownloadProblem.NETWORK,
+        DownloadProblem.INTERNAL,
+    }
+)
+"""Problems that a later attempt may not meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadProgress:
+    """How far a download has come.
+
+    Attributes:
+        done_bytes: of the model, on this disk; with what was there before.
+        total_bytes: of the model; 0 while that is not known yet.
+        is_waiting: another process is downloading the same repository, and this one waits for it.
+    """
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    is_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadDone:
+    """The model is complete.
+
+    Attributes:
+        folder: the snapshot, absolute.
+        total_bytes: of the model.
+        fetched_bytes: how much of it came over the network this time.
+    """
+
+    folder: str
+    total_bytes: int
+    fetched_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadFailed:
+    """The download has ended without a model; what had arrived is kept for the next attempt.
+
+    Attributes:
+        problem: what kind of failure.
+        message: one sentence for people, without a full stop.
+        hint: what to do; may be empty.
+        retry_after_s: when the hub allows another attempt; 0 if it does not say.
+    """
+
+    problem: DownloadProblem
+    message: str
+    hint: str = ""
+    retry_after_s: float = 0.0
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether another attempt may succeed, although nobody has changed anything."""
+        return self.problem in PASSING
+
+
+DownloadReport = DownloadProgress | DownloadDone | DownloadFailed
+_REPORTS: dict[str, type[DownloadReport]] = {
+    "progress": DownloadProgress,
+    "done": DownloadDone,
+    "failed": DownloadFailed,
+}
+
+
+def report_line(report: DownloadReport) -> str:
+    """The line for a report, without its newline."""
+    kind = next(name for name, type_ in _REPORTS.items() if isinstance(report, type_))
+    return json.dumps({_REPORT_KEY: kind, **asdict(report)})
+
+
+def read_report(line: bytes) -> DownloadReport | None:
+    """The report in a line; None if the line is something else."""
+    try:
+        values: Any = json.loads(line)
+        kind = _REPORTS[values.pop(_REPORT_KEY)]
+        if kind is DownloadFailed:
+            values["problem"] = DownloadProblem(values["problem"])
+        return kind(**values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def download_argv(python: str = sys.executable) -> list[str]:
+    """The command that starts a download; -P keeps the working folder out of the import path."""
+    return [python, "-P", "-m", "mlxsup.downloader"]

@@ -1,0 +1,32 @@
+"""Messages that change how much is logged while everything runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .ids import RequestId
+from .message import Message, record
+from .version import PROTOCOL_VERSION
+
+
+@record
+class ChangeLogLevel(Message):
+    """Client → supervisor: log from this level on, in the daemon and its workers; answered at once.
+
+    Attributes:
+        id: of this command.
+        level: one of `text.LOG_LEVELS`; until it is changed again, or the daemon ends.
+    """
+
+    TYPE: ClassVar[str] = "log_level"
+    id: RequestId
+    level: str
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class LogLevel(Message):
+    """Supervisor → worker: log from this level on; nothing answers."""
+
+    TYPE: ClassVar[str] = "set_log_level"
+    level: str

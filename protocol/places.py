@@ -1,0 +1,190 @@
+"""Which daemon and which configuration file are meant: one rule for every command and client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .folders import (
+    CLIENT_SOCKET_NAME,
+    DEFAULT_CONFIG,
+    DEFAULT_RUNTIME_DIR,
+    absolute,
+    check_socket_path,
+    default_log_dir,
+)
+
+ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
+CONFIG_VARIABLE = "MLXSUP_CONFIG"
+USER_FOLDER_VARIABLE = "XDG_CONFIG_HOME"
+
+WORKING_CONFIG = "./mlxsup.toml"
+USER_CONFIG = "mlxsup/config.toml"
+"""In the user's folder for configurations."""
+
+DEFAULT_USER_FOLDER = "~/.config"
+
+
+class UnreadableConfigError(ValueError):
+    """The configuration file that says where the daemon is cannot be read.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, message: str, path: Path) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ConfigPlace(NamedTuple):
+    """Where a configuration file may be.
+
+    Attributes:
+        path: as it was named; `~` is not expanded yet.
+        source: what names it: an option, a variable, or the place itself.
+        is_named: whether somebody has named it, so that it counts even if it is missing.
+    """
+
+    path: Path
+    source: str
+    is_named: bool
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file, or a link to one, that may be broken."""
+        return os.path.lexists(self.path.expanduser())
+
+
+class Place(NamedTuple):
+    """Where a daemon is.
+
+    Attributes:
+        endpoint: where it listens.
+        source: what names it: an option, a variable, the place of a configuration file; or empty,
+            because it is the default one.
+        config: the configuration file that says so; None without one.
+    """
+
+    endpoint: str
+    source: str
+    config: Path | None
+
+
+def config_places(given: Path | None = None) -> Iterator[ConfigPlace]:
+    """Every place where a configuration file is looked for, in this order.
+
+    Args:
+        given: the file of `--config`, if there is one.
+    """
+    if given is not None:
+        yield ConfigPlace(given, "--config", True)
+    if named := os.environ.get(CONFIG_VARIABLE):
+        yield ConfigPlace(Path(named), CONFIG_VARIABLE, True)
+    yield ConfigPlace(Path(WORKING_CONFIG), WORKING_CONFIG, False)
+    folder = os.environ.get(USER_FOLDER_VARIABLE, "")
+    # A relative path is invalid there, says the specification of these folders.
+    is_usable = os.path.isabs(folder)
+    user = os.path.join(folder if is_usable else DEFAULT_USER_FOLDER, USER_CONFIG)
+    yield ConfigPlace(Path(user), f"${USER_FOLDER_VARIABLE}" if is_usable else user, False)
+    yield ConfigPlace(Path(DEFAULT_CONFIG), DEFAULT_CONFIG, False)
+
+
+def find_config(given: Path | None = None) -> ConfigPlace | None:
+    """The configuration file that counts: the first that is named or there; None if none is.
+
+    Args:
+        given: the file of `--config`, if there is one.
+    """
+    return next((one for one in config_places(given) if one.is_named or one.is_there), None)
+
+
+def find_place(endpoint: str | None = None, config: Path | None = None) -> Place:
+    """The daemon that is meant: that of `--endpoint`, `--config`, MLXSUP_ENDPOINT, MLXSUP_CONFIG,
+    ./mlxsup.toml, $XDG_CONFIG_HOME/mlxsup/config.toml (else in ~/.config), ~/.mlxsup/config.toml,
+    or of the default folder, in this order.
+
+    Args:
+        endpoint: that of `--endpoint`, or the one given to a client.
+        config: the file of `--config`.
+
+    Raises:
+        UnreadableConfigError: the file that counts does not say where its daemon is.
+        ValueError: what counts is no endpoint that a client can connect to.
+    """
+    if endpoint is not None:
+        return Place(check_endpoint(endpoint), "--endpoint", None)
+    named = os.environ.get(ENDPOINT_VARIABLE)
+    if named and config is None:
+        return Place(check_endpoint(named), ENDPOINT_VARIABLE, None)
+    found = find_config(config)
+    if found is None:
+        return Place(endpoint_in(DEFAULT_RUNTIME_DIR), "", None)
+    runtime_dir = runtime_dir_of(found.path)
+    return Place(endpoint_in(runtime_dir), found.source, found.path)
+
+
+def endpoint_in(runtime_dir: str | Path) -> str:
+    """The endpoint of the daemon with this runtime folder."""
+    path = Path(runtime_dir).expanduser() / CLIENT_SOCKET_NAME
+    return check_endpoint(f"ipc://{path}")
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Returns the endpoint if a client can connect to it.
+
+    Raises:
+        ValueError: it is not `ipc://` and a path of at most 103 bytes.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint or not path:
+        raise ValueError(f"an endpoint is ipc:// and the path of a socket, not {endpoint!r}")
+    check_socket_path(path)
+    return endpoint
+
+
+def runtime_dir_of(config: Path) -> Path:
+    """The runtime folder of the daemon with this configuration file.
+
+    Raises:
+        UnreadableConfigError: the file cannot be read, or does not say.
+    """
+    return _folder_in(config, "runtime_dir") or Path(DEFAULT_RUNTIME_DIR).expanduser()
+
+
+def log_dir_of(config: Path) -> Path:
+    """The folder for the logs of the daemon with this configuration file.
+
+    Raises:
+        UnreadableConfigError: the file cannot be read, or does not say.
+    """
+    return _folder_in(config, "log_dir") or default_log_dir(runtime_dir_of(config))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file, unchecked; `mlxsup config check` does the checking.
+
+    Raises:
+        UnreadableConfigError: it cannot be read, or is not TOML.
+    """
+    import tomllib  # most clients read no file
+
+    try:
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+    except (ValueError, RecursionError) as error:  # also integers of more than 4300 digits
+        message = f"{path} is not TOML: {error}"
+    raise UnreadableConfigError(message, path)
+
+
+def _folder_in(config: Path, key: str) -> Path | None:
+    table = read_toml(config).get("supervisor", {})
+    value = table.get(key) if isinstance(table, dict) else None
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise UnreadableConfigError(f"{config}: supervisor.{key} takes a string", config)
+    return absolute(value, config.expanduser().resolve().parent)

@@ -1,0 +1,200 @@
+"""What a path is that was meant to be a model folder and is none, and what to name instead.
+
+By names and the first bytes of files: cheap enough for each model of a configuration, at every
+start.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxsup.protocol.model_files import is_weight_file
+
+from .contents import CONFIG, missing_files
+from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
+
+GGUF_SUFFIX = ".gguf"
+POINTER_START = b"version https://git-lfs.github.com/spec/"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".safetensors")
+MAX_NAMED = 3
+MAX_LOOKED_AT = 200
+"""Folders that are searched for models below one that is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderProblem:
+    """Why a path cannot be served.
+
+    Attributes:
+        text: a sentence without a full stop that names the path.
+        hint: what to do; may be empty.
+    """
+
+    text: str
+    hint: str = ""
+
+
+def folder_problem(path: Path) -> FolderProblem | None:
+    """Why a path is no model folder; None if it has all files of one, whatever they contain.
+
+    Args:
+        path: absolute.
+    """
+    try:
+        if not path.exists():
+            return _absent(path)
+        if not path.is_dir():
+            return _file(path)
+        names = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
+        if CONFIG not in names:
+            return _no_model(path, names)
+        return _pointer(path, names) or _incomplete(path, names)
+    except OSError as error:
+        what = error.strerror or str(error)
+        return FolderProblem(text=f"{error.filename or path} cannot be read: {what}")
+
+
+def repository_problem(repo: str, revision: str) -> FolderProblem:
+    """What to say of a repository that the cache does not have at this revision."""
+    at = "" if revision == "main" else f" at {revision}"
+    more = "" if revision == "main" else f" --revision {shlex.quote(revision)}"
+    return FolderProblem(
+        text=f"{repo}{at} is not in the Hugging Face cache {find_cache()}",
+        hint=f"download it with `mlxsup pull {repo}{more}`",
+    )
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what Git LFS leaves in the place of a large one.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return file.read(len(POINTER_START)) == POINTER_START
+
+
+def _absent(path: Path) -> FolderProblem:
+    text = f"the model folder {path} does not exist"
+    repo = repository_of(path)
+    if repo is not None:
+        return FolderProblem(text=text, hint=f"download it with `mlxsup pull {repo}`")
+    return FolderProblem(text=text, hint="see which models there are with `mlxsup models`")
+
+
+def _file(path: Path) -> FolderProblem:
+    if path.suffix.lower() == GGUF_SUFFIX:
+        return _gguf(path)
+    hint = ""
+    if (path.parent / CONFIG).is_file():
+        hint = f"name the folder around it: {shlex.quote(str(path.parent))}"
+    return FolderProblem(text=f"{path} is a file, not a folder with a {CONFIG}", hint=hint)
+
+
+def _gguf(path: Path) -> FolderProblem:
+    return FolderProblem(
+        text=f"{path} is a GGUF file, which MLX models are not made of",
+        hint=f"convert it with `mlxsup convert {shlex.quote(str(path))}`",
+    )
+
+
+def _no_model(path: Path, names: list[str]) -> FolderProblem:
+    """A folder without a config.json."""
+    if (path / SNAPSHOTS).is_dir() and path.name.startswith(PREFIX):
+        repo = repository_of(path) or path.name
+        return FolderProblem(
+            text=f"{path} is the cache's folder of {repo}, not one of its snapshots",
+            hint=f'write repo = "{repo}" instead of path, or start with `--model {repo}`',
+        )
+    ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX)]
+    if ggufs:
+        return FolderProblem(
+            text=f"{path} holds GGUF files, which MLX models are not made of",
+            hint=f"convert one with `mlxsup convert {shlex.quote(str(path / ggufs[0]))}`",
+        )
+    if any(name.endswith(OTHER_WEIGHTS) for name in names):
+        return FolderProblem(
+            text=f"{path / CONFIG} does not exist",
+            hint="copy all files of the model, not only its weights",
+        )
+    if any(name.startswith(PREFIX) for name in os.listdir(path)):
+        return FolderProblem(
+            text=f"{path} is a Hugging Face cache, not a model folder",
+            hint="see the models in it with `mlxsup models`",
+        )
+    return _parent(path)
+
+
+def _parent(path: Path) -> FolderProblem:
+    """A folder that holds nothing of a model itself."""
+    found = list(folders_below(path))
+    if not found:
+        return FolderProblem(
+            text=f"{path} holds no model: there is no {CONFIG} in it",
+            hint="see which models there are with `mlxsup models`",
+        )
+    named = ", ".join(str(folder.relative_to(path)) for folder in found[:MAX_NAMED])
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return FolderProblem(
+        text=f"{path} is no model folder itself, but holds some: {named}{more}",
+        hint=f"name one of them: {shlex.quote(str(found[0]))}",
+    )
+
+
+def folders_below(path: Path, depth: int = 2) -> Iterable[Path]:
+    """The folders with a config.json at most `depth` levels below a folder, in the order of names.
+
+    Looks at a limited number of folders; what cannot be read is passed over.
+    """
+    level, left = [path], MAX_LOOKED_AT
+    for _ in range(depth):
+        below: list[Path] = []
+        for folder in level:
+            for inner in _subfolders(folder)[:left]:
+                left -= 1
+                if (inner / CONFIG).is_file():
+                    yield inner
+                else:
+                    below.append(inner)
+        level = below
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        return [Path(e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _pointer(path: Path, names: list[str]) -> FolderProblem | None:
+    for name in names:
+        is_needed = is_weight_file(name) or name in (CONFIG, "tokenizer.json", "tokenizer.model")
+        if is_needed and is_pointer(path / name):
+            return FolderProblem(
+                text=f"{path / name} is a Git LFS pointer, not the file itself",
+                hint=f"fetch the files with `git -C {shlex.quote(str(path))} lfs pull`",
+            )
+    return None
+
+
+def _incomplete(path: Path, names: list[str]) -> FolderProblem | None:
+    missing = missing_files(path)
+    if not missing:
+        return None
+    weights = [name for name in missing if is_weight_file(name)]
+    text = f"{path / missing[0]} does not exist"
+    if len(missing) > 1:
+        text += f", nor {len(missing) - 1} more of the model's files"
+    repo = repository_of(path.parent.parent) if path.parent.name == SNAPSHOTS else None
+    if repo is not None:
+        return FolderProblem(text=text, hint=f"finish the download: `mlxsup pull {repo}`")
+    others = [name for name in names if name.endswith(OTHER_WEIGHTS)]
+    if weights and others and not any(map(is_weight_file, names)):
+        text = f"{path} has weights for another program ({others[0]}), no {missing[0]}"
+        return FolderProblem(text=text, hint="get the model in the safetensors format")
+    return FolderProblem(text=text, hint="copy or download the rest of the model")

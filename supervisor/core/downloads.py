@@ -1,0 +1,122 @@
+"""Which downloads run: of what wanted models lack, each repository once, whoever waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProgress,
+    Repository,
+)
+
+from .actions import EndDownload, StartDownload
+from .events import DownloadSaid
+from .lifecycle.states import Fetching, Pending
+from .lifecycle.triggers import HasFiles, LacksFiles, NoFiles, Trigger
+from .model import Model
+from .outbox import Outbox
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A download that was started and has not ended.
+
+    Attributes:
+        number: counts downloads; what is reported of an earlier one is dropped.
+        fetching: how far it has come.
+    """
+
+    number: int
+    fetching: Fetching
+
+
+class Downloads:
+    """The downloads that run, each for the models that are PENDING because of it.
+
+    Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
+    given another entry no longer waits, and the download of which nobody waits is ended. What has
+    arrived is kept on the disk.
+
+    Args:
+        outbox: takes the actions.
+        trigger: puts a trigger to the life of a model.
+    """
+
+    def __init__(self, outbox: Outbox, trigger: Callable[[Model, Trigger, float], None]) -> None:
+        self._outbox = outbox
+        self._trigger = trigger
+        # Bounded by the configuration: one entry at most for each model.
+        self._running: dict[Repository, _Running] = {}
+        self._started = 0
+
+    def settle(self, models: Iterable[Model], now: float) -> None:
+        """Starts what somebody waits for, and ends what nobody does; whenever any state changed."""
+        waiting: list[tuple[Model, Pending, Repository]] = []
+        for model in models:
+            phase, repository = model.life.phase, model.life.settings.download
+            if not isinstance(phase, Pending):
+                continue
+            if repository is not None:
+                waiting.append((model, phase, repository))
+            elif phase.fetching is not None:  # a reload has given it another entry
+                self._trigger(model, HasFiles(folder=None), now)
+        wanted = {repository: None for _, _, repository in waiting}
+        for repository in [one for one in self._running if one not in wanted]:
+            self._outbox.add(EndDownload(number=self._running.pop(repository).number))
+        for repository in wanted:
+            if repository not in self._running:
+                self._start(repository)
+        for model, phase, repository in waiting:
+            fetching = self._running[repository].fetching
+            if phase.fetching != fetching:
+                self._trigger(model, LacksFiles(fetching=fetching), now)
+
+    def said(self, event: DownloadSaid, models: Iterable[Model]) -> None:
+        """A download has reported; one that was ended meanwhile is not listened to."""
+        found = [one for one, run in self._running.items() if run.number == event.number]
+        if not found:
+            return
+        (repository,) = found
+        trigger: Trigger
+        match event.report:
+            case DownloadProgress(done_bytes=done, total_bytes=total, is_waiting=is_waiting):
+                fetching = Fetching(done_bytes=done, total_bytes=total, is_waiting=is_waiting)
+                if not fetching.is_news_after(self._running[repository].fetching):
+                    return
+                self._running[repository].fetching = fetching
+                trigger = LacksFiles(fetching=fetching)
+            case DownloadDone(folder=folder):
+                del self._running[repository]
+                trigger = HasFiles(folder=folder)
+            case DownloadFailed() as failed:
+                del self._running[repository]
+                trigger = NoFiles(
+                    cause=f"{failed.message}; {failed.hint}" if failed.hint else failed.message,
+                    is_passing=failed.is_passing,
+                    retry_after_s=failed.retry_after_s,
+                )
+        for model in list(_waiting_for(repository, models)):
+            self._trigger(model, trigger, event.now)
+
+    def check_invariants(self, models: Iterable[Model]) -> None:
+        """Raises AssertionError unless exactly what somebody waits for is being downloaded."""
+        wanted = {
+            model.life.settings.download
+            for model in models
+            if isinstance(model.life.phase, Pending) and model.life.settings.download is not None
+        }
+        assert set(self._running) == wanted, f"{set(self._running)} run, {wanted} are wanted"
+
+    def _start(self, repository: Repository) -> None:
+        self._started += 1
+        self._running[repository] = _Running(number=self._started, fetching=Fetching())
+        self._outbox.add(StartDownload(number=self._started, repository=repository))
+
+
+def _waiting_for(repository: Repository, models: Iterable[Model]) -> Iterator[Model]:
+    for model in models:
+        if isinstance(model.life.phase, Pending) and model.life.settings.download == repository:
+            yield model

@@ -1,0 +1,56 @@
+"""What is logged of a request when it ends: who, tokens, speed, outcome; nothing of its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxsup.protocol.client_messages import Generate
+from mlxsup.protocol.errors import ErrorCode
+
+from .ledger import Request
+
+
+def tokens_per_s(request: Request, now: float) -> float | None:
+    """How fast its answer has come since its first token, pauses and crashes included; None before
+    its second token."""
+    if request.first_token_at is None or request.tokens_sent < 2:
+        return None
+    took_s = now - request.first_token_at
+    return (request.tokens_sent - 1) / took_s if took_s > 0 else None
+
+
+def report_of(request: Request, outcome: str, now: float) -> dict[str, Any]:
+    """The facts of one line, in order.
+
+    Args:
+        request: it has ended.
+        outcome: its finish reason, or the code of its error; `gone` if its client is.
+        now: monotonic seconds.
+    """
+    usage, timings, rate = request.usage(), request.timings(now), tokens_per_s(request, now)
+    facts: dict[str, Any] = {
+        "id": request.id,
+        "number": request.key,
+        "model": request.model,
+        "client": request.account,
+        "outcome": outcome,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "queued_s": timings.queued_s,
+        "first_token_s": timings.first_token_s,
+        "total_s": timings.total_s,
+        "engine_s": usage.engine_s,
+    }
+    if rate is not None:
+        facts["tokens_per_s"] = rate
+    if request.resumed:
+        facts["resumed"] = request.resumed
+    if request.paused:
+        facts["paused"] = request.paused
+    return facts
+
+
+def report_of_refused(message: Generate, code: ErrorCode) -> dict[str, Any]:
+    """The facts of the line about a request that was refused when it came."""
+    return {"id": message.id, "model": message.model, "outcome": code.value}

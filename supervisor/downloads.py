@@ -1,0 +1,193 @@
+"""The processes that download what models lack: started and ended when the core says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProblem,
+    DownloadProgress,
+    DownloadReport,
+    DownloadSpec,
+    Repository,
+    download_argv,
+    read_report,
+)
+
+from .config.load import DaemonConfig
+from .core.actions import EndDownload, StartDownload
+from .core.events import DownloadSaid
+from .workers.incarnation import Surroundings
+from .workers.process import WorkerProcess, describe_exit
+
+LAST_WORDS_S = 1.0
+KILL_LIMIT_S = 10.0
+MAX_LINE_BYTES = 64 * 1024
+KEPT_LINES = 50
+"""Of what a process says besides its reports, for the log if it ends without a last one."""
+
+OnFolder = Callable[[Repository, str], None]
+"""Called with a repository that is complete, and its folder, before the core hears of it."""
+
+
+class DownloadKeeper:
+    """Starts downloads, passes on what they report, and ends them.
+
+    Args:
+        around: what all processes of the supervisor share.
+        on_folder: see `OnFolder`.
+        argv: the command that starts a download.
+    """
+
+    def __init__(
+        self, around: Surroundings, on_folder: OnFolder, argv: Sequence[str] | None = None
+    ) -> None:
+        self._around = around
+        self._on_folder = on_folder
+        self._argv = list(argv) if argv is not None else download_argv()
+        # One entry for each live process, in both; the core starts one for each repository.
+        self._units: dict[int, _Unit] = {}
+        self._lives: dict[int, asyncio.Task[None]] = {}
+
+    def carry_out(self, action: StartDownload | EndDownload, tasks: asyncio.TaskGroup) -> None:
+        """Begins or ends a download."""
+        if isinstance(action, EndDownload):
+            if (unit := self._units.get(action.number)) is not None:
+                self._around.log.write("info", "download cancelled", repo=unit.repository)
+                unit.kill()
+            return
+        unit = _Unit(self._around, action, self._on_folder)
+        self._units[action.number] = unit
+        self._lives[action.number] = tasks.create_task(self._live(action.number, unit))
+
+    async def end(self) -> None:
+        """Ends all of them; returns when they are gone."""
+        for unit in self._units.values():
+            unit.kill()
+        if self._lives:
+            await asyncio.wait(self._lives.values(), timeout=KILL_LIMIT_S)
+        for life in self._lives.values():
+            life.cancel()
+
+    async def _live(self, number: int, unit: _Unit) -> None:
+        try:
+            await unit.live(self._argv)
+        finally:
+            del self._units[number]
+            del self._lives[number]
+
+
+class _Unit:
+    """One download's process.
+
+    Attributes:
+        repository: what it downloads.
+
+    Args:
+        around: what all processes of the supervisor share.
+        action: what the core asked for.
+        on_folder: see `OnFolder`.
+    """
+
+    def __init__(self, around: Surroundings, action: StartDownload, on_folder: OnFolder) -> None:
+        self.repository = action.repository
+        self._around = around
+        self._number = action.number
+        self._on_folder = on_folder
+        self._process: WorkerProcess | None = None
+        self._is_wanted = True
+        self._line = b""
+        self._last: DownloadReport | None = None
+        self._noise: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def kill(self) -> None:
+        """Ends it at once: what has arrived is as good as if it had been asked to end."""
+        self._is_wanted = False
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
+
+    async def live(self, argv: Sequence[str]) -> None:
+        """Runs it, and posts what it reports; returns when its process is gone."""
+        if not self._is_wanted:
+            return
+        spec = DownloadSpec(repository=self.repository, parent_pid=os.getpid())
+        try:
+            process = WorkerProcess.spawn(argv, spec.to_line(), self._read)
+        except OSError as error:
+            self._end(_broken(f"it could not be started: {error.strerror}"))
+            return
+        self._process = process
+        log = self._around.log
+        log.write("info", "download started", repo=self.repository, pid=process.pid)
+        try:
+            code = await process.exited
+            try:
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await process.output_ended.wait()
+            except TimeoutError:  # somebody else holds the pipe
+                pass
+            last = self._last
+            if not isinstance(last, DownloadDone | DownloadFailed):
+                exit_code, _, name = describe_exit(code)
+                last = _broken(f"it ended with {name or f'exit code {exit_code}'}")
+            self._end(last)
+        finally:
+            process.close()
+            process.forget()
+
+    def _read(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        self._line = self._line[-MAX_LINE_BYTES:]
+        for line in lines:
+            report = read_report(line)
+            if report is None:
+                self._noise.append(line.decode(errors="replace"))
+                continue
+            self._last = report
+            if isinstance(report, DownloadProgress):
+                self._post(report)
+
+    def _end(self, last: DownloadDone | DownloadFailed) -> None:
+        if not self._is_wanted:
+            return
+        log = self._around.log
+        if isinstance(last, DownloadFailed):
+            facts = {"cause": last.message, "problem": last.problem}
+            log.write("warning", "download failed", repo=self.repository, **facts)
+            if last.problem is DownloadProblem.INTERNAL and self._noise:
+                log.block("\n".join(self._noise))
+            asyncio.get_running_loop().call_soon(self._post, last)
+            return
+        log.write("info", "download complete", repo=self.repository, bytes=last.fetched_bytes)
+        asyncio.get_running_loop().call_soon(self._arrive, last)
+
+    def _arrive(self, done: DownloadDone) -> None:
+        self._on_folder(self.repository, done.folder)
+        self._post(done)
+
+    def _post(self, report: DownloadReport) -> None:
+        if self._is_wanted:
+            around = self._around
+            around.post(DownloadSaid(now=around.now(), number=self._number, report=report))
+
+
+def _broken(message: str) -> DownloadFailed:
+    return DownloadFailed(problem=DownloadProblem.INTERNAL, message=message)
+
+
+def with_folder(config: DaemonConfig, repository: Repository, folder: str) -> DaemonConfig:
+    """The configuration, now that a repository is complete in that folder."""
+    models = tuple(
+        replace(one, download=None, launch=replace(one.launch, path=folder))
+        if one.download == repository
+        else one
+        for one in config.models
+    )
+    return replace(config, models=models)

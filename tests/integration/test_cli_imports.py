@@ -1,0 +1,108 @@
+"""What a command imports before its first output: that is most of the time it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.cli import environment
+
+BARE = {
+    "mlxsup",
+    "mlxsup.cli",
+    "mlxsup.cli.command_table",
+    "mlxsup.cli.exit_status",
+    "mlxsup.cli.main",
+    "mlxsup.cli.terminal",
+    "mlxsup.cli.terminal.output",
+    "mlxsup.protocol",
+    "mlxsup.protocol.version",
+}
+"""What everything needs: each of these is paid for by every command."""
+
+HEAVY = {
+    "asyncio", "msgpack", "mlx", "numpy", "psutil", "pydantic", "rich", "subprocess", "zmq",
+    "mlxsup.client", "mlxsup.protocol.client_messages", "mlxsup.protocol.codec",
+    "mlxsup.supervisor", "mlxsup.worker", "mlxsup.gateway",
+}  # fmt: skip
+"""What only a command that needs it may import."""
+
+CODE = """
+import json, sys
+from mlxsup.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+
+
+def imported(folder: Path, *arguments: str) -> set[str]:
+    """The modules that a command has imported when it ends; it finds no file and no daemon."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(HOME=str(folder)),
+        timeout=60,
+        check=False,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--version"], ["help"], ["nonsense"], []])
+def test_what_needs_no_command_imports_none(tmp_path: Path, arguments: list[str]) -> None:
+    found = imported(tmp_path, *arguments)
+    assert {name for name in found if name.split(".")[0] == "mlxsup"} == BARE
+    assert found & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "path"],
+        ["key", "list"],
+        ["completion", "bash"],
+        ["status", "-h"],
+        ["start", "-h"],
+        ["generate", "-h"],
+        ["start", "--config", "nowhere.toml"],
+    ],
+    ids=" ".join,
+)
+def test_what_asks_no_daemon_imports_no_client(tmp_path: Path, arguments: list[str]) -> None:
+    assert imported(tmp_path, *arguments) & HEAVY == set()
+
+
+def test_what_asks_a_daemon_imports_no_more_than_a_client(tmp_path: Path) -> None:
+    found = imported(tmp_path, "status")
+    allowed = {"zmq", "msgpack", "mlxsup.client", "mlxsup.protocol.client_messages"}
+    # psutil, which imports subprocess, only tells who holds the lock if nobody answers.
+    assert found & HEAVY <= allowed | {"mlxsup.protocol.codec", "psutil", "subprocess"}
+
+
+def test_completing_a_command_imports_none(tmp_path: Path) -> None:
+    code = CODE.replace("main(sys.argv[1:])", "main([])")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(
+            HOME=str(tmp_path),
+            _MLXSUP_COMPLETE="bash_complete",
+            COMP_WORDS="mlxsup sta",
+            COMP_CWORD="1",
+        ),
+        timeout=60,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["plain,start", "plain,status"]
+    found = set(json.loads(lines[-1]))
+    assert {name for name in found if name.split(".")[0] == "mlxsup"} == BARE

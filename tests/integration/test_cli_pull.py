@@ -1,0 +1,251 @@
+"""`pull`, `run` and `rm`: without a daemon, next to one, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxsup.client import Client
+
+from support.cli import ESCAPE, Terminal, command, environment, on_terminal, run_cli
+from support.daemon import fake
+from support.downloading_daemon import TOKEN, DownloadingDaemon
+from support.downloads import (
+    FILES,
+    MIB,
+    NEEDED,
+    NEEDED_BYTES,
+    REPO,
+    WEIGHTS_NAME,
+    contents,
+    hub_environment,
+    partial,
+    repo_folder,
+    snapshot,
+)
+from support.eventually import eventually
+from support.local_hub import Fault, LocalHub, local_hub
+from support.tiny_model import make_tiny_model
+
+HELD_AT = 2 * MIB
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        hub.add(REPO, FILES)
+        yield hub
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home folder with a short path, because sockets go there."""
+    folder = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def variables(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
+    return hub_environment(hub, home, HOME=str(home), HF_TOKEN=TOKEN, **others)
+
+
+def mlxsup(
+    hub: LocalHub, home: Path, *arguments: str, stdin: str = "", **others: str
+) -> subprocess.CompletedProcess[str]:
+    done = run_cli(*arguments, stdin=stdin, **variables(hub, home, **others))
+    assert TOKEN not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+# ---------------------------------------------------------------- pull
+
+
+def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: Path) -> None:
+    done = mlxsup(hub, home, "pull", REPO)
+    assert (done.returncode, done.stdout) == (0, f"{snapshot(home)}\n")
+    assert contents(snapshot(home)) == NEEDED
+    *lines, last = done.stderr.splitlines()
+    assert lines[0] == f"{REPO}: 0% of 4.000 MiB"
+    assert len(lines) <= 11
+    assert last == f"{REPO} is complete (4.000 MiB, 4.000 MiB downloaded)"
+    again = mlxsup(hub, home, "pull", REPO)
+    assert again.stderr.splitlines()[-1].endswith("nothing was missing)")
+    assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+def test_pull_says_it_in_json(hub: LocalHub, home: Path) -> None:
+    done = mlxsup(hub, home, "pull", REPO, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "schema_version": 1,
+        "repo": REPO,
+        "revision": "main",
+        "folder": str(snapshot(home)),
+        "total_bytes": NEEDED_BYTES,
+        "fetched_bytes": NEEDED_BYTES,
+    }
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_pull_shows_one_line_on_a_terminal_that_is_gone_at_the_end(
+    hub: LocalHub, home: Path, columns: int
+) -> None:
+    text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS=str(columns)))
+    *shown, last = ESCAPE.sub("", text).split("\r")
+    assert any(f"{REPO}: 0% of 4.000 MiB"[: columns - 1] in line for line in shown)
+    assert all(len(line.strip()) < columns for line in shown if "% of" in line)
+    assert "% of" not in last
+
+
+def test_an_interrupted_pull_continues_where_it_was(hub: LocalHub, home: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    process = subprocess.Popen(
+        command("pull", REPO),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**variables(hub, home)),
+    )
+    eventually(lambda: partial(home).exists() and partial(home).stat().st_size == HELD_AT)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert f"what has arrived is kept: `mlxsup pull {REPO}` continues" in said
+    hub.release.set()
+    done = mlxsup(hub, home, "pull", REPO, "--json")
+    assert json.loads(done.stdout)["fetched_bytes"] == NEEDED_BYTES - HELD_AT
+    assert hub.fetched(WEIGHTS_NAME) == [0, HELD_AT]
+
+
+@pytest.mark.parametrize(
+    ("repo", "status", "says"),
+    [
+        ("../../etc", 64, "hint: a repository is OWNER/NAME"),
+        ("org/tiny-modle", 1, f"hint: did you mean {REPO}?"),
+        ("org/..", 64, "is not a repository"),
+    ],
+)
+def test_a_wrong_repository_is_refused_with_the_next_step(
+    hub: LocalHub, home: Path, repo: str, status: int, says: str
+) -> None:
+    done = mlxsup(hub, home, "pull", repo)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert says in done.stderr
+    as_json = json.loads(mlxsup(hub, home, "pull", repo, "--json").stdout)
+    assert as_json["error"]["code"] == ("usage" if status == 64 else "not_found")
+
+
+def test_a_gated_repository_names_the_page(hub: LocalHub, home: Path) -> None:
+    fault = Fault(status=403, headers={"X-Error-Code": "GatedRepo"})
+    hub.break_("revision/main", fault)
+    done = mlxsup(hub, home, "pull", REPO)
+    assert done.returncode == 1
+    assert f"hint: accept its terms at {hub.endpoint}/{REPO}" in done.stderr
+
+
+# ---------------------------------------------------------------- rm
+
+
+def test_rm_removes_what_pull_has_fetched_if_it_is_sure(hub: LocalHub, home: Path) -> None:
+    mlxsup(hub, home, "pull", REPO)
+    unsure = mlxsup(hub, home, "rm", REPO)
+    assert unsure.returncode == 64
+    assert "hint: add --yes" in unsure.stderr
+    assert contents(snapshot(home)) == NEEDED
+    done = mlxsup(hub, home, "rm", REPO, "--yes")
+    assert (done.returncode, done.stdout) == (0, f"{REPO} is removed, 4.001 MiB are free\n")
+    assert not repo_folder(home).exists()
+    missing = mlxsup(hub, home, "rm", REPO, "--yes")
+    assert missing.returncode == 1
+    assert f"{REPO} is not in {home}/hf/hub" in missing.stderr
+
+
+@pytest.mark.parametrize(("answer", "is_kept"), [("n\r", True), ("\r", True), ("y\r", False)])
+def test_rm_asks_on_a_terminal(hub: LocalHub, home: Path, answer: str, is_kept: bool) -> None:
+    mlxsup(hub, home, "pull", REPO)
+    with Terminal("rm", REPO, **variables(hub, home)) as terminal:
+        terminal.expect(f"remove {REPO} (4.001 MiB) from")
+        terminal.type(answer)
+        terminal.end()
+        assert terminal.process.returncode == (1 if is_kept else 0)
+    assert repo_folder(home).exists() == is_kept
+
+
+def test_rm_is_refused_while_it_is_downloaded(hub: LocalHub, home: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    process = subprocess.Popen(
+        command("pull", REPO),
+        stderr=subprocess.DEVNULL,
+        env=environment(**variables(hub, home)),
+    )
+    try:
+        eventually(lambda: partial(home).exists())
+        done = mlxsup(hub, home, "rm", REPO, "--yes")
+        assert done.returncode == 1
+        assert f"{REPO} is being downloaded" in done.stderr
+        assert partial(home).exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_rm_is_refused_while_a_daemon_uses_it(hub: LocalHub) -> None:
+    with DownloadingDaemon(hub, {"m": fake(repo=REPO)}) as daemon, daemon.client() as client:
+        home, config = daemon.folder, ["--config", str(daemon.config)]
+        client.load("m")
+        done = mlxsup(hub, home, "rm", REPO, "--yes", *config)
+        assert done.returncode == 1
+        assert f"{REPO} is in use by m" in done.stderr
+        assert "`mlxsup unload m" in done.stderr
+        assert contents(snapshot(home)) == NEEDED
+        client.unload("m")
+        assert mlxsup(hub, home, "rm", REPO, "--yes", *config).returncode == 0
+        assert not repo_folder(home).exists()
+        # What is gone is downloaded again once the configuration was read again.
+        assert daemon.run("reload").returncode == 0
+        client.load("m")
+        assert contents(snapshot(home)) == NEEDED
+
+
+# ---------------------------------------------------------------- run
+
+
+@pytest.mark.mlx
+def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
+    with local_hub() as hub:
+        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
+        try:
+            done = mlxsup(hub, home, "run", REPO, "--json", stdin="tell me\n")
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["model"] == "tiny-model"
+            assert hub.fetched(WEIGHTS_NAME) == [0]
+            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
+                assert [one["repo"] for one in client.status()["models"]] == [REPO]
+                generation = client.status()["models"][0]["generation"]
+            again = mlxsup(hub, home, "run", REPO, "--json", stdin="more\n")
+            assert again.returncode == 0, again.stderr
+            other = mlxsup(hub, home, "run", "org/other")
+            assert other.returncode == 1
+            assert "does not serve org/other; it serves tiny-model" in other.stderr
+            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
+                assert client.status()["models"][0]["generation"] == generation
+        finally:
+            assert mlxsup(hub, home, "stop").returncode == 0
+
+
+def test_run_of_a_name_needs_a_daemon(hub: LocalHub, home: Path) -> None:
+    done = mlxsup(hub, home, "run", "smollm2")
+    assert done.returncode == 69
+    assert re.search(r"no daemon runs that serves smollm2\nhint: .*`mlxsup start", done.stderr)
+    assert hub.asked == []

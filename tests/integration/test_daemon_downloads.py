@@ -1,0 +1,194 @@
+"""Daemons with models that nobody has downloaded yet."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.client import Client, Notice, RequestError
+
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.downloading_daemon import TOKEN, DownloadingDaemon
+from support.downloads import (
+    FILES,
+    MIB,
+    NEEDED,
+    NEEDED_BYTES,
+    REPO,
+    WEIGHTS_NAME,
+    contents,
+    partial,
+    snapshot,
+)
+from support.eventually import eventually
+from support.local_hub import Fault, LocalHub, local_hub
+from support.streams import Reader
+from support.tiny_model import make_tiny_model
+
+HELD_AT = 2 * MIB
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        hub.add(REPO, FILES)
+        yield hub
+
+
+@contextmanager
+def serving(hub: LocalHub, **models: dict[str, Any]) -> Iterator[tuple[Daemon, Client]]:
+    """A daemon that uses the hub, and a client of it."""
+    with DownloadingDaemon(hub, models) as daemon, daemon.client() as client:
+        yield daemon, client
+        assert TOKEN not in daemon.output + daemon.log_text()
+
+
+def lacking(**more: Any) -> dict[str, Any]:
+    return fake(repo=REPO, preload=False, **more)
+
+
+def held(hub: LocalHub, daemon: Daemon, client: Client) -> None:
+    """Waits until half of the weights has arrived, and the daemon has heard of it."""
+    eventually(lambda: partial(daemon.folder).exists())
+    eventually(lambda: partial(daemon.folder).stat().st_size == HELD_AT)
+    eventually(lambda: (row(client, "m")["progress"] or {}).get("total_bytes") == NEEDED_BYTES)
+
+
+def downloaders(daemon: Daemon) -> list[psutil.Process]:
+    return [one for one in daemon.processes() if "mlxsup.downloader" in words_of(one)]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty once it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # of which a zombie is one
+        return []
+
+
+@pytest.mark.mlx
+def test_a_request_for_a_model_that_is_nowhere_is_answered(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", seed=3)
+    with local_hub() as hub:
+        hub.add(REPO, contents(folder))
+        with serving(hub, m={"repo": REPO, "preload": False}) as (daemon, client):
+            result = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
+            assert result.usage.completion_tokens == 4
+            assert row(client, "m")["generation"] == 1
+            assert row(client, "m")["needed_bytes"] > 0
+            assert snapshot(daemon.folder).is_dir()
+            client.restart("m")
+            assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+def test_it_is_pending_with_its_progress_and_who_waits_gets_notices(hub: LocalHub) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    notices: list[Notice] = []
+    with serving(hub, m=lacking()) as (daemon, client):
+        reader = Reader(client, "m", "p", max_tokens=3, on_notice=notices.append)
+        held(hub, daemon, client)
+        seen = row(client, "m")
+        assert seen["state"] == "PENDING"
+        assert seen["progress"]["phase"] == "download"
+        said = daemon.run("status").stdout
+        assert "PENDING" in said
+        assert "download" in said
+        hub.release.set()
+        reader.join()
+        assert len(reader.tokens) == 3
+        assert contents(snapshot(daemon.folder)) == NEEDED
+        assert downloaders(daemon) == []
+    phases = [one.detail.get("phase") for one in notices if one.kind == "loading"]
+    assert phases[0] == "download"
+    assert "weights" in phases
+
+
+def test_an_unload_ends_the_download_and_a_load_continues_it(hub: LocalHub) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    with serving(hub, m=lacking()) as (daemon, client):
+        stream = client.generate("m", prompt="p", max_tokens=3)
+        held(hub, daemon, client)
+        client.unload("m")
+        with pytest.raises(RequestError, match="unload"):
+            list(stream)
+        assert row(client, "m")["state"] == "STOPPED"
+        eventually(lambda: downloaders(daemon) == [])
+        hub.release.set()
+        client.load("m")
+        assert hub.fetched(WEIGHTS_NAME) == [0, HELD_AT]
+        assert contents(snapshot(daemon.folder)) == NEEDED
+
+
+def test_a_stop_ends_the_download(hub: LocalHub) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
+        held(hub, daemon, client)
+        (process,) = downloaders(daemon)
+        assert daemon.run("stop").returncode == 0
+        assert not process.is_running()
+        assert partial(daemon.folder).stat().st_size == HELD_AT
+
+
+def test_a_download_does_not_outlive_its_supervisor(hub: LocalHub) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    with DownloadingDaemon(hub, {"m": fake(repo=REPO)}) as daemon:
+        with daemon.client() as client:
+            held(hub, daemon, client)
+        (process,) = downloaders(daemon)
+        daemon.kill()
+        eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_killed_download_is_tried_again_and_continues(hub: LocalHub) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
+        held(hub, daemon, client)
+        hub.release.set()
+        hub.heal()
+        (process,) = downloaders(daemon)
+        process.send_signal(signal.SIGKILL)
+        wait_for_state(client, "m", "READY")
+        assert row(client, "m")["restarts"] == 0
+        assert contents(snapshot(daemon.folder)) == NEEDED
+
+
+def test_a_gated_repository_fails_with_what_to_do(hub: LocalHub) -> None:
+    gated = Fault(status=403, headers={"X-Error-Code": "GatedRepo"}, times=10)
+    hub.break_("revision/main", gated)
+    with serving(hub, m=lacking()) as (daemon, client):
+        with pytest.raises(RequestError) as raised:
+            client.complete("m", prompt="p")
+        assert raised.value.code == "load_failed"
+        assert f"accept its terms at {hub.endpoint}/{REPO}" in raised.value.message
+        assert row(client, "m")["state"] == "FAILED"
+        said = daemon.run("load", "m")
+        assert said.returncode == 1
+        assert "is gated" in said.stderr
+        hub.heal()
+        client.restart("m")
+        assert row(client, "m")["state"] == "READY"
+
+
+def test_a_hub_with_too_many_requests_is_asked_again_when_it_says(hub: LocalHub) -> None:
+    busy = Fault(status=429, headers={"Retry-After": "600"}, times=10)
+    hub.break_("revision/main", busy)
+    with serving(hub, m=fake(repo=REPO)) as (daemon, client):
+        seen = wait_for_state(client, "m", "BACKOFF")
+        assert seen["retry_in_s"] > 500
+        assert "too many requests" in seen["cause"]
+        assert "too many requests" in daemon.run("status").stdout
+
+
+def test_a_reload_leaves_what_was_downloaded_as_it_is(hub: LocalHub) -> None:
+    with serving(hub, m=lacking()) as (daemon, client):
+        client.load("m")
+        before = row(client, "m")["pid"]
+        assert daemon.run("reload").returncode == 0
+        assert row(client, "m")["pid"] == before
+        assert row(client, "m")["state"] == "READY"

@@ -1,0 +1,133 @@
+"""Every block of README, in order, as a newcomer runs them.
+
+The home is empty but for a Hugging Face cache that holds the real small model, the environment for
+the wheel, which is installed by README's own line; the libraries are lent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
+
+from support.demo_model import demo_model_folder
+from support.environments import Environment, run
+from support.hub_caches import write_repository
+from support.readme import Block, blocks
+from support.wheels import PROJECT, Built
+
+pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+REPO = "mlx-community/SmolLM2-135M-Instruct"
+QUESTION = "What is the capital of France?"
+ANSWER = "Paris"
+
+PIP = """\
+#!{python}
+import os, re, sys
+words = sys.argv[1:]
+sources = [re.fullmatch(r"\\.(?:\\[([a-z,]+)\\])?", word) for word in words]
+assert words[0] == "install" and set(filter(None, sources[1][1].split(","))) <= {extras}, words
+how = ["install", "--quiet", "--no-deps", "--no-index", "{wheel}"]
+os.execv("{python}", ["{python}", "-m", "pip", "--python", "{environment}", *how])
+"""
+"""In README `.` is a checkout; here it is the wheel of one. Its requirements are lent."""
+
+
+def free_port() -> int:
+    """A port that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Newcomer:
+    """Somebody with a home, an environment and README.
+
+    Args:
+        home: their home; a short path, because sockets will be in it.
+        environment: which `pip install` fills.
+        wheel: what they install.
+    """
+
+    def __init__(self, home: Path, environment: Environment, wheel: Path) -> None:
+        self._home = home
+        self._environment = environment
+        self._listen = f"127.0.0.1:{free_port()}"
+        commands = environment.folder / "bin"
+        extras = set(PROJECT["project"]["optional-dependencies"])
+        python = environment.python
+        text = PIP.format(python=sys.executable, wheel=wheel, environment=python, extras=extras)
+        (commands / "pip").write_text(text)
+        (commands / "pip").chmod(0o755)
+        (home / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+        self._variables = {
+            "HOME": str(home),
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "HF_HUB_OFFLINE": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def run_block(self, block: Block) -> str:
+        """Runs or checks one block; returns what it printed.
+
+        Raises:
+            AssertionError: it ended with an error.
+        """
+        if block.language == "text":
+            return ""
+        text = block.text.replace(DEFAULT_LISTEN, self._listen)
+        text = text.replace("--http\n", f"--http {self._listen}\n")
+        file = self._home / f"block-of-line-{block.line}"
+        file.write_text(text)
+        command = {
+            "sh": ("sh", "-e", file),
+            "python": (self._environment.python, file),
+            "toml": ("sh", "-c", f"mlxsup config check {file}"),
+        }[block.language]
+        done = run(*command, cwd=self._home, **self._variables)
+        said = f"{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"README, line {block.line}: {text}\n{said}"
+        return said
+
+    def stop(self) -> None:
+        """Stops a daemon that is left."""
+        run("sh", "-c", "mlxsup stop --now", cwd=self._home, **self._variables)
+
+
+@contextmanager
+def newcomer(built: Built, folder: Path) -> Iterator[Newcomer]:
+    environment = Environment.make(folder / "env")
+    environment.lend_libraries()
+    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as home:
+        files = {path.name: path.read_bytes() for path in demo_model_folder().iterdir()}
+        write_repository(Path(home) / ".cache/huggingface/hub", REPO, files)
+        somebody = Newcomer(Path(home), environment, built.wheel)
+        try:
+            yield somebody
+        finally:
+            somebody.stop()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_every_block_ends_well_and_the_first_answer_says_paris(
+    built: Built, tmp_path: Path
+) -> None:
+    answers = []
+    with newcomer(built, tmp_path) as somebody:
+        for block in blocks():
+            said = somebody.run_block(block)
+            if block.language == "sh" and QUESTION in block.text:
+                answers.append(said)
+    [answer] = answers
+    assert ANSWER in answer

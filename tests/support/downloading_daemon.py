@@ -1,0 +1,29 @@
+"""A daemon whose models come from a hub of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .daemon import Daemon
+from .downloads import hub_environment
+from .local_hub import LocalHub
+
+TOKEN = "hf_secretsecret"
+"""Must never be seen again."""
+
+
+class DownloadingDaemon(Daemon):
+    """A daemon that uses a hub, with a cache and a token of its own.
+
+    Args:
+        hub: that it uses.
+        models: entries by name.
+    """
+
+    def __init__(self, hub: LocalHub, models: dict[str, dict[str, Any]]) -> None:
+        super().__init__(models)
+        self._variables = hub_environment(hub, self.folder, HF_TOKEN=TOKEN)
+
+    def start(self, *, environment: dict[str, str] | None = None) -> None:
+        """Starts it with these variables, too."""
+        super().start(environment={**self._variables, **(environment or {})})

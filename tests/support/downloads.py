@@ -1,0 +1,141 @@
+"""Downloads of a test: a repository worth fetching, and the process that fetches it."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxsup.protocol.download import (
+    DownloadFailed,
+    DownloadReport,
+    DownloadSpec,
+    Repository,
+    download_argv,
+    read_report,
+)
+
+from .cli import OFFLINE
+from .local_hub import COMMIT, LocalHub, digest
+
+MIB = 2**20
+REPO = "org/tiny-model"
+WEIGHTS_NAME = "model.safetensors"
+WEIGHTS = random.Random(19).randbytes(4 * MIB)
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    WEIGHTS_NAME: WEIGHTS,
+    "README.md": b"not needed",
+    "modeling.py": b"never downloaded",
+}
+NEEDED = {name: FILES[name] for name in ("config.json", "tokenizer.json", WEIGHTS_NAME)}
+NEEDED_BYTES = sum(map(len, NEEDED.values()))
+LIMIT_S = 60.0
+
+
+def hub_environment(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
+    """The variables that make a program use this hub, with its cache in this home."""
+    hidden = ("HF_TOKEN", "HF_HUB_CACHE", "HUGGING_FACE_HUB_TOKEN")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600"}
+    here = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home / "hf")}
+    return {**kept, **dict.fromkeys(OFFLINE, "0"), **patient, **here, **others}
+
+
+def repo_folder(home: Path, repo: str = REPO) -> Path:
+    """Where the cache keeps a repository."""
+    return home / "hf" / "hub" / f"models--{repo.replace('/', '--')}"
+
+
+def snapshot(home: Path, repo: str = REPO) -> Path:
+    """Where the files of a repository appear."""
+    return repo_folder(home, repo) / "snapshots" / COMMIT
+
+
+def partial(home: Path) -> Path:
+    """What has arrived of the weights."""
+    return repo_folder(home) / "blobs" / f"{digest(WEIGHTS)}.mlxsup.incomplete"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@dataclass(slots=True)
+class Download:
+    """A process that downloads.
+
+    Attributes:
+        process: with pipes.
+        noise: lines of its output that are no reports.
+    """
+
+    process: subprocess.Popen[bytes]
+    noise: list[str] = field(default_factory=list)
+
+    def reports(self) -> Iterator[DownloadReport]:
+        """What it reports, until its output ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            report = read_report(line)
+            if report is None:
+                self.noise.append(line.decode())
+            else:
+                yield report
+
+    def end(self) -> DownloadReport:
+        """Its last report, once it has ended."""
+        *_, last = self.reports()
+        self.process.wait(LIMIT_S)
+        return last
+
+    def failure(self) -> DownloadFailed:
+        """Why it failed, once it has ended."""
+        last = self.end()
+        assert isinstance(last, DownloadFailed), last
+        assert self.process.returncode == 1
+        return last
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def start_download(
+    environment: Mapping[str, str],
+    repository: Repository | None = None,
+    *,
+    file_limit_bytes: int | None = None,
+) -> Download:
+    """Starts a download.
+
+    Args:
+        environment: of the process.
+        repository: what it downloads; None: the one of this module.
+        file_limit_bytes: no file of it may become longer; None: no limit.
+    """
+    process = subprocess.Popen(
+        download_argv(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+    )
+    if file_limit_bytes is not None:
+        limits = (file_limit_bytes, file_limit_bytes)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
+    spec = DownloadSpec(repository=repository or Repository(REPO), parent_pid=os.getpid())
+    assert process.stdin is not None
+    process.stdin.write(spec.to_line())
+    process.stdin.flush()
+    return Download(process)

@@ -1,0 +1,148 @@
+"""What a chat remembers: turns and answers, what is answered again, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.cli.conversation.conversation import Conversation
+from mlxsup.cli.conversation.saved_file import MAX_BYTES, load, save
+from mlxsup.cli.exit_status import CliError
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def talk(*texts: str, system: str | None = None) -> Conversation:
+    """A conversation in which each second text answered the one before it."""
+    conversation = Conversation(model="m", parameters={}, system=system)
+    for turn, said in zip(texts[::2], texts[1::2], strict=True):
+        conversation.take(conversation.ask(turn), said)
+    return conversation
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_each_turn_sends_what_was_said_before() -> None:
+    conversation = talk("one", "1", "two", "2", system="Be brief.")
+    sent = conversation.to_send(conversation.ask("three"))
+    system = {"role": "system", "content": "Be brief."}
+    assert sent == [system, user("one"), answer("1"), user("two"), answer("2"), user("three")]
+
+
+def test_the_latest_turn_is_answered_again_and_the_old_answer_stays_until_then() -> None:
+    conversation = talk("one", "1", "two", "2")
+    again = conversation.ask_again()
+    assert again is not None
+    assert conversation.to_send(again) == [user("one"), answer("1"), user("two")]
+    # No answer has come.
+    assert conversation.ask_again() == again
+    assert conversation.messages == talk("one", "1", "two", "2").messages
+    conversation.take(again, "II")
+    assert conversation.messages == talk("one", "1", "two", "II").messages
+
+
+def test_a_turn_that_failed_is_the_one_that_is_answered_again() -> None:
+    conversation = talk("one", "1")
+    failed = conversation.ask("two")
+    assert conversation.ask_again() == failed
+    conversation.take(failed, "2")
+    again = conversation.ask_again()
+    assert again is not None
+    assert again.turn == "two"
+    conversation.forget()
+    assert conversation.ask_again() is None
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_a_saved_conversation_can_be_continued(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    saved = talk("hällo\n", "1", "two", "2", system="Be brief.")
+    saved.ask("unanswered")
+    save(saved, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    other = talk("gone", "0")
+    other.ask("gone, too")
+    load(other, path)
+    assert (other.messages, other.system, other.model) == (saved.messages, "Be brief.", "m")
+    again = other.ask_again()
+    assert again is not None
+    assert (again.turn, other.file) == ("unanswered", path)
+
+
+def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    other.write_text("precious")
+    conversation = talk("one", "1")
+    with pytest.raises(CliError, match=r"other\.json exists; save under another name"):
+        save(conversation, other)
+    assert other.read_text() == "precious"
+    save(conversation, own)
+    conversation.take(conversation.ask("two"), "2")
+    save(conversation, own)
+    assert len(json.loads(own.read_text())["messages"]) == 4
+    with pytest.raises(CliError, match="exists"):
+        save(talk("one", "1"), own)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "own.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("no/such/folder.json", "No such file"), ("", "exists"), ("a\0b", "null byte")],
+)
+def test_a_file_that_cannot_be_written_says_why(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(CliError, match=words):
+        save(talk("one", "1"), tmp_path / name)
+
+
+def saved(**changes: Any) -> bytes:
+    value = {"schema_version": 1, "model": "m", "system": None, "messages": [user("one")]}
+    return json.dumps({**value, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b" " * (MAX_BYTES + 1),
+        saved(schema_version=2),
+        saved(system=3),
+        saved(messages="one"),
+        saved(messages=[answer("1")]),
+        saved(messages=[user("one"), user("two")]),
+        saved(messages=[{"role": "user"}]),
+        saved(messages=[{"role": "user", "content": 1}]),
+        saved(messages=[{**user("one"), "tool_calls": []}]),
+        saved(messages=[{"role": "robot", "content": "x"}]),
+    ],
+    ids=lambda data: data[:60].decode("latin-1"),
+)
+def test_what_is_no_conversation_changes_nothing(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "talk.json"
+    path.write_bytes(data)
+    conversation = talk("one", "1", system="Be brief.")
+    before = (list(conversation.messages), conversation.system, conversation.file)
+    with pytest.raises(CliError, match="is no conversation that /save has written"):
+        load(conversation, path)
+    assert (conversation.messages, conversation.system, conversation.file) == before
+
+
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CliError, match="cannot read"):
+        load(talk(), tmp_path / name)

@@ -1,0 +1,244 @@
+"""Models that lack files: PENDING until they are downloaded, each repository once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.client_messages import Notice
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProblem,
+    DownloadProgress,
+    DownloadReport,
+    Repository,
+)
+from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.states import NoticeKind, State
+from mlxsup.supervisor.core.actions import EndDownload, Spawn, StartDownload
+from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
+from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+
+from support.core_driver import LAUNCH, Driver, entry
+
+TINY = Repository("org/tiny")
+OTHER = Repository("org/other", "v2")
+FOLDER = "/cache/snapshots/1"
+GATED = DownloadFailed(problem=DownloadProblem.GATED, message="org/tiny is gated", hint="accept")
+CUT = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub hung up")
+
+
+def lacking(name: str = "m", repository: Repository = TINY, **changes: Any) -> ModelSettings:
+    return entry(name, download=repository, **changes)
+
+
+def starts(driver: Driver) -> list[tuple[int, Repository]]:
+    return [(a.number, a.repository) for a in driver.actions if isinstance(a, StartDownload)]
+
+
+def ends(driver: Driver) -> list[int]:
+    return [action.number for action in driver.actions if isinstance(action, EndDownload)]
+
+
+def say(driver: Driver, report: DownloadReport, number: int = 1) -> None:
+    driver.do(DownloadSaid(now=driver.now, number=number, report=report))
+
+
+def progress(done: int, total: int = 1000) -> DownloadProgress:
+    return DownloadProgress(done_bytes=done, total_bytes=total)
+
+
+def done(folder: str = FOLDER) -> DownloadDone:
+    return DownloadDone(folder=folder, total_bytes=1000, fetched_bytes=1000)
+
+
+def test_a_load_waits_for_the_download_and_spawns_with_its_folder() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    assert starts(driver) == [(1, TINY)]
+    assert driver.state() is State.PENDING
+    say(driver, progress(410))
+    assert driver.row()["progress"] == {
+        "phase": "download",
+        "fraction": 0.41,
+        "done_bytes": 410,
+        "total_bytes": 1000,
+    }
+    say(driver, done())
+    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
+    assert spawn.launch == replace(LAUNCH, path=FOLDER)
+    assert driver.state() is State.LOADING
+    driver.come_up()
+    assert driver.state() is State.READY
+
+
+def test_what_is_there_is_not_downloaded() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    assert starts(driver) == []
+    assert driver.state() is State.LOADING
+
+
+def test_nothing_is_downloaded_before_somebody_wants_it() -> None:
+    driver = Driver([lacking()])
+    assert starts(driver) == []
+    driver.ask()
+    assert starts(driver) == [(1, TINY)]
+
+
+def test_others_load_meanwhile() -> None:
+    driver = Driver([lacking("m"), entry("n")], CoreSettings(parallel_loads=1))
+    driver.load("m")
+    driver.load("n")
+    assert driver.state("n") is State.LOADING
+
+
+def test_two_models_of_one_repository_share_its_download() -> None:
+    driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
+    driver.load("m")
+    say(driver, progress(500))
+    driver.load("n")
+    assert starts(driver) == []
+    assert driver.row("n")["progress"]["fraction"] == 0.5
+    driver.load("o")
+    assert starts(driver) == [(2, OTHER)]
+    say(driver, done())
+    assert {driver.state("m"), driver.state("n")} == {State.LOADING, State.PENDING}
+    assert driver.row("n")["progress"]["phase"] == "waiting for turn"
+
+
+def test_an_unload_ends_the_download_unless_another_model_waits_for_it() -> None:
+    driver = Driver([lacking("m"), lacking("n")])
+    driver.load("m")
+    driver.load("n")
+    driver.unload("m")
+    assert ends(driver) == []
+    driver.unload("n")
+    assert ends(driver) == [1]
+    assert driver.state("n") is State.STOPPED
+    driver.load("n")
+    assert starts(driver) == [(2, TINY)]
+
+
+def test_what_an_ended_download_reports_is_dropped() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    driver.unload()
+    driver.load()
+    say(driver, done("/stale"), number=1)
+    assert driver.state() is State.PENDING
+    say(driver, done(), number=2)
+    (spawn,) = [action for action in driver.actions if isinstance(action, Spawn)]
+    assert spawn.launch.path == FOLDER
+
+
+def test_a_shutdown_ends_the_download() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    driver.signal()
+    assert ends(driver) == [1]
+
+
+def test_what_a_person_must_fix_fails_the_model_and_answers_everybody() -> None:
+    driver = Driver([lacking()])
+    driver.ask()
+    load = driver.load()
+    say(driver, GATED)
+    assert driver.state() is State.FAILED
+    assert driver.row()["cause"] == "not downloaded: org/tiny is gated; accept"
+    for id in ("r1", load):
+        failed = driver.failure_of(id)
+        assert failed.error["code"] == ErrorCode.LOAD_FAILED
+        assert not failed.error["retryable"]
+    driver.restart()
+    assert starts(driver) == [(2, TINY)]
+    say(driver, done(), number=2)
+    assert driver.state() is State.LOADING
+
+
+def test_what_may_pass_is_tried_again_and_requests_keep_waiting() -> None:
+    driver = Driver([lacking()])
+    driver.ask()
+    load = driver.load()
+    say(driver, CUT)
+    assert driver.state() is State.BACKOFF
+    assert driver.failure_of(load).error["retryable"]
+    driver.pass_time(0.0)  # the first time at once
+    assert driver.state() is State.PENDING
+    say(driver, CUT, number=2)
+    assert driver.row()["cause"] == "not downloaded: the hub hung up"
+    assert 0 < driver.row()["retry_in_s"] <= 1.0
+    assert driver.row()["queued"] == 1
+    driver.pass_time(1.0)
+    say(driver, done(), number=3)
+    driver.come_up()
+    assert driver.row()["restarts"] == 0
+    assert driver.row()["running"] == ["r1"]
+
+
+def test_a_hub_that_asks_for_patience_gets_it() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    busy = DownloadFailed(
+        problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=77.0
+    )
+    say(driver, busy)
+    assert driver.row()["retry_in_s"] == 77.0
+    driver.pass_time(76.0)
+    assert driver.state() is State.BACKOFF
+    driver.pass_time(1.0)
+    assert starts(driver) == [(2, TINY)]
+
+
+def test_a_hub_that_never_answers_is_given_up() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    for number in range(1, 5):
+        say(driver, CUT, number=number)
+        driver.pass_time(10.0)
+    assert driver.state() is State.FAILED
+    assert "crashed 4 times" in driver.row()["cause"]
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_a_reload_to_another_source_ends_the_download(is_repository: bool) -> None:
+    driver = Driver([lacking(), entry("n")])
+    driver.load()
+    driver.load("n")
+    say(driver, progress(100))
+    new = lacking(repository=OTHER) if is_repository else entry()
+    models = (new, entry("n"))
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models))
+    assert ends(driver) == [1]
+    if is_repository:
+        assert starts(driver) == [(2, OTHER)]
+        assert driver.row()["progress"]["fraction"] == 0.0
+    else:
+        assert driver.row()["progress"]["phase"] == "waiting for turn"
+        driver.come_up("n")
+        assert driver.state() is State.LOADING
+
+
+def test_a_reload_that_finds_the_files_changes_nothing() -> None:
+    driver = Driver([lacking()])
+    driver.load()
+    say(driver, done())
+    driver.come_up()
+    found = entry(launch=replace(LAUNCH, path=FOLDER))
+    driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(found,)))
+    assert driver.state() is State.READY
+
+
+def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
+    driver = Driver([lacking()])
+    driver.ask(notices=True)
+    told = []
+    for done_bytes in range(1000):
+        say(driver, progress(done_bytes))
+        told += [one for one in driver.sent(Notice) if one.kind is NoticeKind.LOADING]
+    assert [int(one.detail["fraction"] * 100 + 1e-9) for one in told] == list(range(100))
+    assert {one.detail["phase"] for one in told} == {"download"}
+    assert driver.row()["progress"]["fraction"] == 0.99

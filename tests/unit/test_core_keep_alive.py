@@ -1,0 +1,110 @@
+"""`keep_alive` of a request or a load decides how long its model stays, until the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxsup.protocol.client_messages import Load
+from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.states import FinishReason, State
+
+from support.core_driver import Driver, entry
+
+CONFIGURED_S = 30.0
+
+
+def up() -> Driver:
+    driver = Driver([entry(idle_unload_s=CONFIGURED_S)])
+    driver.load()
+    driver.come_up()
+    return driver
+
+
+def answered(driver: Driver, keep_alive: float | None) -> Driver:
+    """A request has come and has its whole answer."""
+    [key] = driver.serve("r", keep_alive=keep_alive)
+    driver.accept(key)
+    driver.token(key, finish=FinishReason.STOP)
+    return driver
+
+
+def stays_s(driver: Driver, most_s: float = 1000.0) -> float | None:
+    """How long it stays READY from now on, in seconds; None: longer than anybody looks."""
+    begin = driver.now
+    while driver.now < begin + most_s:
+        if driver.state() is not State.READY:
+            return driver.now - begin
+        driver.pass_time(1.0)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "expected_s"), [(None, CONFIGURED_S), (0.0, 1.0), (5.0, 5.0), (-1.0, None)]
+)
+def test_the_latest_request_decides(keep_alive: float | None, expected_s: float | None) -> None:
+    assert stays_s(answered(up(), keep_alive)) == expected_s
+
+
+def test_without_either_it_stays() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.come_up()
+    assert stays_s(answered(driver, None)) is None
+
+
+def test_zero_unloads_with_the_end_of_the_answer_and_not_before() -> None:
+    driver = up()
+    one, two = driver.serve("one", keep_alive=0.0) + driver.serve("two", keep_alive=0.0)
+    for key in (one, two):
+        driver.accept(key)
+    driver.token(one, finish=FinishReason.STOP)
+    driver.pass_time(1000.0)
+    assert driver.state() is State.READY, "the other one runs"
+    driver.token(two, finish=FinishReason.STOP)
+    driver.pass_time(0.0)
+    assert driver.state() is not State.READY
+
+
+def test_the_next_request_that_says_nothing_brings_the_configured_time_back() -> None:
+    for before in (0.0, -1.0):
+        driver = up()
+        [key] = driver.serve("one", keep_alive=before)
+        driver.accept(key)
+        assert stays_s(answered(driver, None)) is None, "the first one runs"
+        driver.token(key, finish=FinishReason.STOP)
+        assert stays_s(driver) == CONFIGURED_S
+
+
+def test_a_load_says_it_too_and_not_zero() -> None:
+    driver = up()
+    name = ModelName("m")
+    driver.pass_time(CONFIGURED_S - 1.0)
+    driver.say(Load(id=RequestId("a"), model=name, keep_alive=5.0))
+    assert stays_s(driver) == 5.0, "from now on"
+    driver.say(Load(id=RequestId("c"), model=name, keep_alive=7.0, context_length=-1))
+    assert driver.errors() == {"c": "invalid_request"}
+    assert driver.model().keep_alive_s == 5.0, "what is refused changes nothing"
+    driver.say(Load(id=RequestId("b"), model=name, keep_alive=0.0))
+    assert driver.errors() == {"b": "invalid_request"}
+
+
+def test_what_was_said_outlives_a_crash_and_not_an_unload() -> None:
+    driver = answered(up(), -1.0)
+    driver.exit()
+    driver.come_up()
+    assert stays_s(driver) is None
+    driver = answered(up(), 0.0)
+    driver.pass_time(0.0)
+    driver.exit(code=0)
+    assert driver.state() is State.STOPPED
+    driver.restart()
+    driver.come_up()
+    assert stays_s(driver) == CONFIGURED_S
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
+    driver = up()
+    for value in (-2.0, float("inf"), float("nan")):
+        driver.ask("wrong", keep_alive=value)
+        assert driver.errors() == {"wrong": "invalid_request"}
+    assert stays_s(driver) == CONFIGURED_S

@@ -1,0 +1,135 @@
+"""Which daemon and which file count: one rule for every command and client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxsup.client import Client
+from mlxsup.protocol.places import (
+    Place,
+    UnreadableConfigError,
+    find_config,
+    find_place,
+    log_dir_of,
+)
+
+
+class Home:
+    """A home and a working folder, in which configuration files appear."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        for name in ("MLXSUP_ENDPOINT", "MLXSUP_CONFIG", "XDG_CONFIG_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(folder / "h"))
+        (folder / "cwd").mkdir()
+        monkeypatch.chdir(folder / "cwd")
+
+    def write(self, name: str, path: str) -> Path:
+        """A file whose daemon has a runtime folder of this name."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'[supervisor]\nruntime_dir = "/r/{name}"\n')
+        return file
+
+    def set(self, name: str, value: str) -> None:
+        self._monkeypatch.setenv(name, value)
+
+    def found(self, endpoint: str | None = None, config: Path | None = None) -> tuple[str, str]:
+        """The runtime folder's name, and what it was found by."""
+        place = find_place(endpoint, config)
+        return Path(place.endpoint).parent.name, place.source
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return Home(tmp_path, monkeypatch)
+
+
+def test_each_place_beats_all_that_come_after_it(home: Home) -> None:
+    assert home.found() == ("run", "")
+    home.write("home", "h/.mlxsup/config.toml")
+    assert home.found() == ("home", "~/.mlxsup/config.toml")
+    home.write("user", "h/.config/mlxsup/config.toml")
+    assert home.found() == ("user", "~/.config/mlxsup/config.toml")
+    home.write("xdg", "xdg/mlxsup/config.toml")
+    home.set("XDG_CONFIG_HOME", str(home.folder / "xdg"))
+    assert home.found() == ("xdg", "$XDG_CONFIG_HOME")
+    home.write("working", "cwd/mlxsup.toml")
+    assert home.found() == ("working", "./mlxsup.toml")
+    home.set("MLXSUP_CONFIG", str(home.write("variable", "variable.toml")))
+    assert home.found() == ("variable", "MLXSUP_CONFIG")
+    home.set("MLXSUP_ENDPOINT", "ipc:///r/endpoint/client.sock")
+    assert home.found() == ("endpoint", "MLXSUP_ENDPOINT")
+    option = home.write("option", "option.toml")
+    assert home.found(config=option) == ("option", "--config")
+    assert home.found("ipc:///r/named/client.sock", option) == ("named", "--endpoint")
+
+
+def test_the_file_of_start_is_found_by_the_same_rule_without_endpoints(home: Home) -> None:
+    assert find_config() is None
+    home.set("MLXSUP_ENDPOINT", "ipc:///r/endpoint/client.sock")
+    home.write("working", "cwd/mlxsup.toml")
+    found = find_config()
+    assert found is not None
+    assert (found.path, found.source) == (Path("mlxsup.toml"), "./mlxsup.toml")
+    given = find_config(Path("/x.toml"))
+    assert given is not None
+    assert (given.path, given.source, given.is_there) == (Path("/x.toml"), "--config", False)
+
+
+def test_a_relative_folder_in_the_variable_of_the_user_is_none(home: Home) -> None:
+    home.set("XDG_CONFIG_HOME", "xdg")
+    home.write("wrong", "cwd/xdg/mlxsup/config.toml")
+    home.write("user", "h/.config/mlxsup/config.toml")
+    assert home.found() == ("user", "~/.config/mlxsup/config.toml")
+
+
+def test_a_file_that_somebody_named_counts_even_if_it_is_missing(home: Home) -> None:
+    home.write("working", "cwd/mlxsup.toml")
+    home.set("MLXSUP_CONFIG", "/nowhere.toml")
+    with pytest.raises(UnreadableConfigError, match=r"^cannot read /nowhere\.toml: No such file"):
+        find_place()
+
+
+def test_a_broken_link_is_no_missing_file(home: Home) -> None:
+    (home.folder / "cwd" / "mlxsup.toml").symlink_to("nowhere")
+    with pytest.raises(UnreadableConfigError, match=r"^cannot read mlxsup\.toml: "):
+        find_place()
+
+
+def test_a_client_finds_the_daemon_as_commands_do(home: Home) -> None:
+    home.write("working", "cwd/mlxsup.toml")
+    with Client() as client:
+        assert client.endpoint == "ipc:///r/working/client.sock"
+
+
+def test_relative_folders_are_relative_to_the_file_even_through_a_link(home: Home) -> None:
+    real = home.folder / "real" / "some.toml"
+    real.parent.mkdir()
+    real.write_text('[supervisor]\nruntime_dir = "../run"\nlog_dir = "logs"\n')
+    link = home.folder / "cwd" / "mlxsup.toml"
+    link.symlink_to(real)
+    endpoint = f"ipc://{home.folder.resolve()}/run/client.sock"
+    assert find_place() == Place(endpoint, "./mlxsup.toml", Path("mlxsup.toml"))
+    assert log_dir_of(link) == home.folder.resolve() / "real" / "logs"
+
+
+def test_daemons_with_a_runtime_folder_of_their_own_have_logs_of_their_own(home: Home) -> None:
+    file = home.write("some", "some.toml")
+    assert log_dir_of(file) == Path("/r/some/logs")
+    file.write_text("")
+    assert log_dir_of(file) == home.folder / "h/.mlxsup/logs"
+    file.write_text('[supervisor]\nruntime_dir = "~/.mlxsup/run"\n')
+    assert log_dir_of(file) == home.folder / "h/.mlxsup/logs"
+
+
+@pytest.mark.parametrize("key", ["runtime_dir", "log_dir"])
+def test_a_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> None:
+    file = home.folder / "some.toml"
+    file.write_text(f"[supervisor]\n{key} = 7\n")
+    with pytest.raises(UnreadableConfigError, match=f"supervisor.{key} takes a string"):
+        log_dir_of(file) if key == "log_dir" else find_place(config=file)

@@ -1,0 +1,112 @@
+"""What a model folder says of its model; files that are broken leave gaps and raise nothing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxsup.store.description import describe
+
+from support.hub_caches import MODEL, safetensors, write_folder
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+KEYS = (
+    "model_type", "architectures", "quantization", "quantization_config", "torch_dtype", "dtype",
+    "max_position_embeddings", "text_config", "bits",
+)  # fmt: skip
+
+
+def folder(tmp_path: Path, config: dict[str, Any], **more: bytes) -> Path:
+    return write_folder(tmp_path, {**MODEL, "config.json": json.dumps(config).encode(), **more})
+
+
+def test_a_folder_says_everything_that_people_choose_by(tmp_path: Path) -> None:
+    shards = {
+        "model-1.safetensors": safetensors({"a": 100}),
+        "model-2.safetensors": safetensors({"b": 200}),
+    }
+    files = {name: text for name, text in MODEL.items() if name != "model.safetensors"} | shards
+    write_folder(tmp_path, files | {"optimizer.safetensors": bytes(5000)})
+    config = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "quantization": {"bits": 4, "group_size": 64},
+        "max_position_embeddings": 40960,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: no\n")
+    said = describe(tmp_path)
+    assert (said.architecture, said.model_type) == ("Qwen3ForCausalLM", "qwen3")
+    assert (said.quantization, said.context_length) == ("4 bit, groups of 64", 40960)
+    assert (said.has_template, said.licence) == (True, "apache-2.0")
+    assert said.size_bytes == sum(len(content) for content in shards.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"text_config": {"dtype": "float16"}}, "float16"),
+        ({"quantization": {"bits": 4, "a": {"bits": 8}, "b": {"bits": 6}}}, "4 and 6 and 8 bit"),
+        ({"quantization": {"bits": 8}}, "8 bit"),
+        ({"quantization": {"bits": 8, "a": {"bits": "x"}}}, "8 bit"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({}, ""),
+    ],
+)
+def test_the_type_of_its_numbers(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert describe(folder(tmp_path, config)).quantization == words
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: other\nlicense_name: gemma\n---\n", "gemma"),
+        ("---\nlicense: 'mit'\n---\n", "mit"),
+        ("---\nlanguage: en\n---\nlicense: mit\n", ""),
+        ("license: mit\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_licence_is_what_the_header_of_the_card_names(
+    card: str, licence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text(card)
+    assert describe(tmp_path).licence == licence
+
+
+def test_a_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    assert not describe(tmp_path).has_template
+    (tmp_path / "chat_template.jinja").touch()
+    assert describe(tmp_path).has_template
+
+
+def test_a_context_that_nobody_declares_is_not_made_up(tmp_path: Path) -> None:
+    assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON, st.binary(max_size=40))
+def test_no_content_of_a_file_raises_anything(config: Any, card: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        for file in ("config.json", "tokenizer_config.json"):
+            (place / file).write_text(json.dumps(config))
+        (place / "README.md").write_bytes(card)
+        describe(place)
+
+
+def test_a_folder_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    said = describe(tmp_path / "gone")
+    assert (said.model_type, said.size_bytes, said.licence) == ("", 0, "")

@@ -1,0 +1,148 @@
+"""The models on a machine: in the Hugging Face cache, LM Studio's folders, and our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.utils import MODEL_REMAPPING
+
+from mlxsup.store.lm_studio import model_folders
+from mlxsup.store.search import FoundModel, Origin, find_models
+from mlxsup.store.served_types import served_types
+from mlxsup.store.short_names import short_name
+from mlxsup.supervisor.config.check import MODEL_NAME
+
+from support.hub_caches import COMMIT, MODEL, REPO, write_folder, write_repository
+
+GGUF = {"m-Q4_0.gguf": b"GGUF"}
+
+
+def found_in(tmp_path: Path) -> dict[str, FoundModel]:
+    """By title; no title is found twice."""
+    found = find_models(cache=tmp_path / "hub", home=tmp_path)
+    titles = [model.title for model in found]
+    assert len(set(titles)) == len(titles)
+    return dict(zip(titles, found, strict=True))
+
+
+def test_every_place_is_searched_and_each_model_has_its_origin(tmp_path: Path) -> None:
+    snapshot = write_repository(tmp_path / "hub")
+    write_folder(tmp_path / ".lmstudio/models/publisher/name")
+    write_folder(tmp_path / ".cache/lm-studio/models/old/name")
+    write_folder(tmp_path / ".mlxsup/models/mine")
+    found = found_in(tmp_path)
+    assert {title: model.origin for title, model in found.items()} == {
+        REPO: Origin.HUB,
+        "publisher/name": Origin.LM_STUDIO,
+        "old/name": Origin.LM_STUDIO,
+        "mine": Origin.OWN,
+    }
+    assert all(model.problem is None for model in found.values())
+    model = found[REPO]
+    assert (model.path, model.repo, model.revision) == (snapshot, REPO, "main")
+    assert found["mine"].repo == ""
+
+
+def test_a_repository_without_the_usual_branch_is_found_by_what_there_is(tmp_path: Path) -> None:
+    write_repository(tmp_path / "hub", "a/tag", revision="v1.0")
+    write_repository(tmp_path / "hub", "a/commit", revision=None)
+    found = found_in(tmp_path)
+    assert {title: model.revision for title, model in found.items()} == {
+        "a/tag": "v1.0",
+        "a/commit": COMMIT,
+    }
+
+
+def test_what_cannot_be_served_is_found_with_its_reason_and_what_is_no_model_is_not(
+    tmp_path: Path,
+) -> None:
+    hub = tmp_path / "hub"
+    write_repository(hub, "a/gguf", GGUF)
+    write_repository(hub, "a/bert", {**MODEL, "config.json": b'{"model_type": "bert"}'})
+    write_repository(hub, "a/cut", {n: c for n, c in MODEL.items() if n != "model.safetensors"})
+    write_repository(hub, "a/diffusers", {"model_index.json": b"{}"})
+    write_repository(hub, "a/empty", {})
+    write_folder(tmp_path / ".lmstudio/models/b/gguf", GGUF)
+    problems = {
+        title: model.problem.text if model.problem else ""
+        for title, model in found_in(tmp_path).items()
+    }
+    assert set(problems) == {"a/gguf", "a/bert", "a/cut", "b/gguf"}
+    assert "GGUF" in problems["a/gguf"]
+    assert "GGUF" in problems["b/gguf"]
+    assert problems["a/bert"] == "mlx-lm serves no models of type bert"
+    assert "model.safetensors does not exist" in problems["a/cut"]
+
+
+def test_a_folder_that_two_programs_share_is_found_once(tmp_path: Path) -> None:
+    snapshot = write_repository(tmp_path / "hub")
+    publisher = tmp_path / ".lmstudio/models/publisher"
+    publisher.mkdir(parents=True)
+    (publisher / "name").symlink_to(snapshot)
+    assert list(found_in(tmp_path)) == [REPO]
+
+
+def test_nothing_anywhere_is_an_empty_list(tmp_path: Path) -> None:
+    assert found_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", ["", "\0", "/nowhere\n", "["])
+def test_settings_of_lm_studio_that_make_no_sense_are_passed_over(
+    content: str, tmp_path: Path
+) -> None:
+    usual = tmp_path / ".lmstudio" / "models"
+    usual.mkdir(parents=True)
+    (tmp_path / ".lmstudio-home-pointer").write_text(content)
+    (tmp_path / ".lmstudio" / "settings.json").write_text(content)
+    assert model_folders(tmp_path) == [usual]
+
+
+def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
+    chosen = tmp_path / "disk"
+    home = tmp_path / "moved"
+    for folder in (chosen, home / "models"):
+        folder.mkdir(parents=True)
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{home}\n")
+    (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(chosen)}))
+    assert model_folders(tmp_path) == [chosen, home / "models"]
+
+
+def test_the_types_that_mlx_lm_serves_are_those_that_it_says() -> None:
+    served = served_types()
+    assert served is not None
+    assert served >= {"llama", "qwen3", "gemma3", *MODEL_REMAPPING}
+    assert "bert" not in served
+
+
+# ---------------------------------------------------------------- short names
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("mlx-community/SmolLM2-135M-Instruct-4bit", "smollm2-135m"),
+        ("mlx-community/Qwen3-0.6B-4bit-DWQ", "qwen3-0.6b"),
+        ("mlx-community/Llama-3.2-1B-Instruct-bf16", "llama-3.2-1b"),
+        ("lmstudio-community/gemma-3-4b-it-MLX-8bit", "gemma-3-4b"),
+        ("gpt2", "gpt2"),
+        ("a/Modèle 7B", "mod-le-7b"),
+        ("a/--", "model"),
+    ],
+)
+def test_a_short_name_leaves_out_what_tells_nobody_apart(title: str, name: str) -> None:
+    assert short_name(title, set()) == name
+
+
+@given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))
+def test_short_names_are_valid_and_all_different(titles: list[str]) -> None:
+    taken = {"mlxsup", "mlxsup-gateway"}
+    for title in titles:
+        name = short_name(title, taken)
+        assert MODEL_NAME.fullmatch(name)
+        assert name == name.lower()
+        assert name not in taken
+        taken.add(name)
