@@ -29,6 +29,9 @@ LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
 MAX_CLOSE_NAMES = 3
 SEARCHED_MODELS = 50
 
+MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError)
+"""What huggingface_hub raises about an answer that is not JSON, or JSON of another shape."""
+
 
 class BadRepositoryError(Exception):
     """No repository or revision can be called that."""
@@ -160,7 +163,7 @@ def _close_names(repo: str) -> list[str]:
     try:
         found = [one.id for one in api.list_models(search=name, limit=SEARCHED_MODELS)]
         found += [one.id for one in api.list_models(author=author, limit=SEARCHED_MODELS)]
-    except (HfHubHTTPError, httpx2.HTTPError):
+    except (HfHubHTTPError, httpx2.HTTPError, *MISSHAPEN):
         return []
     known = [one for one in dict.fromkeys(found) if is_owned_repository(one)]
     return difflib.get_close_matches(repo, known, n=MAX_CLOSE_NAMES)

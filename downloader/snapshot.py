@@ -94,8 +94,11 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
 
 
 def _list(api: HfApi, repository: Repository) -> _Listing:
-    info = api.model_info(repository.repo, revision=repository.revision)
-    commit = info.sha or ""
+    try:
+        commit = api.model_info(repository.repo, revision=repository.revision).sha or ""
+    except (TypeError, KeyError, AttributeError) as error:
+        message = f"{constants.ENDPOINT} does not answer as a model hub does"
+        raise MisleadingHubError(message) from error
     if not _COMMIT.fullmatch(commit):
         raise MisleadingHubError(f"{constants.ENDPOINT} gives no commit for {repository}")
     tree = api.list_repo_tree(repository.repo, recursive=True, revision=commit)

@@ -62,7 +62,7 @@ def generate(
     target: Target,
     output: Output,
     **parameters: Any,
-) -> None:
+) -> int:
     """Example: mlxsup generate smollm2 "What is the capital of France?"
 
     Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
@@ -89,6 +89,13 @@ def generate(
     if output.is_json:
         output.object(result_map(model, stream.request_id, result))
     show_remarks(result, output, is_verbose=is_verbose)
+    if result.finish_reason != "cancelled":
+        return ExitStatus.OK
+    # By somebody else: whoever interrupts this command ends it before.
+    if not output.is_json:
+        count = result.usage.completion_tokens
+        output.note(f"cancelled after {count} {'token' if count == 1 else 'tokens'}")
+    return ExitStatus.FAILED
 
 
 def _missing_prompt() -> CliError:

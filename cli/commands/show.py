@@ -68,7 +68,7 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
             if is_it(row):
                 return row
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return row_of_path(path.absolute())
     raise _unknown(model, [row["name"] or row["title"] for row in rows])
 

@@ -145,6 +145,15 @@ def test_an_empty_answer_says_so_on_stderr(
         assert ([remark] == shown[-1:]) == bool(remark)
 
 
+def test_an_answer_that_somebody_has_cancelled_is_no_success(path: Path) -> None:
+    script = script_of("m", texts=("Par",), reason=FinishReason.CANCELLED)
+    with scripted_supervisor(path, script) as supervisor:
+        assert run(supervisor, "m", PROMPT) == (1, "Par", "cancelled after 1 token\n")
+        done = run_cli("generate", "m", PROMPT, "--json", "--endpoint", supervisor.endpoint)
+        assert (json.loads(done.stdout)["finish_reason"], done.stderr) == ("cancelled", "")
+        assert done.returncode == 1
+
+
 def test_an_answer_that_is_all_reasoning_says_why(path: Path) -> None:
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):

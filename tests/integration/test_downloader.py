@@ -31,6 +31,7 @@ from support.downloads import (
     start_download,
 )
 from support.eventually import eventually
+from support.http_answers import answering
 from support.local_hub import Fault, LocalHub, local_hub
 
 HELD_AT = 2 * MIB
@@ -292,3 +293,24 @@ def test_an_id_that_leaves_its_folder_is_refused(
     assert download.failure().problem is DownloadProblem.BAD_REPOSITORY
     assert hub.asked == []
     assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (404, b'{"error":"\x1b[31mno"}', DownloadProblem.NOT_FOUND),
+        (404, b"<html>no</html>", DownloadProblem.NOT_FOUND),
+        (200, b"[1,2]", DownloadProblem.NETWORK),
+        (200, b'{"siblings": 7}', DownloadProblem.NETWORK),
+        (200, b"<html>yes</html>", DownloadProblem.NETWORK),
+    ],
+)
+def test_an_answer_that_no_hub_gives_is_put_into_words(
+    hub: LocalHub, tmp_path: Path, started: list[Download],
+    status: int, body: bytes, problem: DownloadProblem,
+) -> None:  # fmt: skip
+    with answering(status, body) as endpoint:
+        failed = run_through(hub, tmp_path, started, HF_ENDPOINT=endpoint).failure()
+    assert failed.problem is problem
+    assert endpoint in failed.message
+    assert "\x1b" not in failed.message + failed.hint
