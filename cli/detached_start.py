@@ -32,10 +32,14 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
     if is_waiting:
         try:
             with connect(Target(endpoint=started.endpoint)) as client:
-                wait_until_ready(client, (), output)
+                status = wait_until_ready(client, (), output)
         except CliError as error:
             error.hint = target.repeat_in(error.hint)
             raise
+        if not (output.is_json or any(row["state"] == "READY" for row in status["models"])):
+            output.note(
+                "nothing is loaded yet: a model with `preload = false` is loaded on request"
+            )
     if output.is_json:
         output.object(
             {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}

@@ -129,6 +129,18 @@ def test_a_detached_start_that_waits_returns_when_its_models_are_ready() -> None
         shutil.rmtree(daemon.folder)
 
 
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_detached_start_that_loads_nothing_says_so(preload: bool) -> None:
+    daemon = Daemon({"m": fake(preload=preload)})
+    done = run_cli("start", "--config", str(daemon.config), "--detach", "--wait")
+    try:
+        assert done.returncode == 0
+        assert ("nothing is loaded yet" in done.stderr) != preload
+    finally:
+        run_cli("stop", "--config", str(daemon.config))
+        shutil.rmtree(daemon.folder)
+
+
 def test_a_detached_start_whose_model_fails_says_so_and_how_to_continue() -> None:
     daemon = Daemon({"m": {"path": "/nowhere", "preload": True}})
     done = run_cli("start", "--config", str(daemon.config), "--detach", "--wait", "--json")
