@@ -1,1 +1,1 @@
-"""Downloads one model repository, in a process of its own: the only importer of huggingface_hub."""
+"""Downloads one model repository, in a separate process: the only importer of huggingface_hub."""

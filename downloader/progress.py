@@ -31,7 +31,7 @@ class Meter:
         self.add(0)
 
     def add(self, count: int) -> None:
-        """So many bytes have arrived; fewer than 0 if some were in vain."""
+        """Counts bytes that have arrived; fewer than 0 if some were in vain."""
         with self._lock:
             self._done_bytes += count
             now = time.monotonic()

@@ -31,7 +31,7 @@ class Follower:
         self._items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(self, item: Item) -> None:
-        """Takes a change, or the end; one that is too far behind gets an end of its own."""
+        """Takes a change, or the end; one that is too far behind gets a separate end."""
         if self._items.qsize() >= limits.MAX_CHANGES_BEHIND:
             self._changes.remove(self)
             message = f"{limits.MAX_CHANGES_BEHIND} changes were not read in time"

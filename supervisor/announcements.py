@@ -54,7 +54,7 @@ class Announcer:
         self._pass_on({"gateway": url, "pid": pid})
 
     def ends(self, running: int, limit_s: float) -> None:
-        """A signal asks for the end: so many requests run, and may take so long to finish."""
+        """A signal asks for the end: how many requests run, and how long they may take."""
         self._pass_on({"stopping": running, "limit_s": limit_s})
 
     def _pass_on(self, change: dict[str, Any]) -> None:

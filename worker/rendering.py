@@ -47,7 +47,7 @@ class _Job:
         self._shown: list[tuple[Channel, list[str]]] = []
 
     def advance(self, tokens: int) -> bool:
-        """Renders so many more; returns whether that was all."""
+        """Renders that many more tokens; returns whether that was all."""
         for _ in range(min(tokens, len(self._tokens))):
             for piece in self._answer.add(self._tokens.popleft()):
                 self._show(piece)
@@ -83,7 +83,7 @@ class Rendering:
         self._engine = engine
         self._facts = facts
         self._send = send
-        # Bounded by the supervisor: so many may join each of the requests that are open.
+        # Bounded by the supervisor: few may join each of the requests that are open.
         self._jobs: deque[_Job] = deque()
 
     @property

@@ -1,6 +1,6 @@
 """What was measured (docs/clients.json), and the tables of docs/clients.md that are made from it.
 
-The page has no word of its own about what passes: a test renders it again and compares, so that no
+What passes is written by a program: a test renders it again and compares, so that no
 row can say more than a run has seen.
 """
 

@@ -85,7 +85,7 @@ class Reader(asyncio.Protocol):
             self.ended.set_exception(error)
 
     def forget_text(self) -> None:
-        """From now on nobody is told of text."""
+        """From now on nobody gets text."""
         self._on_text = None
 
     @property

@@ -41,7 +41,7 @@ def requests_table(output: Output, value: Mapping[str, Any]) -> list[str]:
 
 
 def request_line(one: Mapping[str, Any]) -> str:
-    """One request on a line of its own: `5f0c12ab-1 of smollm2: answering, 12 tokens`."""
+    """One request on a separate line: `5f0c12ab-1 of smollm2: answering, 12 tokens`."""
     sent = one["tokens_sent"]
     tokens = "1 token" if sent == 1 else f"{sent} tokens"
     parts = [str(one["state"]), _doing(one), tokens if sent else "", str(one["client"])]

@@ -110,7 +110,7 @@ class _Conversation:
         self._assistant().setdefault("tool_calls", []).append(call)
 
     def _assistant(self) -> Message:
-        """The assistant's turn that goes on, or a new one."""
+        """The assistant's turn that continues, or a new one."""
         last = self.turns[-1] if self.turns else {}
         if last.get("role") != "assistant":
             last = {"role": "assistant", "content": ""}

@@ -23,7 +23,7 @@ from .outbox import Outbox
 from .requests.ledger import Request
 
 MOST_READERS = 8
-"""So many may have joined one request."""
+"""The most readers of one request."""
 
 MOST_HELD_BYTES = 4 * 1024 * 1024
 """More than this does not wait for what the worker renders."""

@@ -18,7 +18,7 @@ class WorkerLogLevel:
     """Tells the workers that serve, and each that becomes READY.
 
     Args:
-        outbox: takes what they are told.
+        outbox: takes what is sent to them.
     """
 
     def __init__(self, outbox: Outbox) -> None:

@@ -13,7 +13,7 @@ TOKEN = "hf_secretsecret"
 
 
 class DownloadingDaemon(Daemon):
-    """A daemon that uses a hub, with a cache and a token of its own.
+    """A daemon that uses a hub, with a separate cache and token.
 
     Args:
         hub: that it uses.

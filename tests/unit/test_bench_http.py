@@ -191,7 +191,7 @@ def burst(seconds: float) -> Burst:
 
 
 class Quick:
-    """Answers a burst in as many seconds as it is told, as a server and as one process."""
+    """Answers a burst in as many seconds as it is given, as a server and as one process."""
 
     def __init__(self, name: str, seconds: list[float]) -> None:
         self.name = name

@@ -46,7 +46,7 @@ def test_what_is_soon_over_is_not_said(written: Written, monkeypatch: pytest.Mon
             line.tell(notice)
         line.clear()
         assert written() == ""
-        # The next wait is one of its own.
+        # The next wait is another one.
         line.tell(QUEUED)
     assert written() == ""
 

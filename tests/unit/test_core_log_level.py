@@ -11,7 +11,7 @@ from support.core_driver import Driver, entry
 
 
 def change(driver: Driver, level: str) -> dict[str, str]:
-    """Changes it; returns what each worker is told."""
+    """Changes it; returns what each worker is sent."""
     driver.say(ChangeLogLevel(id=RequestId("c"), level=level))
     return told(driver)
 

@@ -2,7 +2,7 @@
 
 By share: numbers of the key are looked up in running sums of the weights. That costs two numbers
 for a row, but a rounding of one weight moves the borders of every token behind it. By noise: each
-token gets noise of its own, and the largest sum of noise and logarithm of the weight is drawn. A
+token gets separate noise, and the largest sum of noise and logarithm of the weight is drawn. A
 rounding only changes the draw if it swaps the two largest, which is several times as rare.
 
 On the CPU a row's logits have equal bits in any company, so nothing is rounded otherwise, and what
