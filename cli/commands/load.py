@@ -14,6 +14,8 @@ from ..model_names import model_argument
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
 
+MOST_TOKENS = 2**31 - 1
+
 
 @click.command()
 @model_argument
@@ -21,7 +23,10 @@ from ..terminal.waiting import progress_shown
     "--dry-run", "is_dry", is_flag=True, help="Only say which models would make room for it."
 )
 @click.option(
-    "--context-length", metavar="N", type=int, help="Tokens of a prompt and its answer; 0: all."
+    "--context-length",
+    metavar="N",
+    type=click.IntRange(0, MOST_TOKENS),
+    help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
 )
 @keep_alive_option
 @daemon_options
