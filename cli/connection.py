@@ -129,6 +129,16 @@ class Target:
         return f"`mlxsup {word}{rest}{options}`"
 
 
+config_option = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The configuration file.",
+)
+"""Of commands that read the file and ask no daemon; they get it as `config_path`."""
+
+
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --json and --no-color, which the command gets as `output`."""
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
+
 from ..changed_model import show_changed
 from ..connection import Target, connect, daemon_options
 from ..keep_alive_option import keep_alive_option
 from ..model_names import model_argument
 from ..terminal.output import Output
 from ..terminal.waiting import progress_shown
-
-MOST_TOKENS = 2**31 - 1
 
 
 @click.command()
@@ -25,7 +25,7 @@ MOST_TOKENS = 2**31 - 1
 @click.option(
     "--context-length",
     metavar="N",
-    type=click.IntRange(0, MOST_TOKENS),
+    type=click.IntRange(0, MAX_CONTEXT_LENGTH),
     help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
 )
 @keep_alive_option

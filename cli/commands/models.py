@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..connection import output_options
+from ..connection import config_option, output_options
 from ..model_catalog import SEARCHED, catalogue, optional_configuration
 from ..terminal.columns import columns, indented, wrapped
 from ..terminal.output import Output, width_of
@@ -21,13 +21,7 @@ NONE_HINT = "download one with `mlxsup pull OWNER/NAME`, or see `mlxsup demo`"
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The configuration file.",
-)
+@config_option
 @output_options
 def models(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup models

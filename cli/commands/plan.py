@@ -9,7 +9,7 @@ import click
 
 from mlxsup.protocol.ids import ModelName
 
-from ..connection import output_options
+from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 from ..terminal.plan_table import plan_lines
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The configuration file.",
-)
+@config_option
 @output_options
 def plan(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup plan --config mlxsup.toml

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..connection import output_options
+from ..connection import config_option, output_options
 from ..exit_status import CliError
 from ..model_catalog import catalogue, optional_configuration, row_of_path
 from ..terminal.columns import wrapped
@@ -23,13 +23,7 @@ NAME_WIDTH = 14
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The configuration file.",
-)
+@config_option
 @output_options
 def show(model: str, config_path: Path | None, output: Output) -> None:
     """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxsup.protocol.client_messages import Load
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
-
-MOST_TOKENS = 2**31 - 1
 
 
 def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:
@@ -19,10 +18,10 @@ def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Laun
     """
     if context_length is None:
         return launch
-    if not 0 <= context_length <= MOST_TOKENS:
+    if not 0 <= context_length <= MAX_CONTEXT_LENGTH:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST,
-            f"context_length takes an integer from 0 to {MOST_TOKENS}, not {context_length}",
+            f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not {context_length}",
             detail={"parameter": "context_length"},
         )
     return replace(launch, context_length=context_length)
