@@ -279,12 +279,12 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Keeps one timer; it is moved to the new deadline only when it fires."""
+        """Keeps one timer; it is set anew only when it fires."""
         if self._timer is not None or self._loop is None:
             return
-        deadline = self._connection.deadline
-        if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+        delay_s = self._connection.delay_s
+        if delay_s is not None:
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Callable
 
 import zmq
 
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.ids import RequestId
 
 from .errors import ConnectionLost
@@ -43,31 +43,35 @@ class Connection:
     Args:
         endpoint: where the supervisor listens.
         on_link: called when the link changes.
-        clock: monotonic seconds.
+        clock: tells silence from a time in which this process did not run.
     """
 
     def __init__(
         self,
         endpoint: str,
         on_link: LinkChanged | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.link: Link | None = None
         self._on_link = on_link
-        self._clock = clock
+        self._clock = clock or Clock()
         self._session = Session()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     @property
-    def deadline(self) -> float | None:
-        """When `pump` must be called even if nothing comes."""
-        return self._session.deadline
+    def delay_s(self) -> float | None:
+        """Seconds until `pump` must be called even if nothing comes; None while nothing is open."""
+        deadline = self._session.deadline
+        if deadline is None:
+            return None
+        # At least once a pulse: the clock must be asked, or the wait counts as a pause.
+        return min(PULSE_S, self._clock.delay_until(deadline))
 
     def open_stream(self, request_id: RequestId, frames: list[bytes], inbox: Inbox) -> None:
         """Sends a `Generate`."""
         self._settle()
-        self._session.open_stream(request_id, inbox, self._clock())
+        self._session.open_stream(request_id, inbox, self._clock.now())
         self._send(frames)
 
     def open_command(
@@ -81,7 +85,7 @@ class Connection:
         """Sends a command."""
         self._settle()
         self._session.open_command(
-            request_id, inbox, self._clock(), is_subscription=is_subscription
+            request_id, inbox, self._clock.now(), is_subscription=is_subscription
         )
         self._send(frames)
 
@@ -103,7 +107,7 @@ class Connection:
             return False
         if is_lost:
             self._drop(_lost(link, self.endpoint))
-        elif self._session.is_silent(self._clock()):
+        elif self._session.is_silent(self._clock.now()):
             message = f"the daemon at {self.endpoint} has fallen silent"
             self._drop(ConnectionLost(message, self.endpoint))
         return False
@@ -121,7 +125,7 @@ class Connection:
             frames = link.receive()
             if frames is None:
                 return False
-            self._carry_out(self._session.receive(frames, self._clock()))
+            self._carry_out(self._session.receive(frames, self._clock.now()))
             if self.link is not link:
                 return False
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -94,8 +93,8 @@ class IoThread:
         timeout_ms: int | None = None
         if is_more:
             timeout_ms = 0
-        elif connection.deadline is not None:
-            timeout_ms = int(max(0.0, connection.deadline - time.monotonic()) * 1000) + 1
+        elif (delay_s := connection.delay_s) is not None:
+            timeout_ms = int(delay_s * 1000) + 1
         poller.poll(timeout_ms)
         try:
             while self._woken.recv(4096):

@@ -12,12 +12,12 @@ from typing import Any
 
 import zmq
 
+from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
 from .announcements import Announcer, OnChange
-from .clock import PULSE_S, Clock
 from .config.fixed import changed_for_later
 from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (

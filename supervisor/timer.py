@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .clock import Clock
+from mlxsup.protocol.clock import Clock
 
 
 class Timer:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.states import WorkerPhase
@@ -22,7 +23,6 @@ from mlxsup.protocol.worker_messages import Heartbeat
 
 from .engine import EngineBytes
 
-BEAT_INTERVAL_S = 0.5
 BEAT_HIGH_WATER_MARK = 4
 
 
@@ -142,7 +142,7 @@ class HeartbeatThread:
         self,
         endpoint: str,
         board: Board,
-        interval_s: float = BEAT_INTERVAL_S,
+        interval_s: float = PULSE_S,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._endpoint = endpoint + BEAT_SUFFIX

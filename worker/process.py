@@ -10,13 +10,13 @@ import traceback
 from dataclasses import dataclass
 from types import FrameType
 
+from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Ready
 
-from .clock import Clock
 from .engine import (
     BadLaunchError,
     BadModelError,

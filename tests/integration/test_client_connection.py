@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from mlxsup.client.client import Client
 from mlxsup.client.connection import MESSAGES_PER_PUMP, TOO_MANY, Connection
 from mlxsup.client.errors import ConnectionLost
 from mlxsup.client.link import Link, LinkState
-from mlxsup.client.session import DOUBT_S, SILENCE_LIMIT_S, Item
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
     Cancel,
@@ -32,67 +31,10 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 
 from support.eventually import eventually
+from support.played_router import Box, Router
 from support.scripted_supervisor import Peer, ScriptedSupervisor
 
 A, B = RequestId("a"), RequestId("b")
-
-
-class Box:
-    """An inbox that is a list."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-
-    def put(self, item: Item) -> None:
-        self.items.append(item)
-
-
-class Router:
-    """The daemon's socket, and a connection to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.endpoint = f"ipc://{folder}/c.sock"
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = self.bind()
-        self.now = 100.0
-        self.links: list[tuple[bool, bool]] = []
-        self.connection = Connection(self.endpoint, self.on_link, lambda: self.now)
-        self.peer = b""
-
-    def bind(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.bind(self.endpoint)
-        return socket
-
-    def on_link(self, old: Link | None, new: Link | None) -> None:
-        self.links.append((old is not None, new is not None))
-
-    def next(self) -> Message:
-        """What the client sent."""
-        eventually(self.can_read, timeout_s=60.0)
-        self.peer, *frames = self.socket.recv_multipart()
-        return Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
-
-    def can_read(self) -> bool:
-        self.connection.pump()
-        return bool(self.socket.poll(10))
-
-    def send(self, message: Message) -> None:
-        self.socket.send_multipart([self.peer, *encode(message)])
-
-    def pump_until(self, is_so: Callable[[], bool]) -> None:
-        def pumped() -> bool:
-            self.connection.pump()
-            return is_so()
-
-        eventually(pumped, timeout_s=60.0)
-
-    def command(self, request_id: RequestId = A) -> Box:
-        box = Box()
-        self.connection.open_command(request_id, encode(Ping(id=request_id)), box)
-        return box
 
 
 @pytest.fixture
@@ -160,23 +102,6 @@ def test_what_is_opened_on_a_lost_link_is_sent_on_a_new_one_and_does_not_fail_P2
     assert router.links == [(False, True), (True, False), (False, True)]
     assert router.next() == Ping(id=B)
     assert second.items == []
-
-
-def test_silence_ends_everything_once_it_has_lasted_P2(router: Router) -> None:
-    box = router.command()
-    router.next()
-    assert router.connection.deadline == 100.0 + SILENCE_LIMIT_S
-    router.now += SILENCE_LIMIT_S
-    assert not router.connection.pump()
-    assert box.items == []
-    router.now += DOUBT_S
-    assert not router.connection.pump()
-    [error] = box.items
-    assert isinstance(error, ConnectionLost)
-    assert str(error) == f"the daemon at {router.endpoint} has fallen silent"
-    assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
-    assert router.links == [(False, True), (True, False)]
-    assert router.connection.deadline is None
 
 
 def test_a_flood_is_read_in_portions(router: Router) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,7 +84,10 @@ class Daemon:
         new.replace(self.config)  # a reload that is under way reads the one or the other
 
     def __enter__(self) -> Self:
-        self.start()
+        with ExitStack() as unless_started:
+            unless_started.push(self)  # what it has logged is shown, and nothing of it is left
+            self.start()
+            unless_started.pop_all()
         return self
 
     def __exit__(

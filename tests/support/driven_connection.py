@@ -13,7 +13,7 @@ class Connection:
     def __init__(self) -> None:
         self.done: list[object] = []
         self.opened: list[RequestId] = []
-        self.deadline: float | None = None
+        self.delay_s: float | None = None
         self.link: Any = None
         self.pumps: list[bool] = []
 

@@ -9,6 +9,7 @@ from mlxsup.client.connection import TOO_MANY, Connection
 from mlxsup.client.link import LinkState
 from mlxsup.client.session import Item
 from mlxsup.protocol.client_messages import Alive, Ping
+from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 
@@ -59,7 +60,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> FloodedLink:
 
 
 def opened() -> Connection:
-    connection = Connection("E", clock=lambda: 100.0)
+    connection = Connection("E", clock=Clock(lambda: 100.0))
     connection.open_command(A, encode(Ping(id=A)), Box())
     return connection
 

@@ -47,8 +47,8 @@ class Loop:
     def call_soon(self, call: Callable[[], object]) -> Handle:
         return self._note(call, "soon")
 
-    def call_at(self, at: float, call: Callable[[], object]) -> Handle:
-        return self._note(call, "at", at)
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> Handle:
+        return self._note(call, "later", delay_s)
 
     def call_soon_threadsafe(self, call: Callable[..., object], *given: object) -> Handle:
         if self.is_closed:
@@ -118,7 +118,7 @@ def test_nothing_is_asked_of_no_loop_and_of_a_closed_client(looped: Looped) -> N
     assert looped.loop.done == [], "it has no loop yet"
     events = looped.client.events()
     looped.loop.call_latest()
-    looped.connection.deadline = 5.0
+    looped.connection.delay_s = 5.0
     looped.new_link(None, link(1, 2))
     looped.is_inside = False
     events.close()
@@ -149,14 +149,14 @@ def test_one_timer_runs_at_a_time_and_moves_on_when_it_has_come_P2(looped: Loope
 
     pump()
     assert looped.loop.done == [("soon",)], "nothing is owed"
-    looped.connection.deadline = 5.0
+    looped.connection.delay_s = 5.0
     pump()
     timer = looped.loop.handles[-1]
-    looped.connection.deadline = 6.0
+    looped.connection.delay_s = 6.0
     pump()
-    assert looped.loop.done == [("soon",), ("soon",), ("at", 5.0), ("soon",)]
+    assert looped.loop.done == [("soon",), ("soon",), ("later", 5.0), ("soon",)]
     timer.call()
-    assert looped.loop.done[4:] == [("at", 6.0)]
+    assert looped.loop.done[4:] == [("later", 6.0)]
     assert looped.connection.done == ["pump"] * 4
 
 
@@ -200,10 +200,10 @@ def test_a_descriptor_that_can_be_read_is_left_to_the_pump_that_is_due(looped: L
     reader.call()
     assert looped.connection.done == []
     due.call()
-    looped.connection.deadline = 5.0
+    looped.connection.delay_s = 5.0
     reader.call()
     assert looped.connection.done == ["pump", "pump messages"]
-    assert looped.loop.done[-1] == ("at", 5.0), "what is owed is waited for"
+    assert looped.loop.done[-1] == ("later", 5.0), "what is owed is waited for"
 
 
 def test_a_cancel_is_carried_out_at_once_in_the_loop_and_handed_over_elsewhere_D4(
@@ -230,7 +230,7 @@ def test_a_cancel_is_carried_out_at_once_in_the_loop_and_handed_over_elsewhere_D
 
 
 def test_a_close_ends_timer_and_pump_and_happens_once(looped: Looped) -> None:
-    looped.connection.deadline = 5.0
+    looped.connection.delay_s = 5.0
     looped.connection.pumps = [True]
     looped.client.events()
     looped.loop.call_latest()
@@ -240,7 +240,7 @@ def test_a_close_ends_timer_and_pump_and_happens_once(looped: Looped) -> None:
         await looped.client.close()
 
     asyncio.run(close())
-    assert looped.loop.done == [("soon",), ("soon",), ("at", 5.0)]
+    assert looped.loop.done == [("soon",), ("soon",), ("later", 5.0)]
     assert [handle.is_cancelled for handle in looped.loop.handles] == [False, True, True]
     assert looped.connection.done == ["pump", "close", "terminate"]
 

@@ -12,7 +12,6 @@ from mlxsup.client.errors import ConnectionLost, RequestError
 from mlxsup.client.results import Delta, Result
 from mlxsup.client.session import (
     DOUBT_S,
-    OWN_LAG_S,
     SILENCE_LIMIT_S,
     Delivery,
     Item,
@@ -279,24 +278,6 @@ def test_silence_counts_only_while_something_is_open_P2() -> None:
     assert SILENCE_LIMIT_S + DOUBT_S <= 3.5
 
 
-def test_own_sleep_accuses_nobody_P7() -> None:
-    session, box = Session(), Box()
-    session.open_stream(A, box, 0.0)
-    late = SILENCE_LIMIT_S + OWN_LAG_S + 60.0
-    assert not session.is_silent(late)
-    assert not session.is_silent(late + SILENCE_LIMIT_S - 0.1)
-    assert not session.is_silent(late + SILENCE_LIMIT_S)
-    assert session.is_silent(late + SILENCE_LIMIT_S + DOUBT_S)
-
-
-def test_a_check_that_is_more_than_a_second_late_accuses_nobody_P7() -> None:
-    for late_s, deadline in ((1.0, 4.0 + DOUBT_S), (1.5, 4.5 + SILENCE_LIMIT_S)):
-        session = Session()
-        session.open_stream(A, Box(), 0.0)
-        assert not session.is_silent(3.0 + late_s)
-        assert session.deadline == deadline
-
-
 def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None:
     session, cancelled, running, command = Session(), Box(), Box(), Box()
     session.open_stream(A, cancelled, 0.0)
@@ -320,7 +301,7 @@ def test_loss_ends_everything_and_keeps_what_a_cancelled_stream_had_P2() -> None
 def test_a_short_stop_of_the_whole_machine_loses_nothing_P7() -> None:
     session, box = Session(), Box()
     session.open_stream(A, box, 0.0)
-    woken = SILENCE_LIMIT_S + OWN_LAG_S / 2  # both sides stood still: too short for the guard
+    woken = SILENCE_LIMIT_S + 0.1  # both stood still, for too short a time for the clock to notice
     assert not session.is_silent(woken)
     receive(session, Alive(), now=woken + DOUBT_S / 2)
     assert not session.is_silent(woken + DOUBT_S)

@@ -25,7 +25,7 @@ from mlxsup.worker.text import bare_calls, channels, detokenizer, grammar, harmo
 NUMBERS: dict[ModuleType, dict[str, Any]] = {
     __main__: {"STANDARD_INPUT": 0},
     bootstrap: {"SWITCH_INTERVAL_S": 0.001},
-    heartbeat: {"BEAT_INTERVAL_S": 0.5, "BEAT_HIGH_WATER_MARK": 4},
+    heartbeat: {"PULSE_S": 0.5, "BEAT_HIGH_WATER_MARK": 4},
     link: {"HIGH_WATER_MARK": 32},
     idle_time: {"LOOK_AGAIN_AFTER_S": 0.5, "FREE_AFTER_S": 3, "GIVE_BACK_AFTER_S": 300},
     parent_watch: {"ORPHANED_EXIT": 1},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxsup.supervisor.clock import PULSE_S, TOLERANCE_S, Clock
+from mlxsup.protocol.clock import PULSE_S, TOLERANCE_S, Clock
 
 
 class Monotonic:
