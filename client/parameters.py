@@ -19,6 +19,7 @@ from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.parameters import MOST_TOKENS
 from mlxsup.protocol.request_messages import (
     CancelRequest,
     PauseRequest,
@@ -53,9 +54,6 @@ MAX_LIMIT_S = 1e9
 
 FOR_EVER = -1.0
 """The `keep_alive` of a model that is not to be unloaded as idle."""
-
-MAX_COUNT = 2**31 - 1
-"""More tokens than any context has."""
 
 
 def encode_generate(
@@ -251,6 +249,6 @@ def _check_keep_alive(value: float | None) -> float | None:
 
 def _check_count(parameter: str, value: int | None) -> int | None:
     is_count = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_count and 0 <= value <= MAX_COUNT):
-        raise invalid(parameter, f"an integer from 0 to {MAX_COUNT}", value)
+    if value is not None and not (is_count and 0 <= value <= MOST_TOKENS):
+        raise invalid(parameter, f"an integer from 0 to {MOST_TOKENS}", value)
     return value

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.protocol.errors import ErrorCode
 
 from . import limits
 from .background import background
@@ -101,15 +102,21 @@ class Changes:
         self._followers.discard(follower)
 
     async def _pass_on(self, client: AsyncClient) -> None:
-        try:
-            async with client.events() as changes:
-                async for change in changes:
-                    self._on_change(change)
-                    self._tell(change)
-        except (RequestError, ConnectionLost) as error:
-            # Without a daemon, the gateway is about to end.
-            self._end = failure_of(error)
-            self._tell(self._end)
+        while self._end is None:
+            try:
+                async with client.events() as changes:
+                    async for change in changes:
+                        self._on_change(change)
+                        self._tell(change)
+            except RequestError as error:
+                # The daemon has ended the subscription because this process fell behind: those who
+                # follow have missed something, and whoever comes now begins with a new one.
+                if error.code is not ErrorCode.SLOW_CONSUMER:
+                    self._end = failure_of(error)
+                self._tell(failure_of(error))
+            except ConnectionLost as error:  # the gateway is about to end
+                self._end = failure_of(error)
+                self._tell(self._end)
 
     def _tell(self, item: Item) -> None:
         for follower in tuple(self._followers):

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-LARGEST = 2**31 - 1
+MOST_TOKENS = 2**31 - 1
+"""More than any context has."""
+
 MAX_SEED = 2**63 - 1
 
 
@@ -77,7 +79,7 @@ class Sampling:
         says="nucleus sampling: keep tokens up to this probability mass",
     )  # fmt: skip
     top_k: int = _number(
-        0, 0, LARGEST, "tokens", is_integer=True,
+        0, 0, MOST_TOKENS, "tokens", is_integer=True,
         says="sample from this many of the likeliest tokens; 0: from all",
     )  # fmt: skip
     min_p: float = _number(
@@ -103,7 +105,7 @@ class Sampling:
         0.0, -2.0, 2.0, "logits", "the same, once for each time they have appeared"
     )
     penalty_window: int = _number(
-        20, 0, LARGEST, "tokens", is_integer=True,
+        20, 0, MOST_TOKENS, "tokens", is_integer=True,
         says="how many of the latest tokens the penalties look at; 0: all",
     )  # fmt: skip
 
@@ -115,8 +117,8 @@ SAMPLING: Mapping[str, NumberParameter] = MappingProxyType(
 
 NUMBERS: Mapping[str, NumberParameter] = MappingProxyType(
     {
-        "max_tokens": NumberParameter(low=1, high=LARGEST, default=None, is_integer=True),
-        "min_tokens": NumberParameter(low=0, high=LARGEST, default=0, is_integer=True),
+        "max_tokens": NumberParameter(low=1, high=MOST_TOKENS, default=None, is_integer=True),
+        "min_tokens": NumberParameter(low=0, high=MOST_TOKENS, default=0, is_integer=True),
         **SAMPLING,
         "seed": NumberParameter(low=0, high=MAX_SEED, default=None, is_integer=True),
         "top_logprobs": NumberParameter(low=0, high=20, default=0, is_integer=True),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
+from mlxsup.protocol.parameters import MOST_TOKENS
 
 from ..ask import TEMPLATE, Ask
 from ..failure import bad_field
@@ -23,9 +24,6 @@ from .fields import (
 THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
 CHOICES = ("auto", "none")
-
-MORE_THAN_FITS = 2**31 - 1
-"""Tokens that no context has room for: the daemon refuses them, and says how long the prompt is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
             raise bad_field("stop_sequences", "stop_sequences takes a list of texts")
-    given |= {"max_tokens": min(max_tokens, MORE_THAN_FITS), "cap_max_tokens": True}
+    given |= {"max_tokens": min(max_tokens, MOST_TOKENS), "cap_max_tokens": True}
     return _ask(given, is_streamed=is_streamed, max_tokens=max_tokens)
 
 
@@ -70,7 +68,7 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
         Failure: as for `read_message`.
     """
     given = check_fields(body, COUNT_FIELDS)
-    return _ask(given | {"max_tokens": MORE_THAN_FITS}, is_streamed=False, max_tokens=0)
+    return _ask(given | {"max_tokens": MOST_TOKENS}, is_streamed=False, max_tokens=0)
 
 
 def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> MessageAsk:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxsup.protocol.parameters import MOST_TOKENS
+
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import check_fields
@@ -16,8 +18,6 @@ from .tools import Called, Tools, read_tools
 CHOICES = ("auto", "none")
 
 NOT_INCLUDED = "message.output_text.logprobs"
-
-MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hypothesis import strategies as st
+
 from mlxsup.client import RequestError
 from mlxsup.client.parameters import encode_generate
 from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.openai.errors import failure_of
 from mlxsup.protocol.ids import RequestId
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=8,
+)
+"""Any value that JSON has."""
 
 HEADER = (
     "priority", "timeout_s", "queue_timeout_s", "first_token_timeout_s", "client", "keep_alive",

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.gateway.anthropic.fields import BLOCK_FIELDS, COUNT_FIELDS, MESSAGES_FIELDS
-from mlxsup.gateway.anthropic.requests import MORE_THAN_FITS, MessageAsk, read_count, read_message
+from mlxsup.gateway.anthropic.requests import MessageAsk, read_count, read_message
 from mlxsup.gateway.body import parse_object
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
+from mlxsup.protocol.parameters import MOST_TOKENS
 
-from support.sent_requests import outcome, sent
+from support.sent_requests import JSON, outcome, sent
 
 HELLO = [{"role": "user", "content": "hello"}]
 QUIET = {"enable_thinking": False, "thinking": False}
@@ -166,12 +167,12 @@ def test_effort_is_for_the_template_and_the_format_for_the_daemon() -> None:
 
 def test_more_tokens_than_can_be_meant_are_many() -> None:
     ask = message(max_tokens=2**40)
-    assert (ask.parameters["max_tokens"], ask.max_tokens) == (MORE_THAN_FITS, 2**40)
+    assert (ask.parameters["max_tokens"], ask.max_tokens) == (MOST_TOKENS, 2**40)
 
 
 def test_a_count_asks_for_what_cannot_fit() -> None:
     ask = read_count({"model": "m", "messages": HELLO, "system": "s", "tools": []})
-    assert ask.parameters == {"max_tokens": MORE_THAN_FITS}
+    assert ask.parameters == {"max_tokens": MOST_TOKENS}
     assert ask.choices()[0]["chat_template_kwargs"] == QUIET
     assert len(ask.inputs[0]["messages"]) == 2
 
@@ -257,11 +258,6 @@ def test_what_cannot_change_the_text_is_accepted(field: Any, value: Any) -> None
 
 # ---------------------------------------------------------------- junk
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=8,
-)
 BLOCKS: list[st.SearchStrategy[dict[str, Any]]] = [
     st.fixed_dictionaries(
         {"type": st.just(kind)}, optional={field.name: JSON for field in fields[1:]}

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from mlxsup.client import AsyncClient, ConnectionLost
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.gateway import limits
 from mlxsup.gateway.changes import Changes
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.model_events import event_of
+from mlxsup.protocol.errors import ErrorCode
 
 from support.played_events import Item
 from support.played_gateway import PlayedDaemon, Response, Site
@@ -194,5 +195,28 @@ def test_who_comes_when_the_daemon_is_gone_hears_so() -> None:
                 assert caught.value.code == "daemon_lost"
             with pytest.raises(Failure):
                 await anext(changes.follow())
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_fell_behind_ends_its_followers_and_subscribes_again() -> None:
+    async def run() -> None:
+        daemon, seen = PlayedDaemon(), list[dict[str, Any]]()
+        changes = Changes(seen.append)
+        async with changes.watching(cast(AsyncClient, daemon)):
+            early = changes.follow()
+            await asyncio.sleep(0)
+            behind = RequestError(ErrorCode.SLOW_CONSUMER, "not read in time")
+            daemon.subscriptions[0].items.put_nowait(behind)
+            with pytest.raises(Failure) as caught:
+                await anext(early)
+            assert caught.value.code == "slow_consumer"
+            late = changes.follow()
+            await asyncio.sleep(0)
+            [first, second] = daemon.subscriptions
+            assert first.is_closed
+            second.items.put_nowait({"number": 1})
+            assert await anext(late) == {"number": 1}
+            assert seen == [{"number": 1}]
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ from mlxsup.gateway.fields import Use
 from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 from mlxsup.gateway.openai.requests import read_chat, read_completion
 
-from support.sent_requests import outcome, sent
+from support.sent_requests import JSON, outcome, sent
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -265,11 +265,6 @@ def test_what_cannot_change_the_text_is_accepted(field: Any, value: Any) -> None
 
 # ---------------------------------------------------------------- junk
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=8,
-)
 NAMES = sorted({field.name for field in (*CHAT_FIELDS, *COMPLETION_FIELDS)})
 MESSAGES = st.lists(
     st.dictionaries(st.sampled_from([field.name for field in MESSAGE_FIELDS]), JSON)

@@ -16,7 +16,7 @@ from mlxsup.gateway.responses.fields import ITEM_FIELDS, RESPONSE_FIELDS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
 from mlxsup.gateway.responses.tools import Called
 
-from support.sent_requests import outcome, sent
+from support.sent_requests import JSON, outcome, sent
 
 
 def response(**fields: Any) -> ResponseAsk:
@@ -234,11 +234,6 @@ def test_what_cannot_change_the_text_is_accepted(field: Any, value: Any) -> None
 
 # ---------------------------------------------------------------- junk
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
-    max_leaves=8,
-)
 PARTS = st.lists(
     st.fixed_dictionaries({"type": st.sampled_from(["input_text", "summary_text"]), "text": JSON})
 )
