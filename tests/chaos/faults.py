@@ -55,7 +55,7 @@ class Faults:
         self._dice = random.Random(seed)
         self._new_number = new_number
         self._under_way: set[asyncio.Task[None]] = set()
-        self._crowding = Crowding(ledger, setting.models)
+        self._crowding = Crowding(ledger, setting.models, setting.supervisor.get("memory_budget"))
         counted = (*setting.kinds, *setting.follows)
         self.counts: Counter[str] = Counter(dict.fromkeys(counted, 0))
         self.recovery_s: defaultdict[str, list[float]] = defaultdict(list)

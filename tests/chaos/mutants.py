@@ -238,11 +238,20 @@ MUTANTS = (
         kinds=("pause", "unload"),
     ),
     Mutant(
-        name="loads are not kept within the budget",
+        name="the budget is not what the configuration says",
+        module="mlxsup.supervisor.memory.machine",
+        right="        size_bytes=given_bytes,",
+        wrong="        size_bytes=2 * given_bytes,",
+        check="memory",
+        kinds=("restart",),
+        is_crowded=True,
+    ),
+    Mutant(
+        name="loads are admitted without room",  # others go as soon as they are
         module="mlxsup.supervisor.core.memory.planner",
         right="    if wish.needed_bytes <= free_bytes:\n        return Admit()",
         wrong="    if True:\n        return Admit()",
-        check="memory",
+        check="paused",
         kinds=("restart",),
         is_crowded=True,
     ),
