@@ -30,6 +30,7 @@ NAMES = (
     "dispatch",
     "sampling",
     "commands",
+    "model_command",
 )
 """What runs if no name is given."""
 
@@ -82,6 +83,7 @@ def main() -> None:
         footprint,
         long_prompt,
         look_up,
+        model_command,
         readiness,
         sampling,
         second_turn,
@@ -111,6 +113,7 @@ def main() -> None:
             "dispatch": lambda: dispatch.run(repeats),
             "sampling": lambda: sampling.run(repeats),
             "commands": commands,
+            "model_command": lambda: model_command.run(tiny, max(repeats, 9)),
             CLIENTS: lambda: clients(Path(folder) / "known", arguments.programs, arguments.only),
         }
         for name in arguments.names:

@@ -8,12 +8,12 @@ once onto four rows, so that twelve have to wait for others to end, whatever the
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
@@ -78,11 +78,6 @@ def asking(server: Server) -> Measure:
         return times
 
     return measure
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """The smallest value that this percentage of them does not exceed."""
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def row(name: str, bursts: list[list[float]]) -> list[str]:

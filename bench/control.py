@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient, FinishReason
 from mlxsup.client.async_streams import AsyncStream
 
-from .burst import percentile
 from .report import print_table, spread
 from .two_models import words
 from support.daemon import Daemon

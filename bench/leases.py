@@ -22,9 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient
 
-from .burst import percentile
 from .long_prompt import ROWS, SHAPE, live_rows
 from .prompts import prompt_tokens
 from .report import machine_lines, print_table, spread

@@ -22,11 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.errors import ErrorCode
 
-from .burst import percentile
 from .control import row, until_cancelled
 from .report import print_table, spread
 from .shaped_model import Shape, make_shaped_model

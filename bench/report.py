@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-import platform
 import statistics
 from collections.abc import Sequence
-from importlib.metadata import version
 
-import psutil
-
-from mlxsup.protocol.version import VERSION
+from mlxsup.cli.benchmark.machine import machine_facts
 
 
 def machine_lines() -> list[str]:
     """The machine and the versions, for the head of a report."""
-    memory_gib = psutil.virtual_memory().total / 2**30
-    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "pyzmq"))
+    facts = machine_facts()
+    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return [
-        f"machine: {platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, "
-        f"{memory_gib:.0f} GiB, Python {platform.python_version()}",
-        f"versions: mlxsup {VERSION}, {packages}",
+        f"machine: {facts['system']} {facts['architecture']}, {facts['cores']} cores, "
+        f"{facts['memory_bytes'] / 2**30:.0f} GiB, Python {facts['python']}",
+        f"versions: {packages}",
     ]
 
 

@@ -9,7 +9,9 @@ COMMANDS = {
     "start": "Run the daemon.",
     "stop": "Stop the daemon and every worker.",
     "status": "Show every model.",
+    "top": "Show on the whole screen what runs, and change it.",
     "events": "Follow the models' changes of state.",
+    "why": "Say what happened to a model or a request.",
     "load": "Load a model.",
     "unload": "End a model's process.",
     "restart": "Give a model a new process.",
@@ -24,8 +26,10 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "prioritize": "Give a request another class.",
     "logs": "Show what the workers wrote.",
+    "doctor": "Find what is wrong, and how to fix it.",
     "log-level": "Change how much is logged.",
     "connect": "Make another program use the daemon.",
+    "bench": "Measure how fast a model answers.",
     "demo": "See what mlxsup does, on a small model.",
     "run": "Download a model if needed, serve it, and chat.",
     "pull": "Download a model.",
@@ -37,6 +41,7 @@ COMMANDS = {
     "convert": "Convert a GGUF file or quantise a model.",
     "key": "Make and revoke keys of the HTTP gateway.",
     "config": "Check configuration files; say which one counts.",
+    "service": "Run the daemon unattended, as a service.",
     "completion": "Print a shell's completion script.",
 }
 """In the order of the help; `commands/NAME.py` has NAME, with an underscore for each hyphen, and is
@@ -48,7 +53,7 @@ ALIASES = {"ps": ("status",), "ls": ("models",), "tail": ("logs", "--follow")}
 HELP_ALIAS = "help"
 """`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
 
-HABITS = {"top": "status --watch", "list": "models", "serve": "start"}
+HABITS = {"list": "models", "serve": "start"}
 """What people try that means something else here: the command to suggest."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})

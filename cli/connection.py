@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 REQUESTS_HINT = "see what runs, waits or is paused with `mlxsup requests`"
 
+RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
+
 LOAD_HINT = (
     "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
     "configuration; see `mlxsup logs MODEL`"
@@ -208,8 +210,16 @@ def connect(target: Target) -> Iterator[Client]:
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
-    """No daemon answers, or it no longer does; names one that is alive but silent."""
-    from .lock_holder import lock_holder
+    """No daemon answers, or it no longer does; names one that is alive but silent, or another's."""
+    from .lock_holder import is_forbidden, lock_holder
+
+    if is_forbidden(error.endpoint):
+        return CliError(
+            f"the daemon at {error.endpoint} belongs to another user",
+            code="no_permission",
+            hint="run this as that user, or see with `mlxsup config path` why it is that one",
+            status=ExitStatus.NO_PERMISSION,
+        )
 
     holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
@@ -239,9 +249,9 @@ def explain_request_error(error: RequestError) -> CliError:
     if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
         message += f" (after {sent} token{'' if sent == 1 else 's'})"
     hint = {
-        "model_failed": "see `mlxsup logs MODEL`, then `mlxsup restart MODEL`",
+        "model_failed": "see `mlxsup why MODEL`, then `mlxsup restart MODEL`",
         "load_failed": "see `mlxsup logs MODEL`" if error.retryable else LOAD_HINT,
-        "worker_crashed": "see `mlxsup logs MODEL`; sending it again may succeed",
+        "worker_crashed": "see `mlxsup why MODEL`; sending it again may succeed",
         "unloaded": "load it with `mlxsup load MODEL`",
         "overloaded": "see what is running with `mlxsup status`, and try again later",
         "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",

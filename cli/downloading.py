@@ -34,6 +34,11 @@ from .terminal.quantities import format_bytes, format_duration
 TENTHS = 10
 """Off a terminal there is a line for each tenth."""
 
+CONTINUED = frozenset(
+    {DownloadProblem.NETWORK, DownloadProblem.DISK_FULL, DownloadProblem.UNWRITABLE}
+)
+"""Problems after which the same command continues with what has arrived."""
+
 
 def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repository:
     """A repository as a user has named it.
@@ -95,7 +100,8 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
         raise CliError(f"the download ended with {what}", code="internal", hint=noise)
     is_usage = last.problem is DownloadProblem.BAD_REPOSITORY
     status = ExitStatus.USAGE if is_usage else ExitStatus.FAILED
-    raise CliError(last.message, code=last.problem.value, hint=last.hint, status=status)
+    hint = f"{last.hint}; `{again}` continues" if last.problem in CONTINUED else last.hint
+    raise CliError(last.message, code=last.problem.value, hint=hint, status=status)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,22 @@ def key_file(target: Target) -> Iterator[Path]:
         yield path
     except KeyFileError as error:
         raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
+
+
+def read_key(given: str | None) -> str | None:
+    """The key that was given with `--key`; `-` means that it is on stdin.
+
+    Raises:
+        CliError: usage; that cannot be a key.
+    """
+    key = sys.stdin.readline().strip() if given == "-" else given
+    if key is None:
+        return None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise CliError(
+            "a key takes letters, digits and signs",
+            code="usage",
+            hint="`mlxsup key new NAME` makes one",
+            status=ExitStatus.USAGE,
+        )
+    return key

@@ -1,7 +1,8 @@
-"""Who holds a runtime folder even though nobody answers there."""
+"""Why nobody answers in a runtime folder although a daemon may hold it."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,3 +40,15 @@ def lock_holder(endpoint: str) -> LockHolder | None:
         return LockHolder(pid=pid, is_stopped=process.status() == psutil.STATUS_STOPPED)
     except (OSError, ValueError, IndexError, psutil.Error):
         return None
+
+
+def is_forbidden(endpoint: str) -> bool:
+    """Whether there is a socket, or a folder for it, that this user may not use."""
+    socket = Path(endpoint.removeprefix("ipc://"))
+    try:
+        socket.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(socket, os.W_OK)

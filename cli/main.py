@@ -73,7 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; no traceback ever reaches a user."""
     given = expand(sys.argv[1:] if arguments is None else arguments)
     output = Output.from_arguments(given)
+    is_closed = sys.stdout is None
     _replace_closed_streams()
+    if is_closed:
+        Output(is_plain=output.is_plain).error(_closed_stdout())
+        sys.exit(ExitStatus.FAILED)
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         sys.exit(_complete(instruction))
     if hasattr(sys.stdout, "reconfigure"):
@@ -92,6 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = f"{what}: {error.strerror or error}"
         Output(is_plain=output.is_plain).error(CliError(message, code="output"))
     sys.exit(status)
+
+
+def _closed_stdout() -> CliError:
+    """What a command shows would be lost, and what it opens next could take the stream's place."""
+    return CliError(
+        "standard output is closed: nothing was done",
+        code="output",
+        hint="discard what it prints with `>/dev/null`",
+    )
 
 
 def _complete(instruction: str) -> int:

@@ -54,8 +54,9 @@ def check_known(status: Mapping[str, Any], model: str) -> None:
 
 def target_of(context: click.Context) -> Target:
     """The daemon that the options so far name."""
-    config = context.params.get("config")
-    return Target(endpoint=context.params.get("endpoint"), config=Path(config) if config else None)
+    params = context.params
+    config = params.get("config") or params.get("config_path")
+    return Target(endpoint=params.get("endpoint"), config=Path(config) if config else None)
 
 
 def ask_status(target: Target) -> list[dict[str, Any]]:

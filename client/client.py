@@ -245,17 +245,21 @@ class Client(RequestCommands[Stream]):
         """
         return self._call(ResumeRequest(id=self._ids.next(), request=check_request(request)))
 
-    def reload(self) -> dict[str, Any]:
+    def reload(self, *, dry_run: bool = False) -> dict[str, Any]:
         """Makes the daemon read its configuration file again; a wrong one changes nothing.
+
+        Args:
+            dry_run: change nothing, and return what would change.
 
         Returns:
             The names of the models that were `added`, `changed` and `removed`, the other `settings`
-            that have changed, and in `later` the keys that take effect at the next start.
+            that have changed, and in `later` the keys that take effect at the next start. A dry run
+            also has in `foreseen` what would happen to each of the models.
 
         Raises:
             RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.
         """
-        return self._call(Reload(id=self._ids.next()))
+        return self._call(Reload(id=self._ids.next(), dry_run=dry_run))
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.

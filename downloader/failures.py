@@ -24,7 +24,11 @@ from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository
 from mlxsup.store.repositories import REPOSITORY_EXPECTED, is_owned_repository
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-KEPT_HINT = "what has arrived is kept: run it again to continue"
+KEPT_HINT = "what has arrived is kept"
+DAMAGED_HINT = (
+    "the hub's data is damaged, or a proxy changes it: report it to the owner of the repository, or"
+    " name another revision or repository"
+)
 LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
 MAX_CLOSE_NAMES = 3
 SEARCHED_MODELS = 50
@@ -42,7 +46,7 @@ class DiskFullError(Exception):
 
 
 class DamagedError(Exception):
-    """What arrived is not what had been announced; the message is one sentence."""
+    """What arrived twice is not what had been announced; the message is one sentence."""
 
 
 class MisleadingHubError(Exception):
@@ -76,8 +80,7 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
         case DiskFullError():
             return _failed(DownloadProblem.DISK_FULL, str(error), _disk_hint())
         case DamagedError():
-            hint = "run it again: that file is fetched anew"
-            return _failed(DownloadProblem.DAMAGED, str(error), hint)
+            return _failed(DownloadProblem.DAMAGED, str(error), DAMAGED_HINT)
         case MisleadingHubError():
             return _failed(DownloadProblem.NETWORK, str(error), _endpoint_hint())
         case NoModelError():
@@ -102,10 +105,10 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
             return _failed(DownloadProblem.DISK_FULL, message, f"{_disk_hint()}; {KEPT_HINT}")
         case OSError(errno=None):
             message = f"{repository} did not arrive as it was announced"
-            return _failed(DownloadProblem.DAMAGED, message, KEPT_HINT)
+            return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
         case OSError():
             message = f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-            return _failed(DownloadProblem.DISK_FULL, message, _disk_hint())
+            return _failed(DownloadProblem.UNWRITABLE, message, _folder_hint())
         case _:
             message = f"internal error: {type(error).__name__}"
             return _failed(DownloadProblem.INTERNAL, message, "please report it")
@@ -117,7 +120,7 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
     match error:
         case GatedRepoError():
             page = f"{constants.ENDPOINT}/{repository.repo}"
-            then = "run it again" if get_token() else LOGIN_HINT
+            then = "try again" if get_token() else LOGIN_HINT
             hint = f"accept its terms at {page}, then {then}"
             return _failed(DownloadProblem.GATED, f"{repository.repo} is gated", hint)
         case RevisionNotFoundError():
@@ -180,6 +183,10 @@ def _retry_after(headers: Any) -> float:
 
 def _disk_hint() -> str:
     return f"free some space, or set HF_HOME to a folder on another disk than {constants.HF_HOME}"
+
+
+def _folder_hint() -> str:
+    return f"set HF_HOME to a folder that you can write to; it is {constants.HF_HOME}"
 
 
 def _endpoint_hint() -> str:

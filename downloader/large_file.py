@@ -67,27 +67,37 @@ class LargeFile:
 
 
 def fetch_large(file: LargeFile, meter: Meter) -> None:
-    """Fetches what is missing of a file.
+    """Fetches what is missing of a file; once more from its beginning if it is not as announced.
 
     Args:
         file: which.
         meter: counts what arrives.
 
     Raises:
-        DamagedError: its content is not what the hub had announced; nothing of it is kept.
+        DamagedError: its content is not what the hub had announced, twice; nothing of it is kept.
         OSError: it cannot be fetched, or not be written; what has arrived is kept.
     """
     if file.blob.exists():
         return
     file.blob.parent.mkdir(parents=True, exist_ok=True)
     try:
+        _fetch_checked(file, meter)
+    except DamagedError:
+        # The beginning of it, or a byte on the way, may have been damaged here.
+        _fetch_checked(file, meter)
+    os.replace(file.partial, file.blob)
+
+
+def _fetch_checked(file: LargeFile, meter: Meter) -> None:
+    """Fetches what is missing, and removes all of it if the whole is not what was announced."""
+    try:
         _fetch_rest(file, meter)
         if _digest(file.partial) != file.digest:
             raise DamagedError(f"{file.path} of {file.repo} has another digest than was announced")
     except DamagedError:
+        meter.add(-file.done_bytes)
         file.partial.unlink()
         raise
-    os.replace(file.partial, file.blob)
 
 
 def _fetch_rest(file: LargeFile, meter: Meter) -> None:

@@ -105,7 +105,7 @@ class StatusQuery(Message):
     """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints.
 
     Attributes:
-        debug: add `stories`, the latest events of each model and what they led to.
+        debug: add `flight`, the latest entries of the flight recorder.
     """
 
     TYPE: ClassVar[str] = "status"
@@ -188,10 +188,15 @@ class Subscribe(Message):
 class Reload(Message):
     """Client → supervisor: read the configuration file again; answered with the names of the
     models that were added, changed and removed, or with `invalid_request` and the `problems` in its
-    detail, in which case nothing has changed."""
+    detail, in which case nothing has changed.
+
+    Attributes:
+        dry_run: change nothing; answered with what would change and what would happen to whom.
+    """
 
     TYPE: ClassVar[str] = "reload"
     id: RequestId
+    dry_run: bool = False
     v: int = PROTOCOL_VERSION
 
 

@@ -85,8 +85,10 @@ class DownloadProblem(StrEnum):
     """`HF_HUB_OFFLINE` is set."""
     DISK_FULL = "disk_full"
     """The model does not fit on the disk."""
+    UNWRITABLE = "unwritable"
+    """The folder of the cache cannot be written to."""
     DAMAGED = "damaged"
-    """What arrived is not what the hub had announced."""
+    """What arrived is not what the hub had announced, and was not at a second attempt either."""
     RATE_LIMITED = "rate_limited"
     """The hub asks for patience."""
     NETWORK = "network"
@@ -95,15 +97,11 @@ class DownloadProblem(StrEnum):
     """The download itself failed."""
 
 
-PASSING = frozenset(
-    {
-        DownloadProblem.DAMAGED,
-        DownloadProblem.RATE_LIMITED,
-        DownloadProblem.NETWORK,
-        DownloadProblem.INTERNAL,
-    }
-)
-"""Problems that a later attempt may not meet."""
+OUTAGES = {
+    DownloadProblem.NETWORK: "the network",
+    DownloadProblem.RATE_LIMITED: "the hub",
+}
+"""Problems that end by themselves, with what another attempt waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,12 @@ class DownloadFailed:
     @property
     def is_passing(self) -> bool:
         """Whether another attempt may succeed, although nobody has changed anything."""
-        return self.problem in PASSING
+        return self.problem in OUTAGES or self.problem is DownloadProblem.INTERNAL
+
+    @property
+    def waits_for(self) -> str:
+        """What has to come back before another attempt can succeed: `the network`; may be empty."""
+        return OUTAGES.get(self.problem, "")
 
 
 DownloadReport = DownloadProgress | DownloadDone | DownloadFailed

@@ -15,6 +15,7 @@ DURATION_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)"
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+TIB = 2**40
 
 _DURATION = re.compile(DURATION_PATTERN + "?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -38,14 +39,19 @@ def parse_duration(text: str, *, default_unit: str | None = None) -> float:
 
 
 def size_text(count: int) -> str:
-    """At least that many bytes, in the form that the configuration takes: `512.0MiB`."""
+    """At least that many bytes, for people and as the configuration takes it: `512.0 MiB`.
+
+    The one form of sizes in whatever is shown: tables, sentences, errors and logs.
+    """
     if 0 < count < KIB:
-        return f"{count}B"
+        return f"{count} B"
     if 0 < count < MIB // 10:
-        return f"{math.ceil(count * 10 / KIB) / 10:.1f}KiB"
+        return f"{math.ceil(count * 10 / KIB) / 10:.1f} KiB"
     if count < GIB:
-        return f"{math.ceil(count * 10 / MIB) / 10:.1f}MiB"
-    return f"{math.ceil(count * 100 / GIB) / 100:.2f}GiB"
+        return f"{math.ceil(count * 10 / MIB) / 10:.1f} MiB"
+    if count < TIB:
+        return f"{math.ceil(count * 100 / GIB) / 100:.2f} GiB"
+    return f"{math.ceil(count * 100 / TIB) / 100:.2f} TiB"
 
 
 def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:

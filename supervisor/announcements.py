@@ -1,12 +1,16 @@
-"""Changes of models, and ends of requests, for the log and for the terminal of the daemon."""
+"""What happens in the daemon, for its log, its terminal, and the machine around it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from .core.actions import Announce, RequestEnded, SetLogLevel
+from .config.load import ConfigError
+from .core.actions import Announce, LogFault, RequestEnded, SetLogLevel, WriteEntry
+from .core.outline import Outline
 from .logs import DaemonLog
+from .service_manager import ServiceManager
+from .sleep import SleepGuard
 
 OnChange = Callable[[dict[str, Any]], None]
 
@@ -14,30 +18,40 @@ SHOWN = ("model", "from", "to", "generation", "why", "note")
 
 
 class Announcer:
-    """Writes each change to the log, and passes it on.
+    """Writes each change to the log, and passes it on to whom it concerns.
 
     Args:
         log: the daemon's log.
         on_change: called with each change of a model's state; with `gateway` (its URL) and `pid`
             when the gateway accepts connections; and with `stopping` (how many requests run) and
             `limit_s` (how long they may take) when a signal asks for the end.
+        manager: the service manager that has started the daemon.
+        sleep: decides whether the machine may sleep.
     """
 
-    def __init__(self, log: DaemonLog, on_change: OnChange) -> None:
+    def __init__(
+        self, log: DaemonLog, on_change: OnChange, manager: ServiceManager, sleep: SleepGuard
+    ) -> None:
         self._log = log
+        self._manager = manager
+        self._sleep = sleep
         self._on_change = on_change
 
-    def take(self, action: Announce | RequestEnded | SetLogLevel) -> None:
-        """A model has changed, a request has ended, or other lines are wanted from now on."""
-        if isinstance(action, Announce):
-            self.announce(action.change)
-        elif isinstance(action, SetLogLevel):
-            self._log.change_level(action.level)
-            self._log.write("info", "log level changed", to=action.level)
-        else:
-            self._log.write(
-                "info" if not action.is_refused else "debug", "request ended", **action.facts
-            )
+    def take(self, action: Announce | RequestEnded | SetLogLevel | WriteEntry | LogFault) -> None:
+        """What the core wants to be known, or how much of it."""
+        match action:
+            case Announce(change=change):
+                self.announce(change)
+            case SetLogLevel(level=level):
+                self._log.change_level(level)
+                self._log.write("info", "log level changed", to=level)
+            case WriteEntry(number=number, entry=entry):
+                self._log.flight.write(number, entry)
+            case LogFault(model=model, story=story):
+                self._log.write("error", "no rule for an event", model=model)
+                self._log.block("\n".join(story))
+            case RequestEnded(is_refused=is_refused, facts=facts):
+                self._log.write("info" if not is_refused else "debug", "request ended", **facts)
 
     def announce(self, change: dict[str, Any]) -> None:
         """A model has changed, as `core.actions.Announce` describes it."""
@@ -53,9 +67,36 @@ class Announcer:
         """The gateway accepts connections."""
         self._pass_on({"gateway": url, "pid": pid})
 
-    def ends(self, running: int, limit_s: float) -> None:
-        """A signal asks for the end: how many requests run, and how long they may take."""
+    def ends(self, signal: str, running: int, limit_s: float) -> None:
+        """A signal asks for the end: which, how many requests run, how long they may take."""
+        self._log.write("info", "signal received", signal=signal)
+        self._manager.stopping()
         self._pass_on({"stopping": running, "limit_s": limit_s})
+
+    def reloads(self) -> None:
+        """The configuration is about to be read again."""
+        self._manager.reloading()
+
+    def reloaded(self, later: tuple[str, ...]) -> None:
+        """It is in effect, except for what takes effect at the next start."""
+        self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
+        self._manager.reloaded(0)
+
+    def reload_refused(self, error: ConfigError) -> None:
+        """It is wrong, and nothing changes."""
+        self._log.write("error", "reload refused", problems=len(error.problems))
+        self._log.block(str(error))
+        self._manager.reloaded(len(error.problems))
+
+    def finishes(self) -> None:
+        """Nothing is left to decide: what remains is to end processes, and the daemon itself."""
+        self._manager.stopping()
+
+    def pulse(self, look: Callable[[], Outline]) -> None:
+        """Every second, between two events; `look` gives the daemon as it is then."""
+        outline = look()
+        self._manager.pulse(outline)
+        self._sleep.pulse(outline)
 
     def _pass_on(self, change: dict[str, Any]) -> None:
         try:

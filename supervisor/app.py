@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from mlxsup.protocol.download import Repository
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 
-from .announcements import Announcer, OnChange
+from .announcements import Announcer
 from .config.fixed import changed_for_later
 from .config.load import ConfigError, DaemonConfig, load_config
 from .core.actions import (
@@ -46,6 +48,7 @@ from .core.actions import (
     StartGateway,
     StartSpare,
     WakeAt,
+    WriteEntry,
 )
 from .core.core import Core
 from .core.events import (
@@ -100,7 +103,7 @@ class App:
         writer: writes every log file.
         context: makes the sockets.
         argv: the command that starts a worker.
-        on_change: called with each change of a model's state.
+        announcer: learns what happens.
         proc: where the system says how much memory is available.
 
     Raises:
@@ -117,14 +120,14 @@ class App:
         writer: LogWriter,
         context: Context,
         argv: Sequence[str],
-        on_change: OnChange,
+        announcer: Announcer,
         proc: Path = PROC,
     ) -> None:
         self._config = config
         self._proc = proc
         self._log = log
         self._record = record
-        self._announcer = Announcer(log, on_change)
+        self._announcer = announcer
         self._clock = Clock()
         self._surroundings = Surroundings(
             context=context,
@@ -189,6 +192,7 @@ class App:
         endpoint = self._clients.endpoint
         left_behind = 0
         self._log.write("info", "daemon started", version=VERSION, endpoint=endpoint)
+        self._log.flight.started(os.getpid())
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 beating = [
@@ -199,6 +203,7 @@ class App:
                 self._loop.call_soon(self._start)
                 await self._finished.wait()
                 signals.ignore()
+                self._announcer.finishes()
                 for task in beating:
                     task.cancel()
                 if self._is_broken:
@@ -248,9 +253,7 @@ class App:
             case SendToClient(connection=connection, message=message):
                 self._clients.send(connection, message)
             case SendToWorker(model=model, generation=generation, message=message):
-                unit = self._workers.get(model, generation)
-                if unit is not None:
-                    unit.send(message)
+                self._workers.send(model, generation, message)
             case WakeAt(when=when):
                 self._timer.wake_at(when, self._loop)
             case Spawn():
@@ -267,16 +270,14 @@ class App:
                 self._gateway.close_listener()
             case SignalWorker(model=model, generation=generation, signal=worker_signal):
                 self._log.write("info", "worker signalled", model=model, signal=worker_signal.value)
-                unit = self._workers.get(model, generation)
-                if unit is not None:
-                    unit.signal(worker_signal)
+                self._workers.signal(model, generation, worker_signal)
             case LookAtWorker(model=model, generation=generation):
                 self._workers.look_at(model, generation, LOOK_DELAY_S)
             case LookAtFiles(model=model, generation=generation):
                 self._workers.look_at_files(model, generation, self._tasks)
-            case ReadConfiguration(caller=caller):
-                self._loop.call_soon(self._reload, caller)
-            case Announce() | RequestEnded() | SetLogLevel():
+            case ReadConfiguration(caller=caller, is_dry=is_dry):
+                self._loop.call_soon(self._reload, caller, is_dry)
+            case Announce() | RequestEnded() | SetLogLevel() | WriteEntry() | LogFault():
                 self._announcer.take(action)
             case Abandon(model=model, generation=generation):
                 self._workers.abandon(model, generation)
@@ -290,9 +291,6 @@ class App:
             case NeedRaised(launch=launch, raised_bytes=raised_bytes):
                 self._briefing.raised(launch, raised_bytes)
                 self._appraised()
-            case LogFault(model=model, story=story):
-                self._log.write("error", "no rule for an event", model=model)
-                self._log.block("\n".join(story))
             case Finish():
                 self._finished.set()
             case _:
@@ -327,6 +325,7 @@ class App:
             is_second = not is_second
             if is_second:
                 self._loop.call_soon(self._clients.pulse)
+                self._loop.call_soon(self._announcer.pulse, self._core.outline)
 
     async def _sample(self) -> None:
         """Measures every second, and writes the record if that failed before."""
@@ -334,6 +333,7 @@ class App:
         def sampled(event: Sampled) -> None:
             self._loop.call_soon(self.dispatch, event)
             self._record.write_again()
+            self._log.flight.alive()
 
         sampler = Sampler(
             lambda error: self._log.write("warning", "memory not measured", error=error.strerror),
@@ -344,39 +344,40 @@ class App:
         )
 
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
-        self._log.write("info", "signal received", signal=number.name)
-        self._announcer.ends(*self._core.left_to_finish(is_repeated))
+        self._announcer.ends(number.name, *self._core.left_to_finish(is_repeated))
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
-    def _reload(self, caller: Caller | None = None) -> None:
+    def _reload(self, caller: Caller | None = None, is_dry: bool = False) -> None:
         """Reads the file again and checks all of it; if it is wrong, nothing changes (P20)."""
         now, old = self._clock.now(), self._config
+        if not is_dry:
+            self._announcer.reloads()
         try:
             if old.config_path is None:
                 raise ConfigError(["the daemon was started without a file: there is none to read"])
             config = load_config(old.config_path)
             needs = self._briefing.needs_of(config)
-            self._make_room_for(config)
+            room = self._room_for(config)
         except ConfigError as error:
-            self._log.write("error", "reload refused", problems=len(error.problems))
-            self._log.block(str(error))
+            if not is_dry:
+                self._announcer.reload_refused(error)
             if caller is not None:
-                refused = ReloadRefused(now=now, problems=tuple(error.problems), caller=caller)
-                self.dispatch(refused)
+                self.dispatch(ReloadRefused(now=now, problems=tuple(error.problems), caller=caller))
             return
         later = changed_for_later(old, config)
-        self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
-        self._briefing.adopt(config.models, needs)
         settings = self._briefing.settings_of(config)
-        self.dispatch(Appraised(now=now, needs=needs))
-        self.dispatch(
-            Reloaded(now=now, settings=settings, models=config.models, caller=caller, later=later)
-        )
+        read = Reloaded(now=now, settings=settings, models=config.models, later=later)
+        if not is_dry:
+            self._clients.limit_to(room)
+            self._announcer.reloaded(later)
+            self._briefing.adopt(config.models, needs)
+            self.dispatch(Appraised(now=now, needs=needs))
+        self.dispatch(replace(read, caller=caller, is_dry=is_dry))
 
-    def _make_room_for(self, config: DaemonConfig) -> None:
-        """Reserves open files for the new models and those still running, or raises ConfigError."""
+    def _room_for(self, config: DaemonConfig) -> int:
+        """Connections beside the new models and those still running, or raises ConfigError."""
         names = {entry.name for entry in config.models} | self._workers.models
-        self._clients.limit_to(room_for(len(names), self._open_files, self._clients.admitted))
+        return room_for(len(names), self._open_files, self._clients.admitted)
 
     # ------------------------------------------------------------ bugs
 

@@ -12,7 +12,7 @@ import zmq
 from mlxsup.protocol.launch import worker_argv
 
 from .allocator import return_large_blocks
-from .announcements import OnChange
+from .announcements import Announcer, OnChange
 from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
@@ -20,7 +20,9 @@ from .log_folder import held_log_folder, record_log_folder
 from .logs import DaemonLog
 from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, raise_open_file_limit
+from .service_manager import ServiceManager
 from .signals import held_back
+from .sleep import SleepGuard
 from .sockets.transport import Context
 from .workers.leftovers import WorkerRecord
 from .workers.registry import report
@@ -55,6 +57,7 @@ def run_daemon(
         AlreadyRunningError: another supervisor holds the runtime folder (exit 75).
         ConfigError: the pinned models do not fit into the memory budget together (exit 78).
     """
+    manager = ServiceManager.from_environment(os.environ)
     os.umask(0o077)
     return_large_blocks()
     open_files = raise_open_file_limit(len(config.models))
@@ -63,7 +66,14 @@ def run_daemon(
         try:
             with held_log_folder(config.log_dir):
                 return _serve(
-                    config, folder, open_files, argv or worker_argv(), on_change, on_listening, proc
+                    config,
+                    folder,
+                    manager,
+                    open_files,
+                    argv or worker_argv(),
+                    on_change,
+                    on_listening,
+                    proc,
                 )
         finally:
             folder.release()
@@ -72,6 +82,7 @@ def run_daemon(
 def _serve(
     config: DaemonConfig,
     folder: RuntimeFolder,
+    manager: ServiceManager,
     open_files: int,
     argv: Sequence[str],
     on_change: OnChange,
@@ -81,6 +92,7 @@ def _serve(
     writer = LogWriter(report)
     is_json = config.log_format == "json"
     log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+    sleep = SleepGuard(config.prevent_sleep, log)
     _record_log_folder(config, log)
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
@@ -94,13 +106,20 @@ def _serve(
             writer=writer,
             context=context,
             argv=argv,
-            on_change=on_change,
+            announcer=Announcer(log, on_change, manager, sleep),
             proc=proc,
         )
-        code = asyncio.run(app.run(on_listening, open_files=open_files))
+
+        def listening(endpoint: str) -> None:
+            on_listening(endpoint)
+            manager.ready()
+
+        code = asyncio.run(app.run(listening, open_files=open_files))
     finally:
+        sleep.close()
         context.term()
     log.write("info", "daemon ended", code=code)
+    log.flight.ended(code)
     log.close()
     if not writer.close(LOG_LIMIT_S):
         report(f"mlxsup: the log folder {config.log_dir} accepts no data; lines are lost")

@@ -219,9 +219,9 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="mlxsup-logs", daemon=True)
         self._thread.start()
 
-    def open(self, path: Path) -> LogFile:
-        """Adds a file, which is opened with the first write."""
-        return LogFile(RotatingFile(path, self._report), self)
+    def open(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> LogFile:
+        """Adds a file, which is opened with the first write and renamed at that size."""
+        return LogFile(RotatingFile(path, self._report, max_bytes=max_bytes), self)
 
     def wake(self, file: LogFile) -> None:
         """The file has something to write; called with the lock."""

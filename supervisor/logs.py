@@ -11,6 +11,7 @@ from pathlib import Path
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, generation_header, log_path
 from mlxsup.protocol.text import LOG_LEVELS, timestamp
 
+from .flight_files import FlightFiles
 from .log_files import LogWriter
 from .log_lines import json_line, text_line
 
@@ -109,11 +110,15 @@ class DaemonLog:
         level: one of `LOG_LEVELS`; lines below it are left out.
         writer: writes the file.
         is_json: whether each line is an object, for programs.
+
+    Attributes:
+        flight: the files of the flight recorder, next to it.
     """
 
     def __init__(
         self, log_dir: Path, level: str, writer: LogWriter, *, is_json: bool = False
     ) -> None:
+        self.flight = FlightFiles(log_dir, writer)
         self._file = writer.open(log_path(log_dir, DAEMON_LOG_NAME))
         self._level = LOG_LEVELS.index(level)
         self._is_json = is_json

@@ -243,13 +243,14 @@ def _mode_hint(path: Path) -> str:
     own = "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
     try:
         with os.scandir(path) as entries:
-            is_ours = all(_is_ours(entry.name) for entry in entries)
+            is_ours = all(is_own_name(entry.name) for entry in entries)
     except OSError:
         return own
     return f"run: chmod 0700 {shlex.quote(str(path))}" if is_ours else own
 
 
-def _is_ours(name: str) -> bool:
+def is_own_name(name: str) -> bool:
+    """Whether mlxsup gives this name to what it keeps in a runtime folder."""
     return name in OWN_NAMES or name.removesuffix(BEAT_SUFFIX).endswith(".sock")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the command line for the README: `make captures`.
+"""Pictures of the command line for the README and the documents: `make captures`.
 
 Runs its own daemon with the demo model in a temporary home, plays commands on a terminal,
 and writes what the terminal showed to docs/images/ as SVG. The temporary home is shown as
@@ -32,6 +32,9 @@ IMAGES = ROOT / "docs" / "images"
 MODEL = ROOT / "models" / "smollm2"
 COLUMNS = 96
 ROWS = 40
+TOP_SIZES = ((40, 16), (80, 20), (200, 20))
+"""Columns and rows of the terminals on which `mlxsup top` is shown."""
+
 LIMIT_S = 120.0
 HOME_SHOWN = "/home/you"
 
@@ -53,12 +56,16 @@ class Screen:
     Args:
         home: the temporary home.
         arguments: of mlxsup.
+        columns: of the terminal.
+        rows: likewise.
     """
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(
+        self, home: Path, *arguments: str, columns: int = COLUMNS, rows: int = ROWS
+    ) -> None:
         self.text = ""
         self._leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         dropped = ("MLXSUP", "NO_COLOR", "COLUMNS", "LINES")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         self.process = subprocess.Popen(
@@ -127,6 +134,11 @@ def save(name: str, command: str, shown: str, home: Path) -> None:
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.assemble(("$ ", "dim"), (command, "bold")))
     console.print(Text.from_ansi(shown), soft_wrap=False)
+    write_svg(name, console)
+
+
+def write_svg(name: str, console: Console) -> None:
+    """Writes what a console has recorded."""
     svg = console.export_svg(title="mlxsup", unique_id=f"mlxsup-{name}")
     IMAGES.mkdir(parents=True, exist_ok=True)
     (IMAGES / f"{name}.svg").write_text(FONT_FACES.sub("", svg))
@@ -138,6 +150,7 @@ def capture_commands(home: Path, client: Client) -> None:
     crash_one(client)
     save("status", "mlxsup status", Screen(home, "status").read_all(), home)
     save("error", "mlxsup load smolm2", Screen(home, "load", "smolm2").read_all(), home)
+    capture_top(home, client)
     chat = Screen(home, "chat", "smollm2", "--max-tokens", "60", "-v")
     for number, turn in enumerate(["What is the capital of France?", "And of Italy?"], start=1):
         chat.read_until(has("> ", number))
@@ -146,6 +159,37 @@ def capture_commands(home: Path, client: Client) -> None:
     chat.read_until(lambda text: text.rstrip(" ").endswith(">"))
     chat.type("\x04")
     save("chat", "mlxsup chat smollm2 --max-tokens 60 -v", chat.read_all(), home)
+
+
+def capture_top(home: Path, client: Client) -> None:
+    """`mlxsup top` while one model answers and the other is loaded, in each width."""
+    question = [{"role": "user", "content": "Tell me a very long story about a supervisor."}]
+    streams = [
+        client.generate("smollm2", messages=question, max_tokens=4000, ignore_eos=True)
+        for _ in range(3)
+    ]
+    for stream in streams:
+        next(stream)
+    client.pause(streams[-1].request_id)
+    for columns, rows in TOP_SIZES:
+        top = Screen(home, "top", columns=columns, rows=rows)
+        top.read_until(has("answering", 1))
+        client.restart("smollm2-copy")
+        top.read_until(has("LOADING → READY", 1))
+        top.type("j")
+        top.read_until(has("> smollm2", 1))
+        top.type("q")
+        save_picture(f"top-{columns}", top.read_all(), columns, home)
+    for stream in streams:
+        stream.cancel()
+
+
+def save_picture(name: str, shown: str, columns: int, home: Path) -> None:
+    """Writes what a command that draws on the whole screen has drawn last."""
+    last = re.sub(r"\x1b\[\?\d+[hl]", "", shown.split("\x1b[H")[-1]).replace(str(home), HOME_SHOWN)
+    console = Console(record=True, width=columns, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console.print(Text.from_ansi(last, no_wrap=True, overflow="crop"))
+    write_svg(name, console)
 
 
 def crash_one(client: Client) -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase, WorkerPhase
-from mlxsup.protocol.text import log_line
+from mlxsup.protocol.text import log_line, size_text
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Ready
 
@@ -223,7 +223,7 @@ class Life:
                 model=spec.model,
                 backend=facts.backend,
                 seconds=took_s,
-                prefix_cache=f"{facts.prefix_cache_bytes / 2**30:.2f}GiB",
+                prefix_cache=size_text(facts.prefix_cache_bytes),
                 prefix_cache_tokens=facts.prefix_cache_tokens,
             )
         )

@@ -6,8 +6,10 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from mlxsup.cli.benchmark.asking import ask_over_socket
+from mlxsup.cli.benchmark.burst import Burst
 from mlxsup.client import AsyncClient
 
 from ..floor import Floor
@@ -24,38 +26,14 @@ PROMPT_WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """What a burst has shown.
+class CountedBurst(Burst):
+    """A burst of mlxsup.
 
     Attributes:
-        sent_s: when each prompt was sent, in seconds after the first.
-        times: when each token of each answer was there, by the same clock.
-        steps: that mlxsup's engine took; 0 if somebody else has answered.
+        steps: that the engine took.
     """
 
-    sent_s: Sequence[float]
-    times: Sequence[Sequence[float]]
     steps: int = 0
-
-    @property
-    def whole_per_s(self) -> float:
-        """Tokens per second, from the first prompt sent to the last token."""
-        return sum(map(len, self.times)) / max(own[-1] for own in self.times)
-
-    @property
-    def steady_per_s(self) -> float:
-        """Tokens per second while all streams run; 0 if they never do at the same time."""
-        begin = max(own[0] for own in self.times)
-        end = min(own[-1] for own in self.times)
-        if end <= begin:
-            return 0.0
-        return sum(begin < at <= end for own in self.times for at in own) / (end - begin)
-
-    @property
-    def first_s(self) -> float:
-        """Time to first token, the median of all."""
-        pairs = zip(self.times, self.sent_s, strict=True)
-        return statistics.median(own[0] - sent for own, sent in pairs)
 
     @property
     def more_steps(self) -> int:
@@ -63,7 +41,7 @@ class Burst:
         return self.steps - len(self.times[0])
 
 
-def steps_note(bursts: Sequence[Burst]) -> str:
+def steps_note(bursts: Sequence[CountedBurst]) -> str:
     """How well bursts were gathered, a sentence without its full stop."""
     more = statistics.median(burst.more_steps for burst in bursts)
     return (
@@ -77,33 +55,19 @@ def prompts_of(count: int, seed: int) -> list[str]:
     return [f"{seed} {number} {PROMPT_WORDS}" for number in range(count)]
 
 
-async def burst_of(client: AsyncClient, model: str, prompts: Sequence[str], tokens: int) -> Burst:
-    """Sends all prompts at once to mlxsup.
-
-    Raises:
-        AssertionError: an answer has another length.
-    """
-    times: list[list[float]] = [[] for _ in prompts]
-    sent_s: list[float] = []
-    begin = time.perf_counter()
-
-    async def read(prompt: str, own: list[float]) -> None:
-        sent_s.append(time.perf_counter() - begin)
-        async for delta in client.generate(model, prompt=prompt, max_tokens=tokens):
-            own += [time.perf_counter() - begin] * len(delta.token_ids)
-
-    await asyncio.gather(*(read(*pair) for pair in zip(prompts, times, strict=True)))
-    assert [len(own) for own in times] == [tokens] * len(prompts), "an answer ended early"
-    return Burst(sent_s=sent_s, times=times)
-
-
 async def counted_burst(
     client: AsyncClient, model: str, prompts: Sequence[str], tokens: int
-) -> Burst:
-    """The same, with the steps that it took."""
+) -> CountedBurst:
+    """Sends all prompts at once to mlxsup, and counts the steps that it takes.
+
+    Raises:
+        AnswerError: an answer has another length.
+    """
     before = await _steps(client, model)
-    burst = await burst_of(client, model, prompts, tokens)
-    return replace(burst, steps=await _steps(client, model) - before)
+    inputs = [{"prompt": prompt} for prompt in prompts]
+    burst = await ask_over_socket(client, model, inputs, tokens)
+    steps = await _steps(client, model) - before
+    return CountedBurst(sent_s=burst.sent_s, times=burst.times, steps=steps)
 
 
 async def _steps(client: AsyncClient, model: str) -> int:
@@ -151,7 +115,7 @@ class Pairs:
         server: those of mlx_lm.server; empty unless it has answered every time.
     """
 
-    ours: list[Burst] = field(default_factory=list)
+    ours: list[CountedBurst] = field(default_factory=list)
     floor: list[Burst] = field(default_factory=list)
     server: list[Burst] = field(default_factory=list)
 
@@ -179,7 +143,11 @@ class Pairs:
         return Found(values=values, sides=sides, unit="ms")
 
     def _sides(self, of: str, times: float) -> dict[str, list[float]]:
-        found = {OURS: self.ours, FLOOR: self.floor, SERVER: self.server}
+        found: dict[str, Sequence[Burst]] = {
+            OURS: self.ours,
+            FLOOR: self.floor,
+            SERVER: self.server,
+        }
         return {
             name: [float(getattr(burst, of)) * times for burst in bursts]
             for name, bursts in found.items()
@@ -230,7 +198,7 @@ class Contest:
         else:
             pairs.server.append(theirs)
 
-    async def _both(self, streams: int, tokens: int) -> tuple[Burst, Burst]:
+    async def _both(self, streams: int, tokens: int) -> tuple[CountedBurst, Burst]:
         """Ours and the floor's, with the same times between the prompts."""
         prompts = self._prompts(streams)
         if self.seed % 2:
@@ -240,7 +208,7 @@ class Contest:
         floor = await self._alone(prompts, [0.0] * streams, tokens)
         return await self._ours(prompts, tokens), floor
 
-    async def _ours(self, prompts: Sequence[str], tokens: int) -> Burst:
+    async def _ours(self, prompts: Sequence[str], tokens: int) -> CountedBurst:
         return await counted_burst(self.client, self.model, prompts, tokens)
 
     async def _alone(self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int) -> Burst:

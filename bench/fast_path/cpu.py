@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient
 
 from .. import long_prompt
-from ..burst import percentile
 from ..floor import Floor
 from ..peers import Mlxsup
 from ..shaped_model import make_shaped_model

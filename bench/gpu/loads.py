@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxsup.client import AsyncClient
 
-from ..fast_path.bursts import Burst, counted_burst, prompts_of, steps_note
+from ..fast_path.bursts import CountedBurst, counted_burst, prompts_of, steps_note
 from ..fast_path.results import Found
 from ..fast_path.stages import Rows, Setting, Stage
 from ..prompts import prompt_tokens
@@ -47,7 +47,7 @@ async def without_kernels(name: str, entry: dict[str, Any]) -> AsyncIterator[Asy
         yield await stack.enter_async_context(AsyncClient(daemon.endpoint))
 
 
-async def three_bursts(client: AsyncClient, name: str, seed: int) -> list[Burst]:
+async def three_bursts(client: AsyncClient, name: str, seed: int) -> list[CountedBurst]:
     """The first bursts of a new process."""
     await client.restart(name, now=True)
     return [

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..fast_path.bursts import FLOOR, OURS, Burst, prompts_of
+from mlxsup.cli.benchmark.burst import AnswerError, Burst
+
+from ..fast_path.bursts import FLOOR, OURS, prompts_of
 from ..fast_path.results import Found
 from ..fast_path.stages import tell
 from ..floor import Floor
@@ -109,7 +111,7 @@ class Contest:
         try:
             async with asyncio.timeout(PEER_LIMIT_S):
                 return await answer
-        except (AssertionError, OSError, TimeoutError) as error:
+        except (AssertionError, AnswerError, OSError, TimeoutError) as error:
             await self._drop(peer, error)
             return None
 

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from mlxsup.cli.benchmark.http_reading import Address
+
 from ..fast_path.quiet import until_quiet
 from ..fast_path.results import Found
 from ..fast_path.stages import Rows, Setting
 from ..thread_clock import threads_ns
-from .reading import Address
 from support.child import Child, EndedError
 from support.daemon import fake
 from support.http_daemon import HttpDaemon, gateway_of

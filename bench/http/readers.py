@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .reading import Reader, ask, count_of
+from mlxsup.cli.benchmark.http_reading import Reader, ask, count_of
 
 PATH = "/v1/chat/completions"
 BEGIN_LIMIT_S = 60.0

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..fast_path.bursts import Burst
+from mlxsup.cli.benchmark.asking import PATH, ask_over_http, checked
+from mlxsup.cli.benchmark.burst import Burst
+from mlxsup.cli.benchmark.http_reading import Address, ask
+
 from ..peers import Answer, OnToken, ServerProcess
-from .reading import Address, Read, ask
 from support.http_daemon import HttpDaemon
 
 ROOT = Path(__file__).parents[2]
 VLLM_MLX = ROOT / "build" / "vllm-mlx"
 """Where the packages of vllm-mlx are, if somebody has installed them (docs/benchmarks.md)."""
-
-PATH = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class OverHttp:
         asked_at = time.perf_counter()
         reader = await ask(self.address, PATH, self._body(model, prompt, max_tokens), on_token)
         await reader.ended
-        read = checked(reader.read(), self.name, max_tokens)
+        read = checked(reader.read(), max_tokens)
         return Answer(
             asked_at=asked_at,
             first_at=read.times[0],
@@ -58,37 +58,15 @@ class OverHttp:
         An event may hold several tokens; the last one of an answer is counted as often as it takes.
 
         Raises:
-            AssertionError: an answer has another length, or is not whole.
+            AnswerError: an answer has another length, or is not whole.
             OSError: a connection has failed.
         """
-        begin = time.perf_counter()
-        readers, sent_s = [], []
-        for prompt in prompts:
-            sent_s.append(time.perf_counter() - begin)
-            readers.append(await ask(self.address, PATH, self._body(model, prompt, tokens)))
-        for reader in readers:
-            await reader.ended
-        times = []
-        for reader in readers:
-            read = checked(reader.read(), self.name, tokens)
-            own = [at - begin for at in read.times]
-            times.append(own + [own[-1]] * (tokens - len(own)))
-        return Burst(sent_s=sent_s, times=times)
+        bodies = [self._body(model, prompt, tokens) for prompt in prompts]
+        return await ask_over_http(self.address, bodies, tokens)
 
     def _body(self, model: str, prompt: str, tokens: int) -> dict[str, Any]:
         name = self.models[model]
         return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-
-
-def checked(read: Read, name: str, tokens: int) -> Read:
-    """The answer.
-
-    Raises:
-        AssertionError: it has another length, or more events than tokens.
-    """
-    assert read.tokens == tokens, f"{name} gave {read.tokens} tokens instead of {tokens}"
-    assert 1 <= len(read.times) <= tokens, f"{name} sent {len(read.times)} events of text"
-    return read
 
 
 def mlxsup(daemon: HttpDaemon, models: Sequence[str]) -> OverHttp:

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient
 
-from ..burst import percentile
 from ..shaped_model import make_shaped_model
 from .figures import finish, parser_of
 from .real_party import Flood, Order, Party

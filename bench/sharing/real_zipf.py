@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxsup.cli.benchmark.burst import percentile
 from mlxsup.client import AsyncClient
 
-from ..burst import percentile
 from .figures import Figure, figure, finish, parser_of
 from .real_budget import BudgetWatch, with_kept
 from .real_place import leaving_out, prompt_tokens, row_of, squeezed, tell

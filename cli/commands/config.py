@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from mlxsup.protocol.places import ConfigPlace, config_places, find_config
 
 from ..connection import Target, daemon_options, output_options
+from ..schema_file import schema_text
 from ..terminal.output import Output
 from .start import configuration_errors, read_configuration
 
@@ -90,9 +90,9 @@ def schema(output: Output) -> None:
     Prints the JSON Schema of the configuration. Editors check and complete a file whose first line
     is `#:schema mlxsup.schema.json`.
     """
-    from mlxsup.supervisor.config.schema import config_schema
-
     if output.is_json:
+        from mlxsup.supervisor.config.schema import config_schema
+
         output.object({"schema": config_schema()})
     else:
-        output.data(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+        output.data(schema_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from ..connecting.tools import TOOLS
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, ExitStatus
+from ..keys import read_key
 from ..model_names import complete_model
 from ..terminal.output import Output
 
@@ -60,7 +60,7 @@ def connect(
             )
         _undo(tool, output)
         return
-    given = _key_of(key)
+    given = read_key(key)
     with connect_to(target) as client:
         site = site_of(client.status(), model, given)
     needs_key = is_key_missing(target, given)
@@ -74,20 +74,6 @@ def connect(
         _show(settings, output)
     for note in _notes(tool, settings, is_key_missing=needs_key):
         output.note(note)
-
-
-def _key_of(given: str | None) -> str | None:
-    key = sys.stdin.readline().strip() if given == "-" else given
-    if key is None:
-        return None
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise CliError(
-            "a key takes letters, digits and signs",
-            code="usage",
-            hint="`mlxsup key new NAME` makes one",
-            status=ExitStatus.USAGE,
-        )
-    return key
 
 
 def _notes(tool: str, settings: Settings, *, is_key_missing: bool) -> list[str]:

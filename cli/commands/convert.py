@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from mlxsup.protocol.folders import MODELS_DIR
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.store.description import describe
 from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
 from mlxsup.store.hub_cache import find_snapshot
@@ -50,14 +51,16 @@ def convert(
     is a new folder, by default in ~/.mlxsup/models. SOURCE stays as it is.
     """
     path = _source(source)
+    options = f" --bits {bits}" if bits is not None else " --quantize" * quantize
+    again = f"mlxsup convert {shlex.quote(source)} TARGET{options}"
     packed = int(bits) if bits is not None else DEFAULT_BITS if quantize else None
     if path.is_file() and packed is not None:
         message = "a GGUF file keeps the numbers that it has"
         hint = "leave out --quantize and --bits"
         raise CliError(message, code="usage", hint=hint, status=ExitStatus.USAGE)
-    folder = _target(target, path if path.is_file() else Path(source))
-    _check_room(path, folder, packed)
-    _run([str(path), str(folder), *([str(packed)] if packed is not None else [])], output)
+    folder = _target(target, path if path.is_file() else Path(source), again)
+    _check_room(path, folder, packed, again)
+    _run(path, folder, packed, output)
     size_bytes = describe(folder).size_bytes
     if output.is_json:
         output.object({"path": str(folder), "size_bytes": size_bytes})
@@ -73,7 +76,10 @@ def _source(given: str) -> Path:
         CliError: it is neither, or a folder without a model.
     """
     path = Path(given).expanduser().absolute()
-    if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
+    if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
+        if not path.is_file():
+            hint = "check its path, or download it first"
+            raise CliError(f"there is no file {path}", code="model_folder", hint=hint)
         return path
     if not path.exists() and is_owned_repository(given):
         try:
@@ -90,23 +96,31 @@ def _source(given: str) -> Path:
     return path
 
 
-def _target(given: Path | None, source: Path) -> Path:
+def _target(given: Path | None, source: Path, again: str) -> Path:
     """The new folder.
 
+    Args:
+        given: as the user named it, if at all.
+        source: the file or the folder that it is named after otherwise.
+        again: the command that names another one.
+
     Raises:
-        CliError: it exists.
+        CliError: it exists, or cannot be made there.
     """
     name = source.stem if source.suffix.lower() == GGUF_SUFFIX else source.name
     default = Path(MODELS_DIR).expanduser() / short_name(name, ())
     target = (given or default).expanduser().absolute()
     if os.path.lexists(target):
         message = f"{target} exists; it is left as it is"
-        hint = "name another folder: `mlxsup convert SOURCE TARGET`"
-        raise CliError(message, code="file_exists", hint=hint)
+        raise CliError(message, code="file_exists", hint=f"name another folder: `{again}`")
+    place = next(one for one in target.parents if os.path.lexists(one))
+    if not place.is_dir():
+        message = f"{target} cannot be made: {place} is not a folder"
+        raise CliError(message, code="output", hint=f"name another folder: `{again}`")
     return target
 
 
-def _check_room(source: Path, target: Path, bits: int | None) -> None:
+def _check_room(source: Path, target: Path, bits: int | None, again: str) -> None:
     """Refuses to begin what the disk has no room for.
 
     Raises:
@@ -118,11 +132,11 @@ def _check_room(source: Path, target: Path, bits: int | None) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         message = f"{place} has {format_bytes(free)} free; this takes about {format_bytes(needed)}"
-        hint = "name a folder on another disk: `mlxsup convert SOURCE TARGET`"
+        hint = f"name a folder on another disk: `{again}`"
         raise CliError(message, code="disk_full", hint=hint)
 
 
-def _run(arguments: list[str], output: Output) -> None:
+def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
     """Runs the conversion and shows its stages; ends it if this command is interrupted.
 
     Raises:
@@ -131,7 +145,8 @@ def _run(arguments: list[str], output: Output) -> None:
     import subprocess
     import tempfile
 
-    command = [sys.executable, "-P", "-m", MODULE, *arguments]
+    more = [] if bits is None else [str(bits)]
+    command = [sys.executable, "-P", "-m", MODULE, str(source), str(target), *more]
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(
             command,
@@ -152,16 +167,31 @@ def _run(arguments: list[str], output: Output) -> None:
                 child.wait()
         if code:
             errors.seek(0)
-            raise _failure(code, errors.read())
+            raise _failure(code, errors.read(), source)
 
 
-def _failure(code: int, printed: str) -> CliError:
+def _failure(code: int, printed: str, source: Path) -> CliError:
     """What went wrong, in the child's own words if it had any."""
     said = [line for line in printed.splitlines() if line.startswith("error: ")]
     if said:
-        return CliError(said[-1].removeprefix("error: "), code="conversion_failed")
+        message, hint = said[-1].removeprefix("error: "), _failure_hint(code, source)
+        return CliError(message, code="conversion_failed", hint=hint)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
     message = f"the conversion ended with {how}{f': {last}' if last else ''}"
     hint = "it may need more memory than there is" if code < 0 else ""
     return CliError(message, code="conversion_failed", hint=hint)
+
+
+def _failure_hint(code: int, source: Path) -> str:
+    """What to do about an error of the conversion."""
+    if code == ExitCode.OUT_OF_MEMORY:
+        return "unload models, or end other programs, and try again"
+    if code not in (ExitCode.BAD_MODEL, ExitCode.MODEL_MISSING):
+        return "choose a folder that you can write to, on a disk with enough room"
+    if source.is_file():
+        return (
+            "if the file may be cut off, download it again; otherwise use the model's own"
+            " repository: `mlxsup pull OWNER/NAME`"
+        )
+    return f"`mlxsup show {shlex.quote(str(source))}` says what it is"

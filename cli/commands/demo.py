@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,23 +22,22 @@ import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
 
-from ..connection import Target, connect, output_options
+from ..background_answer import EXACT_BACKENDS, BackgroundAnswer
+from ..connection import output_options
 from ..exit_status import CliError
+from ..own_daemon import visit_own_daemon
 from ..terminal.output import VISIBLE, Output
 from ..terminal.status_table import show_models
 from ..terminal.waiting import progress_shown
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client, ConnectionLost, RequestError
+    from mlxsup.client import Client
 
 QUESTION = "What is the capital of France?"
 QUESTION_TOKENS = 24
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 STORY_TOKENS = 40
 KILLS = 3
-
-EXACT_BACKENDS = ("cpu", "fake")
-"""The backends that resume exactly: on a GPU a resumed answer may round differently."""
 
 
 @click.command()
@@ -80,7 +78,7 @@ def demo(config_path: Path | None, output: Output) -> None:
 
 
 def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
-    """Runs the daemon here and the demonstration in a thread, so that no daemon outlives it.
+    """Runs the daemon and the demonstration.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
@@ -92,135 +90,36 @@ def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any
         KeyboardInterrupt: a signal ended it.
     """
     _headline(output, "mlxsup start: one process for each model")
-    story = _Story(output)
-    code = serve(on_listening=story.begin)
-    failure = story.finish()
-    if code:
-        raise CliError(f"the daemon ended with exit code {code}", code="internal")
-    if isinstance(failure, CliError):
-        if failure.code in ("shutting_down", "connection_lost"):
-            raise KeyboardInterrupt
-        if failure.code in ("load_failed", "model_failed"):
-            failure.hint = hint  # Its logs are removed with the demonstration.
-    if failure is not None:
-        raise failure
+    try:
+        shown = visit_own_daemon(serve, partial(_tell_story, output=output))
+    except CliError as error:
+        if error.code in ("load_failed", "model_failed"):
+            error.hint = hint  # Its logs are removed with the demonstration.
+        raise
     _tell(output, "every process is gone")
-    return story.shown
+    return shown
 
 
-class _Story(threading.Thread):
-    """The demonstration itself, in a thread next to the daemon's.
-
-    Args:
-        output: how to write output.
-
-    Attributes:
-        shown: what `--json` prints.
-    """
-
-    def __init__(self, output: Output) -> None:
-        super().__init__(name="mlxsup-demo", daemon=True)
-        self.shown: dict[str, Any] = {}
-        self._failure: CliError | OSError | None = None
-        self._output = output
-        self._endpoint = ""
-
-    def begin(self, endpoint: str) -> None:
-        """The daemon listens there."""
-        self._endpoint = endpoint
-        self.start()
-
-    def run(self) -> None:
-        """Shows everything, and ends the daemon."""
-        try:
-            with connect(Target(endpoint=self._endpoint)) as client:
-                try:
-                    names = [model["name"] for model in client.status()["models"]]
-                    _load_both(client, names, self._output)
-                    _ask_both(client, names, self._output)
-                    self.shown = _kill_one(client, names, self._output)
-                    _show_status(client, self._output)
-                    _headline(self._output, "mlxsup stop")
-                finally:
-                    client.stop(now=True)
-        except (CliError, OSError) as error:  # OSError: nobody reads the output
-            self._failure = error
-
-    def finish(self) -> CliError | OSError | None:
-        """Waits for its end; returns why it broke off, or None if it did not.
-
-        Raises:
-            KeyboardInterrupt: it never began.
-        """
-        if self.ident is None:
-            raise KeyboardInterrupt
-        self.join()
-        return self._failure
+def _tell_story(client: Client, output: Output) -> dict[str, Any]:
+    """The demonstration itself; returns what `--json` prints."""
+    names = [model["name"] for model in client.status()["models"]]
+    _load_both(client, names, output)
+    _ask_both(client, names, output)
+    shown = _kill_one(client, names, output)
+    _show_status(client, output)
+    _headline(output, "mlxsup stop")
+    return shown
 
 
-class _Answer(threading.Thread):
-    """One streamed answer, collected in its own thread.
-
-    Args:
-        client: of the daemon.
-        model: the model that answers.
-        question: that of a chat.
-        max_tokens: its length, at most.
-    """
-
-    def __init__(self, client: Client, model: str, question: str, max_tokens: int) -> None:
-        super().__init__(daemon=True)
-        self.model = model
-        self.text = ""
-        self.tokens = 0
-        self._failure: RequestError | ConnectionLost | None = None
-        self._grown = threading.Condition()
-        self._has_ended = False
-        self._stream = client.generate(
-            model,
-            messages=[{"role": "user", "content": question}],
-            max_tokens=max_tokens,
-            temperature=0,
-        )
-        self.start()
-
-    def run(self) -> None:
-        """Reads the stream to its end."""
-        from mlxsup.client import ConnectionLost, RequestError
-
-        try:
-            for delta in self._stream:
-                with self._grown:
-                    self.text += delta.text
-                    self.tokens += len(delta.token_ids)
-                    self._grown.notify_all()
-        except (RequestError, ConnectionLost) as error:
-            self._failure = error
-        with self._grown:
-            self._has_ended = True
-            self._grown.notify_all()
-
-    def wait_for(self, tokens: int) -> bool:
-        """Returns once there are that many tokens; False if the answer ended before."""
-        with self._grown:
-            self._grown.wait_for(lambda: self.tokens >= tokens or self._has_ended)
-            return not self._has_ended
-
-    def finish(self) -> _Answer:
-        """Waits for its end.
-
-        Raises:
-            RequestError, ConnectionLost: it has no result.
-        """
-        self.join()
-        if self._failure is not None:
-            raise self._failure
-        return self
-
-    @property
-    def resumed(self) -> int:
-        """How many times it resumed after a crash."""
-        return self._stream.result.resumed
+def _ask(client: Client, model: str, question: str, max_tokens: int) -> BackgroundAnswer:
+    """One streamed answer, collected in its own thread."""
+    stream = client.generate(
+        model,
+        messages=[{"role": "user", "content": question}],
+        max_tokens=max_tokens,
+        temperature=0,
+    )
+    return BackgroundAnswer(model, stream)
 
 
 def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
@@ -232,7 +131,7 @@ def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
 
 def _ask_both(client: Client, names: Sequence[str], output: Output) -> None:
     _headline(output, f"both answer at once: {QUESTION}")
-    for answer in [_Answer(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
+    for answer in [_ask(client, name, QUESTION, QUESTION_TOKENS) for name in names]:
         _tell(output, f"{answer.model}: {_shown(answer.finish().text)}")
 
 
@@ -244,12 +143,12 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
     """
     victim, other = names
     _headline(output, f"{other} alone: {STORY}")
-    alone = _Answer(client, other, STORY, STORY_TOKENS).finish()
+    alone = _ask(client, other, STORY, STORY_TOKENS).finish()
     _tell(output, f"{other}: {_shown(alone.text)}")
 
     _headline(output, f"both, with kill -9 for the worker of {victim} while it answers")
     changes = client.events()
-    first, second = (_Answer(client, name, STORY, STORY_TOKENS) for name in names)
+    first, second = (_ask(client, name, STORY, STORY_TOKENS) for name in names)
     kills = []
     for number in range(1, KILLS + 1):
         pid = _row(client, victim)["pid"]

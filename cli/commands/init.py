@@ -18,15 +18,17 @@ from mlxsup.store.short_names import short_name
 from ..connection import output_options
 from ..exit_status import CliError
 from ..model_catalog import SEARCHED, catalogue, source_of
+from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_schema_next_to
 from ..terminal.columns import columns, wrapped
 from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
 from .models import NONE_HINT
 
-HEAD = """\
+HEAD = f"""\
+{SCHEMA_LINE}
 # The configuration of mlxsup, written by `mlxsup init` from the models on this machine.
 # See what fits with `mlxsup plan`; a change takes effect with `mlxsup reload`.
-# All keys with their defaults: `mlxsup config schema`.
+# All keys with their defaults are in {SCHEMA_NAME}, by which editors complete and check this file.
 
 [defaults]
 preload = false         # load on the first request; true: when the daemon starts
@@ -176,7 +178,7 @@ def _verdict(entry: Entry) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes the file, never over another one, and leaves no part of it.
+    """Writes the file and its schema, never over another configuration, and leaves no part of one.
 
     Raises:
         CliError: it exists by now, or cannot be written.
@@ -194,6 +196,7 @@ def _write(path: Path, text: str) -> None:
     try:
         with file:
             file.write(text)
+        write_schema_next_to(path)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise _unwritten(path, error) from None

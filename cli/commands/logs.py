@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from mlxsup.protocol.folders import (
-    DAEMON_LOG_NAME,
-    GATEWAY_LOG_NAME,
-    default_log_dir,
-    log_path,
-    recorded_log_dir,
-)
+from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, log_path
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
-from mlxsup.protocol.places import log_dir_of
 
 from ..connection import Target, connect, daemon_options, read_toml, unknown_model
 from ..duration import duration
 from ..exit_status import CliError, ExitStatus
+from ..log_place import log_dir_left_by
 from ..log_selection import previous_generation, since
 from ..model_names import complete_model
 from ..terminal.output import Output
@@ -207,17 +201,13 @@ def _find_folder(target: Target, output: Output) -> LogFolder:
 
 def _folder_without_daemon(target: Target) -> LogFolder | None:
     """What the latest daemon left; None if nothing was ever logged there."""
-    place = target.find()
-    runtime_dir = Path(place.endpoint.removeprefix("ipc://")).parent
-    path = recorded_log_dir(runtime_dir)
-    names: list[str] = []
-    if place.config is not None:
-        path = path or log_dir_of(place.config)
-        models = read_toml(place.config).get("models", {})
-        names = list(models) if isinstance(models, dict) else []
-    path = path or default_log_dir(runtime_dir)
-    if not path.is_dir():
+    path, config = log_dir_left_by(target), target.find().config
+    if path is None:
         return None
+    names: list[str] = []
+    if config is not None:
+        models = read_toml(config).get("models", {})
+        names = list(models) if isinstance(models, dict) else []
     found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
     known = dict.fromkeys([*names, *found])
     for own in OWN_LOGS:

@@ -8,12 +8,13 @@ from mlxsup.store.repositories import DEFAULT_REVISION
 
 from ..connection import output_options
 from ..downloading import checked_repository, download
+from ..repository_names import repository_argument
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
 
 
 @click.command()
-@click.argument("repo")
+@repository_argument
 @click.option(
     "--revision",
     metavar="NAME",

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Output
+from ..terminal.columns import columns
+from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
 from ..terminal.status_table import show_models
 
+HEADERS = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
+
 
 @click.command()
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would change.")
 @daemon_options
-def reload(target: Target, output: Output) -> None:
+def reload(is_dry: bool, target: Target, output: Output) -> None:
     """Example: mlxsup reload
 
     Makes the daemon read its configuration file again and shows what changed. If anything in the
-    file is wrong, nothing changes.
+    file is wrong, nothing changes. With --dry-run nothing changes either.
     """
     from mlxsup.client import RequestError
 
     with connect(target) as client:
         try:
-            value = client.reload()
+            value = client.reload(dry_run=is_dry)
         except RequestError as error:
             if "problems" not in error.detail:
                 raise
@@ -42,21 +48,58 @@ def reload(target: Target, output: Output) -> None:
         output.note(f"takes effect at the next start: {', '.join(value['later'])}")
     if value["over_budget_bytes"]:
         over = format_bytes(value["over_budget_bytes"])
+        when = "would be evicted" if is_dry else "are evicted now"
         output.note(
-            f"{over} more is reserved than the new memory budget: idle models are evicted now,"
+            f"{over} more is reserved than the new memory budget: idle models {when},"
             " busy ones when their turn is over, or once they are idle"
         )
     if output.is_json:
         output.object({**value, "models": rows})
+    elif is_dry and value["foreseen"]:
+        _show_foreseen(value["foreseen"], output)
     elif rows:
         show_models(output, status, rows)
     else:
-        output.data(_summary(value))
+        output.data(_summary(value, is_dry=is_dry))
     if value["settings"] and rows:
-        output.note(f"settings changed: {', '.join(value['settings'])}")
+        output.note(f"settings {'that change' if is_dry else 'changed'}: {_settings(value)}")
 
 
-def _summary(value: dict[str, Any]) -> str:
+def _show_foreseen(foreseen: list[dict[str, Any]], output: Output) -> None:
+    rows = [(row["model"], row["change"], row["state"] or "-", _effect(row)) for row in foreseen]
+    headers, *blocks = columns(HEADERS, rows, width_of(sys.stdout))
+    lines = [output.style(line, sys.stdout, bold=True) for line in headers]
+    output.data("\n".join([*lines, *(line for block in blocks for line in block)]))
+
+
+def _effect(row: Mapping[str, Any]) -> str:
+    """What a reload would do to a model, in a few words."""
+    count = row["running"]
+    finishes = f"finishes {count} running request{'' if count == 1 else 's'}, then " * bool(count)
+    match row["change"], row["becomes"]:
+        case "added", "PENDING":
+            return "is loaded"
+        case "added", _:
+            return "is loaded on request"
+        case "removed", _:
+            return f"{finishes}ends"
+        case _, "DRAINING" | "STOPPING":
+            return f"{finishes}restarts"
+        case _, "PENDING" if row["state"] != "PENDING":
+            return "is loaded again"
+        case _, "READY":
+            return "takes effect without a restart"
+        case _:
+            return "takes effect when it is loaded"
+
+
+def _summary(value: Mapping[str, Any], *, is_dry: bool) -> str:
     parts = {"removed": value["removed"], "settings changed:": value["settings"]}
+    if is_dry:
+        parts = {"settings that change:": value["settings"]}
     said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
-    return "; ".join(said) or "nothing has changed"
+    return "; ".join(said) or ("nothing would change" if is_dry else "nothing has changed")
+
+
+def _settings(value: Mapping[str, Any]) -> str:
+    return ", ".join(value["settings"])

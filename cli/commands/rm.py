@@ -21,6 +21,7 @@ from ..connection import Target, daemon_options
 from ..daemon_models import models_of_daemon
 from ..downloading import checked_repository
 from ..exit_status import CliError, ExitStatus
+from ..repository_names import repository_argument
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
 
@@ -29,7 +30,7 @@ UNUSED = (State.STOPPED, State.FAILED)
 
 
 @click.command()
-@click.argument("repo")
+@repository_argument
 @click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask.")
 @daemon_options
 def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:

@@ -14,11 +14,12 @@ from ..daemon_models import models_of_daemon
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
 from ..model_rows import row_called
+from ..repository_names import complete_model_or_repository
 from ..terminal.output import Output
 
 
 @click.command()
-@click.argument("repo")
+@click.argument("repo", shell_complete=complete_model_or_repository)
 @daemon_options
 @click.pass_context
 def run(context: click.Context, repo: str, target: Target, output: Output) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from ..connection import config_option, output_options
-from ..exit_status import CliError
+from ..exit_status import CliError, ExitStatus
 from ..model_catalog import catalogue, optional_configuration, row_of_path
+from ..repository_names import complete_model_or_repository
 from ..terminal.columns import wrapped
 from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
@@ -22,20 +23,22 @@ NAME_WIDTH = 14
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model_or_repository)
 @config_option
 @output_options
-def show(model: str, config_path: Path | None, output: Output) -> None:
+def show(model: str, config_path: Path | None, output: Output) -> int:
     """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct
 
     Shows the architecture, quantisation, chat template, context, licence and size of MODEL, and
-    whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder.
+    whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder. The
+    exit code is 1 if it cannot be served as it is.
     """
     row = _find(model, config_path)
     needs = _needs(row)
+    status = ExitStatus.FAILED if row["problem"] else ExitStatus.OK
     if output.is_json:
         output.object(row | {"needs": needs})
-        return
+        return status
     width = width_of(sys.stdout)
     lines: list[str] = []
     for name, text in _facts(row, needs):
@@ -43,6 +46,7 @@ def show(model: str, config_path: Path | None, output: Output) -> None:
     output.data("\n".join(lines))
     if row["hint"]:
         output.note(f"hint: {row['hint']}")
+    return status
 
 
 def _find(model: str, config_path: Path | None) -> dict[str, Any]:

@@ -17,16 +17,15 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
 from ..checked_folders import refuse_wrong_folders, warn_of_folders
-from ..connection import output_options, target_to_reach
+from ..connection import RUNNING_HINT, output_options, target_to_reach
 from ..exit_status import CliError, ExitStatus
+from ..service.permanent import service_option
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
     from ..connection import Target
-
-RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
 NO_FILE_HINT = (
     "name one with `mlxsup start --config FILE`, or use none: `mlxsup start --model FOLDER`"
@@ -71,6 +70,7 @@ SHOW_DRAIN_TIMEOUT_S = 1.0
     help="With --model: write the configuration to FILE, and use it from there.",
 )
 @output_options
+@service_option
 def start(
     config_path: Path | None,
     models: tuple[str, ...],
@@ -99,7 +99,7 @@ def start(
         if http is not None:
             with_http(configuration, http)  # checked before anything is written
         refuse_wrong_folders(configuration)
-        save_configuration(saved_path, text, http, output)
+        save_configuration(saved_path, text, http, _endpoint_of(configuration), output)
         models, http, config_path = (), None, saved_path
     if models:
         configuration = configure(models, output, is_shown=not is_detached)

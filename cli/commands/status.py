@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,9 +67,9 @@ def _lines(value: Mapping[str, Any], output: Output) -> list[str]:
         *gateway_lines(value, width),
     ):
         table.append(output.style(line, sys.stdout, dim=True))
-    if "stories" not in value:
+    if "flight" not in value:
         return table
-    return [*table, *_finding_lines(output, value), *_story_lines(output, value)]
+    return [*table, *_finding_lines(output, value), *_event_lines(output, value)]
 
 
 def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
@@ -88,9 +89,20 @@ def _finding_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _story_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+def _event_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
+    """The latest events of each model; `mlxsup why` explains them."""
+    from mlxsup.protocol.flight import OF_MODELS, Recorded
+
+    from ..flight.of_daemon import lines_of
+    from ..flight.recording import kept_in
+
+    events: dict[str, list[Recorded]] = {model["name"]: [] for model in value["models"]}
+    for recorded in kept_in(value, time.time()):
+        if isinstance(recorded.entry, OF_MODELS):
+            events.setdefault(recorded.entry.model, []).append(recorded)
     lines: list[str] = []
-    for name, story in (value.get("stories") or {}).items():
-        lines += ["", output.style(f"latest events of {name}:", sys.stdout, bold=True)]
-        lines += [f"  {entry}" for entry in story] or ["  none"]
-    return lines
+    for name, recorded_ones in events.items():
+        title = f"latest events of {name}:"
+        lines += ["", output.style(title, sys.stdout, bold=True)]
+        lines += [f"  {line}" for line in lines_of(recorded_ones)] or ["  none"]
+    return [*lines, "", "`mlxsup why MODEL` explains them"]

@@ -26,15 +26,7 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     Raises:
         CliError: it has no gateway, no models, or none of this name.
     """
-    gateway = status.get("gateway")
-    if not gateway or not gateway.get("url"):
-        what = "the daemon serves no HTTP" if not gateway else f"HTTP is {gateway['state']}"
-        hint = (
-            "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
-            if not gateway
-            else "`mlxsup status` shows why"
-        )
-        raise CliError(f"{what}, which other programs need", code="no_gateway", hint=hint)
+    url = gateway_url(status, ", which other programs need")
     rows = status["models"]
     if name is not None and _row_meant(status, name) is None:
         raise unknown_model(name, [row["name"] for row in rows])
@@ -47,8 +39,29 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     meant = _row_meant(status, first) or rows[0]
     others = [Model(name=one, context=size) for one, size in contexts.items() if one != first]
     model = Model(name=first, context=meant["context_length"])
-    url = _reachable(gateway["url"])
     return Site(url=url, model=model, models=[model, *others], key=key or ANY_KEY)
+
+
+def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
+    """Where programs of this machine reach the daemon's gateway.
+
+    Args:
+        status: of the daemon.
+        purpose: what needs it, behind the sentence of the error; may be empty.
+
+    Raises:
+        CliError: it has none, or it does not listen.
+    """
+    gateway = status.get("gateway")
+    if not gateway or not gateway.get("url"):
+        what = "the daemon serves no HTTP" if not gateway else f"HTTP is {gateway['state']}"
+        hint = (
+            "add `[gateway]` to the configuration, or start it with `mlxsup start --http`"
+            if not gateway
+            else "`mlxsup status` shows why"
+        )
+        raise CliError(f"{what}{purpose}", code="no_gateway", hint=hint)
+    return _reachable(gateway["url"])
 
 
 def is_key_missing(target: Target, given: str | None) -> bool:

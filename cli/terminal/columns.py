@@ -1,4 +1,4 @@
-"""Rows in columns: aligned where they fit, and one under the other on a narrow terminal."""
+"""Rows in columns: aligned if they fit, and one under the other on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -33,6 +33,25 @@ def columns(
     return [[], *(_stacked(row, width) for row in rows)]
 
 
+def kept_columns(
+    least: Sequence[int], width: int | None, gap: int, dropped_first: Sequence[int]
+) -> list[int]:
+    """The places of the columns that a terminal has room for.
+
+    Args:
+        least: how narrow each may become.
+        width: columns of the terminal; None for anything else, which has room for all.
+        gap: spaces between two columns.
+        dropped_first: places of the columns that others need most, in this order.
+    """
+    kept = list(range(len(least)))
+    for place in dropped_first:
+        if width is None or sum(least[p] for p in kept) + gap * (len(kept) - 1) <= width:
+            break
+        kept.remove(place)
+    return kept
+
+
 def indented(text: str, width: int | None) -> list[str]:
     """A sentence that belongs to the row above it."""
     return wrapped(text, width, INDENT)
@@ -46,6 +65,13 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=begin, subsequent_indent=begin, break_on_hyphens=False
     )
+
+
+def cut(text: str, width: int | None) -> str:
+    """The text, with an ellipsis at its end if it is longer than that."""
+    if width is None or len(text) <= width:
+        return text
+    return text[: max(1, width - 1)] + "…"
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .columns import wrapped
 from .quantities import format_duration
 
 
@@ -13,7 +14,7 @@ def gateway_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
 
     Args:
         value: the daemon's status; without a gateway there is nothing to say.
-        width: columns of the terminal; None: lines are never cut.
+        width: columns of the terminal; None: lines are never wrapped.
     """
     gateway = value.get("gateway")
     if not gateway:
@@ -22,7 +23,7 @@ def gateway_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
         line = f"http: {gateway['url']} (pid {gateway['pid']})"
         if gateway["restarts"]:
             line += f", started {gateway['restarts'] + 1} times; last, {gateway['cause']}"
-        return [line[:width]]
+        return wrapped(line, width)
     line = f"http: {gateway['state']}"
     if gateway["ends_in_a_row"] > 1:
         line += f", {gateway['ends_in_a_row']} times in a row"
@@ -30,4 +31,4 @@ def gateway_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
         line += f": {gateway['cause']}"
     if gateway["retry_in_s"] is not None:
         line += f"; next attempt in {format_duration(gateway['retry_in_s'])}"
-    return [line[:width]]
+    return wrapped(line, width)

@@ -9,6 +9,7 @@ from typing import Self, TextIO
 
 import click
 
+from .columns import cut
 from .output import Output
 
 CLEAR_LINE = "\r\x1b[K"
@@ -31,7 +32,7 @@ class LiveLine:
         """Replaces the line's text; not while half a line of an answer stands there."""
         if self.is_possible and not self._is_beside_text:
             # A line that wraps could not be cleared.
-            text = text[: shutil.get_terminal_size().columns - 1]
+            text = cut(text, shutil.get_terminal_size().columns - 1)
             styled = self._output.style(text, sys.stderr, dim=True)
             click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
             self._is_shown = True

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .columns import wrapped
 from .quantities import format_bytes, format_duration
 
 
 def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
-    """`memory: 6.0 GiB of 8.0 GiB reserved`, a line that says so if the budget is lowered or
+    """`memory: 6.00 GiB of 8.00 GiB reserved`, a line that says so if the budget is lowered or
     exceeded, and one for each model that waits for memory, or has run out of it.
 
     Args:
         value: the daemon's status; without a budget there is nothing to say.
-        width: columns of the terminal; None: lines are never cut.
+        width: columns of the terminal; None: lines are never wrapped.
     """
     memory = value.get("memory") or {}
     budget_bytes = memory.get("budget_bytes")
@@ -38,4 +39,4 @@ def memory_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
             lines.append(
                 f"{model['name']} needs {needed}, {more} of it because it ran out of memory before"
             )
-    return [line[:width] for line in lines]
+    return [part for line in lines for part in wrapped(line, width)]

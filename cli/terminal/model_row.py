@@ -63,10 +63,11 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
     retry_in_s = model.get("retry_in_s")
     if model["state"] == "BACKOFF" and retry_in_s is not None:
         parts.append(f"retry in {format_duration(retry_in_s)}")
-    cause = cause_of(model.get("last_exit"), now)
-    if (model["state"] == "FAILED" and not cause) or model["state"] == "BACKOFF":
-        cause = str(model.get("cause") or "") or cause
-    if cause and (not parts or model["state"] == "BACKOFF"):
+    cause, given = cause_of(model.get("last_exit"), now), str(model.get("cause") or "")
+    is_waiting = model["state"] in ("PENDING", "BACKOFF") and bool(given)
+    if is_waiting or (model["state"] == "FAILED" and not cause):
+        cause = given
+    if cause and (not parts or is_waiting or model["state"] == "BACKOFF"):
         parts.append(cause)
     parts = [*_reading_words(model), *(parts or _remarks(model))]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
@@ -95,7 +96,7 @@ def _reading_words(model: Mapping[str, Any]) -> list[str]:
     parts = [
         row["read_tokens"] / row["prompt_tokens"]
         for row in model.get("rows") or []
-        if 0 < row.get("read_tokens", 0) < row.get("prompt_tokens", 0) and not row["tokens_sent"]
+        if 0 < row["read_tokens"] < (row["prompt_tokens"] or 0) and not row["tokens_sent"]
     ]
     if not parts:
         return []
@@ -150,7 +151,7 @@ def _signal_name(value: object) -> str:
 
 
 def progress_text(progress: object) -> str:
-    """How far a load has come, `weights 40%` or `download 40% of 4.2 GiB`, or what a model waits
+    """How far a load has come, `weights 40%` or `download 40% of 4.20 GiB`, or what a model waits
     for."""
     if not isinstance(progress, Mapping):
         return ""

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-GIB = 2**30
+from mlxsup.protocol.text import size_text
 
 
 def format_bytes(count: float | None) -> str:
-    """Sizes are in GiB, with two digits below 1; what would read as none is in smaller units."""
-    if count is None:
-        return "-"
-    size = count / GIB
-    if 0 < size < 0.005:
-        small = max(int(count), 1)
-        return f"{small} B" if small < 2**10 else f"{small / 2**20:.3f} MiB"
-    return f"{size:.2f} GiB" if size < 1 else f"{size:.1f} GiB"
+    """As everywhere else (`size_text`); `-` if it is not known."""
+    return "-" if count is None else size_text(int(count))
 
 
 def format_duration(seconds: float | None) -> str:

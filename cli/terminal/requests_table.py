@@ -6,14 +6,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .columns import kept_columns
 from .notices import PAUSED_WORDS, QUEUED_WORDS
 from .output import Output, width_of
 from .quantities import format_duration
 
 HEADERS = ("ID", "MODEL", "CLIENT", "STATE", "TOKENS", "TOK/S", "ENGINE", "DOING")
 LEFT_ALIGNED = frozenset({"ID", "MODEL", "CLIENT", "STATE", "DOING"})
+DROPPED_FIRST = ("ENGINE", "TOKENS", "CLIENT", "TOK/S", "MODEL")
+"""What a terminal that is too narrow for all columns does without, in this order."""
+
 CLIENT = HEADERS.index("CLIENT")
-MIN_CLIENT_WIDTH = 8
+GAP = 2
+LEAST_WIDTHS = {"CLIENT": 8, "DOING": 22}
+"""How much of these is always shown, if they are shown at all; others are never cut."""
+
 LEAST_SHOWN_S = 1.0
 """A shorter wait is not worth saying."""
 
@@ -27,17 +34,31 @@ def requests_table(output: Output, value: Mapping[str, Any]) -> list[str]:
     """
     if not value["requests"]:
         return ["no open requests"]
-    width = width_of(sys.stdout)
-    rows = [HEADERS, *(_cells(one) for one in value["requests"])]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADERS))]
-    if width is not None:
-        over = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[CLIENT] = max(MIN_CLIENT_WIDTH, widths[CLIENT] - max(0, over))
-    lines = [_line(row, widths, width) for row in rows]
+    lines = request_rows(value["requests"], width_of(sys.stdout))
     lines[0] = output.style(lines[0], sys.stdout, bold=True)
     if value["more"]:
         lines.append(f"and {value['more']} more")
     return lines
+
+
+def request_rows(requests: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """The line of the headers, then one for each request.
+
+    Args:
+        requests: entries of `requests`, at least one.
+        width: columns of the terminal; None to cut nothing.
+    """
+    rows = [HEADERS, *(_cells(one) for one in requests)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADERS))]
+    least = [
+        min(room, LEAST_WIDTHS.get(header, room))
+        for header, room in zip(HEADERS, widths, strict=True)
+    ]
+    places = kept_columns(least, width, GAP, [HEADERS.index(header) for header in DROPPED_FIRST])
+    if width is not None:
+        over = sum(widths[place] for place in places) + GAP * (len(places) - 1) - width
+        widths[CLIENT] = max(least[CLIENT], widths[CLIENT] - max(0, over))
+    return [_line(row, places, widths, width) for row in rows]
 
 
 def request_line(one: Mapping[str, Any]) -> str:
@@ -77,12 +98,16 @@ def _doing(one: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _line(row: Sequence[str], widths: Sequence[int], width: int | None) -> str:
+def _line(
+    row: Sequence[str], places: Sequence[int], widths: Sequence[int], width: int | None
+) -> str:
     cells = [
-        _cut(cell, room).ljust(room) if header in LEFT_ALIGNED else cell.rjust(room)
-        for header, cell, room in zip(HEADERS, row, widths, strict=True)
+        _cut(row[place], widths[place]).ljust(widths[place])
+        if HEADERS[place] in LEFT_ALIGNED
+        else row[place].rjust(widths[place])
+        for place in places
     ]
-    return _cut("  ".join(cells).rstrip(), width)
+    return _cut((" " * GAP).join(cells).rstrip(), width)
 
 
 def _cut(text: str, room: int | None) -> str:

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .columns import wrapped
 from .quantities import format_bytes, format_duration
 
 
 def spare_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
-    """`spare workers: 1 waiting, 1 starting (2 wanted), 0.4 GiB`.
+    """`spare workers: 1 waiting, 1 starting (2 wanted), 409.6 MiB`.
 
     Args:
         value: the daemon's status; if none is wanted and none is there, there is nothing to say.
-        width: columns of the terminal; None: lines are never cut.
+        width: columns of the terminal; None: lines are never wrapped.
     """
     spares = value.get("spares") or {}
     workers, wanted = spares.get("workers") or [], spares.get("wanted") or 0
@@ -26,4 +27,4 @@ def spare_lines(value: Mapping[str, Any], width: int | None) -> list[str]:
     line = f"spare workers: {states} ({wanted} wanted), {held}"
     if spares.get("retry_in_s") is not None:
         line += f"; one died, the next starts in {format_duration(spares['retry_in_s'])}"
-    return [line[:width]]
+    return wrapped(line, width)

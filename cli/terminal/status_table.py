@@ -13,7 +13,7 @@ from mlxsup.protocol.log_files import last_line
 
 from .model_row import row_of
 from .output import Output, width_of
-from .table import render
+from .table import Row, render
 
 STATE_COLOURS: dict[str, dict[str, Any]] = {
     "READY": {"fg": "green"},
@@ -47,9 +47,23 @@ def table_lines(
         value: the daemon's status.
         models: entries of its `models`.
     """
+
+    def style(text: str, what: str) -> str:
+        return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
+
+    return render(table_rows(value, models), width_of(sys.stdout), style)
+
+
+def table_rows(value: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each model, with the last line of the log of each that has FAILED.
+
+    Args:
+        value: the daemon's status.
+        models: entries of its `models`.
+    """
     log_dir = value.get("log_dir")
     now = time.time()
-    rows = [
+    return [
         row_of(
             model,
             now,
@@ -59,8 +73,3 @@ def table_lines(
         )
         for model in models
     ]
-
-    def style(text: str, what: str) -> str:
-        return output.style(text, sys.stdout, **STATE_COLOURS.get(what, {}))
-
-    return render(rows, width_of(sys.stdout), style)

@@ -19,6 +19,7 @@ Read = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], float | Non
 if there is none."""
 
 MEMORY_KINDS = ("active", "cache", "peak", "kept", "prefix", "footprint", "reserved")
+DOWNLOAD_PARTS = ("done", "total")
 IN_A_STEP = (WorkerPhase.PREFILL, WorkerPhase.DECODE)
 
 
@@ -58,9 +59,17 @@ def _count(*keys: str) -> Read:
     return lambda row: [((), sum(len(row[key]) for key in keys))]
 
 
-def _exits(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
+def _last_exit(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
     if (last := row["last_exit"]) is not None:
         yield (last["reason"], last["cause"]), last["at"]
+
+
+def _download(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
+    """Only while one is under way."""
+    progress = row["progress"] or {}
+    for part in DOWNLOAD_PARTS:
+        if f"{part}_bytes" in progress:
+            yield (part,), progress[f"{part}_bytes"]
 
 
 OF_DAEMON = (
@@ -68,9 +77,13 @@ OF_DAEMON = (
     _whole(GAUGE, "mlxsup_uptime_seconds", "since the daemon's start", _at("uptime_s")),
     _whole(GAUGE, "mlxsup_memory_budget_bytes", "what all models may take together",
            _at("memory", "budget_bytes")),
-    _whole(GAUGE, "mlxsup_memory_reserved_bytes", "what is reserved of that",
+    _whole(GAUGE, "mlxsup_memory_effective_budget_bytes", "what is left of that while other "
+           "programs need memory", _at("memory", "effective_budget_bytes")),
+    _whole(GAUGE, "mlxsup_memory_reserved_bytes", "what is reserved of the budget",
            _at("memory", "reserved_bytes")),
     _whole(GAUGE, "mlxsup_memory_machine_bytes", "of the machine", _at("memory", "machine_bytes")),
+    _whole(COUNTER, "mlxsup_gateway_restarts_total", "starts of the gateway after its first",
+           lambda s: [((), s["gateway"]["restarts"])] if s["gateway"] else []),
 )  # fmt: skip
 
 OF_MODELS = (
@@ -81,7 +94,12 @@ OF_MODELS = (
     _model(COUNTER, "mlxsup_model_restarts_total", "starts that followed a crash",
            _at("restarts")),
     _model(GAUGE, "mlxsup_model_last_exit_timestamp_seconds", "when its last process ended; why",
-           _exits, "reason", "cause"),
+           _last_exit, "reason", "cause"),
+    _model(COUNTER, "mlxsup_model_exits_total", "processes of it that have ended, however they did",
+           lambda row: [((one["reason"], one["cause"]), one["count"]) for one in row["exits"]],
+           "reason", "cause"),
+    _model(GAUGE, "mlxsup_download_bytes", "of the files that are being downloaded for it: `done` "
+           "and `total`", _download, "part"),
     _model(GAUGE, "mlxsup_model_load_seconds", "the phases of its latest load",
            lambda row: [((name,), took) for name, took in (row["load_phases_s"] or {}).items()],
            "phase"),

@@ -9,6 +9,7 @@ FIXED_KEYS = {
     "log_dir": "log_dir",
     "log_level": "log_level",
     "log_format": "log_format",
+    "prevent_sleep": "prevent_sleep",
     "gateway": "gateway",
     "gateway_names": "gateway",
 }

@@ -20,6 +20,7 @@ from .values import (
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+PreventSleep = Literal["off", "busy"]
 Class = Literal["interactive", "normal", "batch"]
 CLASS_EXPECTED = '"interactive", "normal" or "batch"'
 

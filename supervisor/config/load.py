@@ -57,6 +57,7 @@ class DaemonConfig:
         log_dir: where the logs are.
         log_level: `debug`, `info`, `warning` or `error`.
         log_format: `text` or `json`.
+        prevent_sleep: `off` or `busy`.
         memory_budget: what all models may take together, in bytes; None: automatic.
         core: the limits.
         models: the entries, in the order of the file.
@@ -76,6 +77,7 @@ class DaemonConfig:
     gateway_names: tuple[tuple[str, str], ...] = ()
     http: Address | None = None
     log_format: str = "text"
+    prevent_sleep: str = "off"
 
 
 def load_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
@@ -132,6 +134,7 @@ def parse_config(
         log_dir=_log_dir(table, runtime_dir, folder),
         log_level=table.supervisor.log_level,
         log_format=table.supervisor.log_format,
+        prevent_sleep=table.supervisor.prevent_sleep,
         memory_budget=size_or_auto(table.supervisor.memory_budget),
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),

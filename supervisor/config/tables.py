@@ -23,6 +23,7 @@ from .kinds import (
     LogFormat,
     LogLevel,
     Names,
+    PreventSleep,
     Repository,
     Revision,
     Size,
@@ -108,6 +109,16 @@ class SupervisorTable(Table):
         title='how mlxsup.log is written; "json": an object on each line',
         description='"text" or "json"',
         json_schema_extra=documented("; what workers print stays as it is"),
+    )
+    prevent_sleep: PreventSleep = Field(
+        "off",
+        title='"busy": a Mac stays awake while something runs or loads',
+        description='"off" or "busy"',
+        json_schema_extra=documented(
+            ": requests that nobody has paused, loads and downloads. It sleeps again after its own"
+            " idle time. Elsewhere it has no effect, and a line of `mlxsup.log` says so",
+            "word",
+        ),
     )
     drain_timeout_s: Duration = duration(
         CoreSettings,

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import MessageToClient
 from mlxsup.protocol.download import Repository
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -162,6 +163,19 @@ class RequestEnded(Record):
     is_refused: bool = False
 
 
+@record
+class WriteEntry(Record):
+    """Write an entry of the flight recorder to its file.
+
+    Attributes:
+        number: of the entry, counted from the start of this daemon.
+        entry: what happened, now.
+    """
+
+    number: int
+    entry: Entry
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetLogLevel:
     """Log from this level on, and start workers that do."""
@@ -175,9 +189,11 @@ class ReadConfiguration:
 
     Attributes:
         caller: who asked; handed back with the answer.
+        is_dry: whether nothing may change because of it; handed back, too.
     """
 
     caller: Caller
+    is_dry: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +293,7 @@ Action = (
     | SendToClient
     | Announce
     | RequestEnded
+    | WriteEntry
     | SetLogLevel
     | ReadConfiguration
     | AppraiseLaunch

@@ -80,7 +80,7 @@ class Attaching:
             RemoteError: `invalid_request`; too many have joined it, or what was delivered cannot be
                 rendered now. `duplicate_id`.
         """
-        if caller in self._readers:
+        if self.listens(caller):
             raise duplicate_id(caller.id)
         readers = self._of.get(request.key, [])
         if len(readers) >= MOST_READERS:
@@ -90,6 +90,10 @@ class Attaching:
             self._ask(model, reader)
         self._readers[caller] = reader
         self._of.setdefault(request.key, []).append(reader)
+
+    def listens(self, caller: Caller) -> bool:
+        """Whether a stream comes under this id, so that no other may."""
+        return caller in self._readers
 
     def heard(self, rows: Sequence[Row]) -> None:
         """A step has made these pieces, before anything else is done about them."""

@@ -34,7 +34,7 @@ from mlxsup.protocol.states import State, Wanted, Why
 from .actions import AppraiseLaunch, ReadConfiguration, RequestEnded
 from .attaching import Attaching
 from .endings import Endings
-from .errors import shutting_down, slow_consumer, superseded_subscription
+from .errors import duplicate_id, shutting_down, slow_consumer, superseded_subscription
 from .events import (
     Caller,
     ClientGone,
@@ -142,9 +142,7 @@ class ClientEvents:
             case ResumeRequest():
                 self._on_resume(caller, message, now)
             case Attach():
-                request = find_named(self._serving.ledger, message.request)
-                model = self._fleet.by_name[request.model]
-                self._attaching.attach(model, request, caller)
+                self._on_attach(caller, message)
             case CancelRequest():
                 self._on_cancel_request(caller, message, now)
             case RequestsQuery():
@@ -154,7 +152,7 @@ class ClientEvents:
                 self._log_level.change(message.level, self._fleet)
                 self._outbox.reply(caller, {"level": message.level})
             case Reload():
-                self._on_reload(caller)
+                self._on_reload(caller, message)
             case Stop():
                 self._on_stop(caller, message, now)
             case Ping():
@@ -178,6 +176,8 @@ class ClientEvents:
                     detail={"parameter": name},
                 )
         check_keep_alive(message.keep_alive)
+        if self._attaching.listens(caller):
+            raise duplicate_id(caller.id)
         model = self._model(message.model)
         refusal = self._serving.admit(
             model,
@@ -220,6 +220,12 @@ class ClientEvents:
         request = find_named(self._serving.ledger, message.request)
         self._pausing.resume(self._fleet.touched_by(request), request, now)
         self._outbox.reply(caller, paused_map(request))
+
+    def _on_attach(self, caller: Caller, message: Attach) -> None:
+        if self._serving.ledger.find(caller.connection, caller.id) is not None:
+            raise duplicate_id(caller.id)
+        request = find_named(self._serving.ledger, message.request)
+        self._attaching.attach(self._fleet.by_name[request.model], request, caller)
 
     def _on_cancel_request(self, caller: Caller, message: CancelRequest, now: float) -> None:
         request = find_named(self._serving.ledger, message.request)
@@ -279,11 +285,11 @@ class ClientEvents:
         drain_s = self._fleet.settings.drain_timeout_s
         self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
 
-    def _on_reload(self, caller: Caller) -> None:
+    def _on_reload(self, caller: Caller, message: Reload) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         self.reads += 1
-        self._outbox.add(ReadConfiguration(caller=caller))
+        self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
@@ -317,7 +323,7 @@ class ClientEvents:
     def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
         value = self.status(now)
         if message.debug:
-            value["stories"] = self._fleet.stories()
+            value["flight"] = self._outbox.flight.entries(now)
         self._outbox.reply(caller, value)
 
     def _on_subscribe(self, caller: Caller) -> None:

@@ -56,8 +56,9 @@ from .lifecycle.triggers import FilesDoubted
 from .log_level import WorkerLogLevel
 from .metering import Meter
 from .outbox import Outbox
+from .outline import Outline, outline_of
 from .pausing import Pausing
-from .reload import changed_settings, differences
+from .reload import changed_settings, differences, foreseen
 from .requests.ledger import Ledger
 from .residents import overshoot_bytes
 from .serving import Serving
@@ -167,9 +168,13 @@ class Core:
         running = sum(len(model.running) for model in self.fleet)
         return running, 0.0 if is_immediate else self.fleet.settings.drain_timeout_s
 
+    def outline(self) -> Outline:
+        """What the machine around the daemon wants to know of it."""
+        return outline_of(self.fleet, self.ledger)
+
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
-        return self.fleet.stories()
+        return {model.name: tuple(model.life.story) for model in self.fleet}
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the state contradicts itself; for tests, after each event."""
@@ -276,6 +281,9 @@ class Core:
             return
         changes = differences(self.fleet, event.models)
         changes["settings"] = changed_settings(self.fleet.settings, event.settings)
+        if event.is_dry and event.caller is not None:
+            self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
+            return
         settings = self._giving_back.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
         self._appraising.settle()
@@ -283,6 +291,14 @@ class Core:
         if event.caller is not None:
             answer = {**changes, "later": list(event.later), "over_budget_bytes": over_bytes}
             self.outbox.reply(event.caller, answer)
+
+    def _foreseen(self, event: Reloaded) -> dict[str, Any]:
+        drain_s = event.settings.drain_timeout_s
+        return {
+            "later": list(event.later),
+            "over_budget_bytes": overshoot_bytes(self.fleet, event.settings.budget),
+            "foreseen": foreseen(self.fleet, event.models, drain_s, event.now),
+        }
 
     # ------------------------------------------------------------ after every event
 

@@ -95,6 +95,7 @@ class Downloads:
                 del self._running[repository]
                 trigger = NoFiles(
                     cause=f"{failed.message}; {failed.hint}" if failed.hint else failed.message,
+                    waits_for=failed.waits_for,
                     is_passing=failed.is_passing,
                     retry_after_s=failed.retry_after_s,
                 )

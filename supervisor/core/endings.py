@@ -22,6 +22,7 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
+from .flight_entries import request_ended
 from .health.blame import QUARANTINE_S, Evidence, Verdict
 from .model import Model
 from .outbox import Outbox
@@ -87,7 +88,8 @@ class Endings:
         ):
             error = deadline_exceeded(model.name, "the first token", 0)
         else:
-            error = queue_timeout(model.name, now - request.arrived_at)
+            waited_s = now - request.arrived_at
+            error = queue_timeout(model.name, waited_s, model.life.download_cause)
         self.fail(model, request, error, now)
 
     def end(
@@ -204,7 +206,9 @@ class Endings:
     def _forget(self, request: Request, outcome: str, now: float) -> None:
         self._ledger.remove(request)
         self._deadlines.set(request.key, None)
-        self._outbox.add(RequestEnded(facts=report_of(request, outcome, now)))
+        ended = request_ended(request, outcome, now)
+        self._outbox.add(RequestEnded(facts=report_of(ended)))
+        self._outbox.record(ended, now)
 
 
 def _done(request: Request, finish: FinishReason, now: float) -> Done:

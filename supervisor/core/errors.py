@@ -267,11 +267,18 @@ def _unsuitable(name: ModelName, id: RequestId, sentence: str) -> RemoteError:
     return RemoteError(ErrorCode.INVALID_REQUEST, sentence, detail={"request": id, "model": name})
 
 
-def queue_timeout(name: ModelName, waited_s: float) -> RemoteError:
-    """A request that waited too long to be dispatched."""
+def queue_timeout(name: ModelName, waited_s: float, cause: str = "") -> RemoteError:
+    """A request that waited too long to be dispatched.
+
+    Args:
+        name: its model.
+        waited_s: for how long.
+        cause: what kept the model from being loaded; empty if nothing is known of that.
+    """
+    why = f": {name} {cause}" if cause else ""
     return RemoteError(
         ErrorCode.QUEUE_TIMEOUT,
-        f"the request waited {waited_s:.1f} s for {name} without being started",
+        f"the request waited {waited_s:.1f} s for {name} without being started{why}",
         detail={"model": name, "waited_s": waited_s},
     )
 

@@ -299,12 +299,14 @@ class Reloaded(_Event):
         models: every entry, in the order of the file.
         caller: who asked for it; None for a signal.
         later: keys that have changed but only take effect at the next start.
+        is_dry: whether to answer what it would change, and to change nothing.
     """
 
     settings: CoreSettings
     models: tuple[ModelSettings, ...]
     caller: Caller | None = None
     later: tuple[str, ...] = ()
+    is_dry: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,11 @@ from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
+from .flight_entries import model_changed
 from .head_room import HeadRoom
 from .health.watchdog import Alarm
 from .invariants import check_fleet
+from .last_moments import LastMoments
 from .leasing import Leasing
 from .lifecycle.effects import (
     Changed,
@@ -53,8 +55,6 @@ from .lifecycle.triggers import (
     GivenUp,
     HitBug,
     Hurry,
-    Reconfigured,
-    Removed,
     Stalled,
     Suspended,
     Trigger,
@@ -66,6 +66,7 @@ from .load_looks import LoadLooks
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .reload import reload_trigger
 from .requests.ledger import Request
 from .requests.queue import Queue
 from .serving import Serving
@@ -172,10 +173,6 @@ class Fleet:
         for model in self:
             self.touch(model)
 
-    def stories(self) -> dict[str, tuple[str, ...]]:
-        """The latest events of each model's life and what they led to."""
-        return {model.name: tuple(model.life.story) for model in self}
-
     def has_processes(self) -> bool:
         """Whether any process whose end must be waited for is alive."""
         return any(model.life.state in HAS_PROCESS for model in self)
@@ -198,17 +195,16 @@ class Fleet:
         self.settings = settings
         self._serving.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
-        names = {entry.name for entry in models}
+        entries = {entry.name: entry for entry in models}
         for model in self:
-            if model.name not in names and model.life.wanted is not Wanted.GONE:
-                error = unknown_model(model.name, names)
-                self.trigger(model, Removed(drain_s=drain_s, error=error), now)
+            if model.name not in entries and model.life.wanted is not Wanted.GONE:
+                self.trigger(model, reload_trigger(model, entries, drain_s), now)
         for entry in models:
             known = self.by_name.get(entry.name)
             if known is not None:
                 if known.life.settings != entry:
                     known.blame.lift()
-                self.trigger(known, Reconfigured(settings=entry, drain_s=drain_s), now)
+                self.trigger(known, reload_trigger(known, entries, drain_s), now)
             else:
                 added = self._add(entry)
                 if entry.preload:
@@ -258,6 +254,7 @@ class Fleet:
             story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
         for outcome in outcomes:
             self._carry_out(model, outcome, before, now)
+        model.has_left(before)
 
     def due(self, name: ModelName, now: float) -> None:
         """A deadline of this model may have come."""
@@ -294,15 +291,15 @@ class Fleet:
                 pass
 
     def bury(self, model: Model, died: Died, now: float) -> None:
-        """A process has ended: judges what that says about its requests, and lets the table decide.
-
-        The story and the watchers get what was decided and why (F10).
-        """
+        """Judges what the end of a process says about its requests, and lets the table decide; the
+        story, the flight recorder and the watchers get what was decided and why (F10)."""
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
+        last_moments = LastMoments.of(model, died, now)
         verdict = model.blame.judge(evidence, model.held, now)
         if verdict.story:
             model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
+        last_moments.record(model, verdict, self._outbox, now)
         if verdict.is_tried_again:
             self.head_room.others_give_back(model, self.by_name, now)
         if verdict.story and model.name in self.by_name:
@@ -364,6 +361,8 @@ class Fleet:
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:
             case Changed(note=note):
+                if before is not model.life.state:
+                    self._outbox.record(model_changed(model, before, note), now)
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
                 self._endings.fail_queue(model, error, now)

@@ -330,10 +330,14 @@ class Model:
         request.engine_s += engine_s
         self.queue.counters.charge(request.account, engine_s)
 
+    def has_left(self, before: State) -> None:
+        """A trigger was applied in this state. If it is STOPPED now, what requests and loads have
+        said of how long it stays is over."""
+        if self.life.state is State.STOPPED and before is not State.STOPPED:
+            self.keep_alive_s = None
+
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""
-        if self.life.wanted is not Wanted.UP:
-            self.keep_alive_s = None
         self.ready = None
         self.residency = None
         self.heartbeat = None

@@ -8,12 +8,14 @@ from typing import Any
 from mlxsup.protocol.client_messages import Event as EventMessage
 from mlxsup.protocol.client_messages import Failed, MessageToClient, Notice, Reply
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .actions import Action, Announce, SendToClient, SendToWorker
+from .actions import Action, Announce, SendToClient, SendToWorker, WriteEntry
 from .events import Caller, ConnectionId
+from .flight import Flight
 from .lifecycle.life import Life
 from .requests.ledger import Request
 
@@ -23,11 +25,13 @@ class Outbox:
 
     Attributes:
         subscriptions: connections that get every change of a model, and under which id.
+        flight: the latest entries of the flight recorder.
     """
 
     def __init__(self) -> None:
         # Bounded by the connections that the shell lets in, one entry each.
         self.subscriptions: dict[ConnectionId, RequestId] = {}
+        self.flight = Flight()
         self._actions: list[Action] = []
 
     def __iter__(self) -> Iterator[Action]:
@@ -36,6 +40,10 @@ class Outbox:
     def add(self, action: Action) -> None:
         """Adds an action after all others."""
         self._actions.append(action)
+
+    def record(self, entry: Entry, now: float) -> None:
+        """Has the flight recorder keep and write an entry."""
+        self._actions.append(WriteEntry(number=self.flight.keep(entry, now), entry=entry))
 
     def take(self) -> list[Action]:
         """Returns the actions of this event; the next one starts with none."""

@@ -17,6 +17,7 @@ from mlxsup.protocol.worker_messages import DropKept, PauseRow
 from .deadlines import Deadlines
 from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
 from .expectations import expected_s
+from .flight_entries import request_paused
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage
@@ -185,6 +186,7 @@ class Pausing:
         request.queue_deadline = None  # it limits the wait for the start, and it was started
 
     def _notify(self, request: Request, now: float, expects_s: float | None = None) -> None:
+        self._outbox.record(request_paused(request), now)
         detail = {"reason": request.pause_reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.paused_at is None else now - request.paused_at
         self._outbox.notify(

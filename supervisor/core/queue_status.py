@@ -94,7 +94,8 @@ def cancelled_map(request: Request) -> dict[str, Any]:
 def request_map(request: Request, now: float) -> dict[str, Any]:
     """One open request: how people name it, on whose behalf it is, and its class; `paused` is the
     reason why its row has left, until it has continued, `resumed` how many crashes it outlived, and
-    `read_tokens` how many of the `prompt_tokens` have been read (0 of 0 before it has a row)."""
+    `read_tokens` how many of its `prompt_tokens` have been read, which are None until a worker has
+    accepted it."""
     acceptance = request.acceptance
     waits_s = now - request.waits_since if request.stage is Stage.QUEUED else 0.0
     return {
@@ -106,7 +107,7 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
         "waited_s": request.waited_s + waits_s,
         "paused": request.pause_reason.value if request.is_paused else None,
         "resumed": request.resumed,
-        "prompt_tokens": len(acceptance.prompt_tokens) // 4 if acceptance else 0,
+        "prompt_tokens": len(acceptance.prompt_tokens) // 4 if acceptance else None,
         "read_tokens": request.read_tokens,
         "tokens_sent": request.tokens_sent,
     }

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
+from typing import Any
 
-from mlxsup.protocol.states import Wanted
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import State, Wanted
 
+from .errors import unknown_model
+from .lifecycle.effects import Erased
+from .lifecycle.table import apply
+from .lifecycle.triggers import Reconfigured, Removed
 from .model import Model
 from .settings import CoreSettings, ModelSettings
 
@@ -37,3 +44,65 @@ def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> di
         "changed": [name for name in new if name in old and new[name] != old[name]],
         "removed": [name for name in old if name not in new],
     }
+
+
+def reload_trigger(
+    model: Model, entries: Mapping[ModelName, ModelSettings], drain_s: float
+) -> Reconfigured | Removed:
+    """What a reload puts to the life of a model that there is.
+
+    Args:
+        model: which.
+        entries: of the configuration that was read, by name.
+        drain_s: how long running requests may take if the process must end.
+    """
+    entry = entries.get(model.name)
+    if entry is None:
+        return Removed(drain_s=drain_s, error=unknown_model(model.name, entries))
+    return Reconfigured(settings=entry, drain_s=drain_s)
+
+
+def foreseen(
+    models: Iterable[Model], entries: Sequence[ModelSettings], drain_s: float, now: float
+) -> list[dict[str, Any]]:
+    """What a reload would do to each model that it concerns, for `reload --dry-run`.
+
+    The table of transitions is asked with copies of the lives, so it cannot differ from a reload.
+
+    Returns:
+        For each: `model`, `change` (`added`, `changed` or `removed`), `state` (None if it is new),
+        `becomes` (None if nothing is left of it at once) and how many requests are `running`.
+    """
+    by_name = {entry.name: entry for entry in entries}
+    there = {m.name: m for m in models if m.life.wanted is not Wanted.GONE}
+    found: list[dict[str, Any]] = []
+    for model in there.values():
+        trigger = reload_trigger(model, by_name, drain_s)
+        is_removed = isinstance(trigger, Removed)
+        if isinstance(trigger, Reconfigured) and trigger.settings == model.life.settings:
+            continue
+        life = deepcopy(model.life)
+        outcomes = apply(life, trigger, now)
+        is_erased = any(isinstance(outcome, Erased) for outcome in outcomes)
+        found.append(
+            {
+                "model": model.name,
+                "change": "removed" if is_removed else "changed",
+                "state": model.life.state.value,
+                "becomes": None if is_erased else life.state.value,
+                "running": len(model.running),
+            }
+        )
+    for entry in entries:
+        if entry.name not in there:
+            state = State.PENDING if entry.preload else State.STOPPED
+            found.append(
+                {
+                    "model": entry.name,
+                    "change": "added",
+                    "state": None,
+                    "becomes": state.value,
+                    "running": 0,
+                }
+            )
+    return found

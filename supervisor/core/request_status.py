@@ -83,7 +83,6 @@ def _map(
         "reason": _reason(model, is_limited).value if place is not None else None,
         "prefill": prefill,
         "expected_s": wait_s,
-        "prompt_tokens": request.usage().prompt_tokens if request.acceptance else None,
         "tokens_per_s": tokens_per_s(request, now),
         "engine_s": request.engine_s,
         "age_s": now - request.arrived_at,

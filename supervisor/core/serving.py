@@ -31,6 +31,7 @@ from .endings import Endings
 from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
 from .expectations import expected_s
+from .flight_entries import request_continued, request_started
 from .health.blame import digest_of
 from .metering import Meter
 from .model import Model
@@ -173,6 +174,8 @@ class Serving:
             model.kept.discard(request.key)
             model.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
+            if not request.has_begun:
+                self._outbox.record(request_started(model, request, now), now)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
         for request in end_intake(model, self.ledger, had_room=had_room):
             self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
@@ -276,7 +279,7 @@ class Serving:
                     has_freed = True
                 continue
             if request.gains_since is None:
-                self._begin_to_gain(request, row, now)
+                self._begin_to_gain(model, request, row, now)
                 has_begun = True
             if row.body:
                 deltas.setdefault(request.connection, []).append(
@@ -338,7 +341,7 @@ class Serving:
         if row.paused is RowState.KEPT and model.life.state in SERVES:
             self._outbox.tell(model.life, DropKept(key=row.key))
 
-    def _begin_to_gain(self, request: Request, row: Row, now: float) -> None:
+    def _begin_to_gain(self, model: Model, request: Request, row: Row, now: float) -> None:
         """The row of a request says something for the first time since it was dispatched: perhaps
         a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
@@ -346,6 +349,7 @@ class Serving:
         request.gains_since = now
         if not (request.is_interrupted or request.is_paused):
             return
+        self._outbox.record(request_continued(model, request), now)
         if request.is_interrupted:
             request.resumed += 1
             detail = {"times": request.resumed, "after": "crash"}

@@ -96,6 +96,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "pid": life.pid,
         "restarts": life.crash_restarts,
         "last_exit": asdict(life.last_exit) if life.last_exit else None,
+        "exits": _exits_map(life),
         "cause": _cause(life),
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
@@ -139,11 +140,17 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     }
 
 
+def _exits_map(life: Life) -> list[dict[str, Any]]:
+    """How many of its processes have ended each way."""
+    return [
+        {"reason": reason.value, "cause": cause.value, "count": count}
+        for (reason, cause), count in life.exits.items()
+    ]
+
+
 def _cause(life: Life) -> str | None:
-    """Why it is FAILED, or why its download is to be tried again."""
-    if isinstance(life.phase, Backoff):
-        return life.phase.download_cause or None
-    return life.failure or None
+    """Why it is FAILED, or why its download is tried again."""
+    return life.download_cause or life.failure or None
 
 
 def _names_map(model: Model) -> dict[str, Any]:

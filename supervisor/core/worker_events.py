@@ -141,7 +141,7 @@ class WorkerEvents:
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
         said = f"could not be spawned: {event.detail}"
         died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-        self._fleet.trigger(model, died, event.now)
+        self._fleet.bury(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
         if model.watch is not None:

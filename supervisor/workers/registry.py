@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.worker_messages import Ready
+from mlxsup.protocol.worker_messages import MessageToWorker, Ready
 
-from ..core.actions import Spawn
+from ..core.actions import Spawn, WorkerSignal
 from ..core.events import FilesSeen, WorkerSeen
 from ..log_files import LogWriter
 from ..logs import ModelLog
@@ -79,6 +79,18 @@ class Workers:
     def get(self, model: ModelName, generation: Generation) -> WorkerUnit | None:
         """The worker of this life; None once it is over."""
         return self._units.get((model, generation))
+
+    def send(self, model: ModelName, generation: Generation, message: MessageToWorker) -> None:
+        """Sends a message to the worker of this life, unless it is over."""
+        unit = self.get(model, generation)
+        if unit is not None:
+            unit.send(message)
+
+    def signal(self, model: ModelName, generation: Generation, signal: WorkerSignal) -> None:
+        """Signals the worker of this life, unless it is over."""
+        unit = self.get(model, generation)
+        if unit is not None:
+            unit.signal(signal)
 
     def spawn(self, action: Spawn, tasks: asyncio.TaskGroup) -> None:
         """Begins a worker's life."""

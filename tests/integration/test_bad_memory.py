@@ -48,7 +48,7 @@ def test_a_reload_that_lowers_the_budget_drains_down_to_it_and_says_so() -> None
     with Daemon(models, {"memory_budget": "700MiB"}) as daemon, daemon.client() as client:
         for name in models:
             client.load(name)
-        for budget, over, left in (("400MiB", "0.20 GiB", "STOPPED"), ("200MiB", "0.10 GiB", "")):
+        for budget, over, left in (("400MiB", "200.0 MiB", "STOPPED"), ("200MiB", "100.0 MiB", "")):
             stream = client.generate("b", prompt="go on", max_tokens=4000)
             next(stream)
             daemon.write_config(models, {"memory_budget": budget})

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlxsup.cli.benchmark.http_reading import Address
+
 from bench.http.cost import event_of, forwarding, paced, readers, serving, unpaced_us
-from bench.http.reading import Address
 from support.verdict import NotShown
 
 SIZE_BYTES = 205

@@ -169,10 +169,14 @@ def test_earlier_turns_can_be_called_back_and_a_turn_can_have_lines(
     ]
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
-    daemon: Daemon, tmp_path: Path
+    daemon: Daemon, tmp_path: Path, columns: int
 ) -> None:
-    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
+    with daemon.client() as client:
+        client.unload("cold")
+    where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": daemon.endpoint}
+    variables = {**where, "COLUMNS": str(columns)}
     with Terminal("chat", "cold", "--max-tokens", "4", **variables) as terminal:
         terminal.expect("> ")
         terminal.type("hello\r")
@@ -180,6 +184,13 @@ def test_a_person_who_waits_is_told_for_what_and_the_line_is_gone_afterwards(
         terminal.expect("\r\x1b[K")
         terminal.expect("> ")
         terminal.type("\x04")
-        shown = ESCAPE.sub("", terminal.end())
+        seen = terminal.end()
         assert terminal.process.returncode == 0
+    shown = ESCAPE.sub("", seen)
     assert "weights" in shown
+    # What is rewritten in place never wraps, and says so if it is cut.
+    redrawn = [ESCAPE.sub("", part).split("\r")[0] for part in seen.split("\r\x1b[K")[1:-1]]
+    lines = [line for line in redrawn if "\n" not in line]
+    assert lines
+    assert max(map(len, lines)) < columns
+    assert all(line.endswith("…") for line in lines if len(line) == columns - 1)

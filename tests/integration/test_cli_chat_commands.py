@@ -181,8 +181,12 @@ def test_a_person_sees_what_a_command_has_done_and_errors_end_nothing(
     assert sent(supervisor.got(Generate)[-1])["seed"] == 7
 
 
-def test_a_full_context_names_the_way_out(supervisor: ScriptedSupervisor, tmp_path: Path) -> None:
-    variables = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": supervisor.endpoint}
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_full_context_names_the_way_out(
+    supervisor: ScriptedSupervisor, tmp_path: Path, columns: int
+) -> None:
+    where = {"HOME": str(tmp_path), "MLXSUP_ENDPOINT": supervisor.endpoint}
+    variables = {**where, "COLUMNS": str(columns)}
     with Terminal("chat", "m", **variables) as terminal:
         for typed, shown in (
             ("one", "answer 1"),

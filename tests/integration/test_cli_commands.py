@@ -43,7 +43,7 @@ def test_status_shows_every_model(supervisor: ScriptedSupervisor, folder: Path) 
     assert " ".join(header.split()) == (
         "MODEL STATE UPTIME PID RESTARTS RUN/WAIT TOK/S MEMORY CONTEXT NOTE"
     )
-    assert " ".join(smollm2.split()) == "smollm2 READY 2m 5s 4711 0 0/0 - 3.0 GiB 8192"
+    assert " ".join(smollm2.split()) == "smollm2 READY 2m 5s 4711 0 0/0 - 3.00 GiB 8192"
     assert "load failed, no /q" in qwen
     assert last_line == "  no such folder: /q"
     assert (done.returncode, done.stderr) == (0, "")

@@ -31,6 +31,7 @@ ONCE: list[list[str]] = [
     ["status"],
     ["status", "--debug"],
     ["reload"],
+    ["reload", "--dry-run"],
     ["log-level", "info"],
     ["load", "alpha"],
     ["unload", "beta"],
@@ -40,6 +41,9 @@ ONCE: list[list[str]] = [
     ["chat", "alpha", "--max-tokens", "3", "-v"],
     ["requests"],
     ["requests", "--client", "nobody"],
+    ["why"],
+    ["why", "alpha"],
+    ["why", "broken"],
     ["logs"],
     ["logs", "alpha", "-n", "3"],
     ["logs", "alpha", "--since", "10m"],
@@ -48,6 +52,7 @@ ONCE: list[list[str]] = [
     ["key", "list"],
     ["key", "revoke", "old"],
     ["wait", "alpha"],
+    ["bench", "alpha", "--prompt-tokens", "4", "--output-tokens", "4", "--concurrency", "2"],
     ["config", "check", "SOUND"],
     ["config", "path", "--config", "CONFIG"],
     ["config", "schema"],
@@ -62,7 +67,7 @@ ONCE: list[list[str]] = [
 """Every command that ends by itself, but `stop`, `demo` (test_cli_demo.py) and `convert`
 (test_cli_convert.py); in this order."""
 
-FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"]]
+FOLLOWING: list[list[str]] = [["status", "--watch"], ["events"], ["logs", "alpha", "-f"], ["top"]]
 """Every command that runs until it is interrupted, except `start`."""
 
 LOCAL = {"config", "completion", "plan", "models", "show", "init"}
@@ -300,6 +305,8 @@ def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
     tried |= {"prioritize"}  # above
     tried |= {"connect", "convert"}  # test_cli_connect.py, test_cli_convert.py
     tried |= {"pull", "run", "rm"}  # test_cli_pull.py
+    tried |= {"service"}  # test_cli_service.py
+    tried |= {"doctor"}  # test_cli_doctor.py, test_cli_proof.py
     assert tried == set(root.list_commands(click.Context(root)))
 
 

@@ -16,6 +16,7 @@ import pytest
 from support.cli import Piped, run_cli
 from support.eventually import eventually
 from support.hub_caches import write_folder, write_repository
+from support.tiny_gguf import tiny_gguf
 from support.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -64,7 +65,9 @@ def test_what_is_quantised_already_is_refused_and_nothing_is_left(home: Path) ->
     source = make_tiny_model(home / "m", config=config)
     done = run_cli("convert", str(source), f"{home}/new", "--bits", "8", **variables(home))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: {source} is quantised already"
+    *_, error, hint = done.stderr.splitlines()
+    assert error == f"error: {source} is quantised already"
+    assert hint == f"hint: `mlxsup show {source}` says what it is"
     assert sorted(path.name for path in home.iterdir()) == ["m"]
 
 
@@ -85,7 +88,8 @@ def test_a_gguf_file_goes_to_our_own_reader_whose_words_reach_the_user(home: Pat
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert said[0].startswith("reading m.gguf")
-    assert said[-1] == f"error: {source} holds a mamba model; only llama can be converted"
+    assert said[-2] == f"error: {source} holds a mamba model; only llama can be converted"
+    assert said[-1].startswith("hint: if the file may be cut off, download it again; ")
     done = run_cli("convert", str(source), "--quantize", **variables(home))
     assert done.returncode == 64
     assert not list((home / ".mlxsup").rglob("*.partial"))
@@ -95,9 +99,12 @@ def test_a_gguf_file_goes_to_our_own_reader_whose_words_reach_the_user(home: Pat
 def test_a_target_that_exists_is_left_as_it_is(home: Path, more: list[str]) -> None:
     source = make_tiny_model(home / "m")
     (home / "new").mkdir()
-    done = run_cli("convert", str(source), f"{home}/new", *more, **variables(home))
+    arguments = ["convert", str(source), f"{home}/new", "--quantize", *more]
+    done = run_cli(*arguments, **variables(home))
     assert done.returncode == 1
-    assert f"{home}/new exists; it is left as it is" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert f"{home}/new exists; it is left as it is" in said
+    assert f"name another folder: `mlxsup convert {source} TARGET --quantize`" in said
     assert list((home / "new").iterdir()) == []
 
 
@@ -110,16 +117,38 @@ def test_a_source_that_is_no_model_is_named_for_what_it_is(home: Path, source: s
     error = json.loads(done.stdout)["error"]
     assert error["code"] == "model_folder"
     assert source in error["message"]
+    if source == "missing.gguf":
+        assert error["message"] == f"there is no file {home}/missing.gguf"
 
 
 def test_a_damaged_model_is_an_error_of_one_line(home: Path) -> None:
     source = make_tiny_model(home / "m", config={"model_type": "nonsense"})
     done = run_cli("convert", str(source), f"{home}/new", **variables(home))
     assert done.returncode == 1
-    error = done.stderr.splitlines()[-1]
+    error = done.stderr.splitlines()[-2]
     assert error.startswith(f"error: {source} cannot be converted: ")
     assert "nonsense" in error
     assert sorted(path.name for path in home.iterdir()) == ["m"]
+
+
+def test_a_home_that_is_a_file_is_not_a_matter_of_room(home: Path) -> None:
+    source = make_tiny_model(home / "m")
+    (home / "file").touch()
+    done = run_cli("convert", str(source), **variables(home) | {"HOME": f"{home}/file"})
+    assert done.returncode == 1
+    assert f"{home}/file is not a folder" in done.stderr
+    assert f"hint: name another folder: `mlxsup convert {source} TARGET`" in done.stderr
+
+
+def test_a_valid_gguf_file_becomes_a_folder_that_is_served(home: Path) -> None:
+    source = tiny_gguf(home / "tiny.gguf")
+    done = run_cli("convert", str(source), f"{home}/new", **variables(home))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"wrote {home}/new (")
+    with Piped("start", "--model", f"{home}/new", **variables(home)) as started:
+        while "LOADING → READY" not in started.line():
+            pass
+        assert started.interrupt()[0] == 0
 
 
 def test_a_child_that_is_killed_is_named_with_its_signal(home: Path) -> None:

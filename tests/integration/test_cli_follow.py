@@ -42,6 +42,8 @@ def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
         ["events", "--json"],
         ["status", "--watch"],
         ["status", "--watch", "--json"],
+        ["top"],
+        ["top", "--json"],
         ["logs", "-f"],
     ],
     ids=" ".join,
@@ -112,16 +114,14 @@ def test_watch_on_a_dumb_terminal_writes_nothing_over(daemon: Daemon) -> None:
         assert "\x1b" not in terminal.end()
 
 
-def test_debug_tells_each_model_s_story(daemon: Daemon) -> None:
+def test_debug_tells_each_model_s_latest_events(daemon: Daemon) -> None:
     where = ("--endpoint", daemon.endpoint)
     text = run_cli("status", "--debug", *where).stdout
     assert "latest events of alpha:\n" in text
     assert "READY" in text.partition("latest events of alpha:")[2]
-    assert set(json.loads(run_cli("status", "--debug", "--json", *where).stdout)["stories"]) == {
-        "alpha",
-        "cold",
-    }
-    assert "stories" not in json.loads(run_cli("status", "--json", *where).stdout)
+    debug = json.loads(run_cli("status", "--debug", "--json", *where).stdout)
+    assert "alpha" in {one["model"] for one in debug["flight"]}
+    assert "flight" not in json.loads(run_cli("status", "--json", *where).stdout)
 
 
 def assert_quiet_for_a_second(*arguments: str) -> None:

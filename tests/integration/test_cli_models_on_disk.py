@@ -61,6 +61,10 @@ def test_the_file_is_valid_and_names_what_it_leaves_out(home: Path) -> None:
     assert [model["name"] for model in value["models"]] == ["second", "tiny-llama"]
     assert [row["title"] for row in value["left_out"]] == ["a/bert"]
     text = (home / "mlxsup.toml").read_text()
+    first = text.splitlines()[0]
+    assert first == "#:schema mlxsup.schema.json"
+    schema = json.loads((home / first.split()[1]).read_text())
+    assert set(tomllib.loads(text)) <= set(schema["properties"])
     assert "# a/bert: mlx-lm serves no models of type bert" in text
     assert "# 158 B, llama, from Hugging Face cache. Fits: needs about " in text
     models = tomllib.loads(text)["models"]
@@ -167,9 +171,12 @@ def test_show_of_a_name_that_nobody_has_suggests_one_that_is_close(home: Path) -
 
 def test_show_says_why_a_folder_cannot_be_served(home: Path) -> None:
     done = run_cli("show", "a/bert", **variables(home))
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "problem        mlx-lm serves no models of type bert" in done.stdout
     assert "memory" not in done.stdout
+    value = run_cli("show", "a/bert", "--json", **variables(home))
+    assert (value.returncode, value.stderr) == (1, "")
+    assert json.loads(value.stdout)["problem"] == "mlx-lm serves no models of type bert"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -86,9 +86,9 @@ def test_without_anything_a_newcomer_is_told_what_works(home: Home, columns: int
         f"error: no daemon answers at ipc://{home.folder}/.mlxsup/run/client.sock",
         "hint: start one with `mlxsup start --model FOLDER`",
     ]
-    assert home.shown(columns, "top") == [
-        "error: No such command 'top'.",
-        "hint: did you mean `mlxsup status --watch`?",
+    assert home.shown(columns, "htop") == [
+        "error: No such command 'htop'.",
+        "hint: did you mean `mlxsup top`?",
     ]
     lines = home.shown(columns, "start")
     assert lines[0].startswith("error: no configuration file: there is none of mlxsup.toml, ")

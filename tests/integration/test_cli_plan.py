@@ -60,9 +60,9 @@ def test_what_fits_and_what_does_not_and_what_helps(tmp_path: Path) -> None:
 
     plan = planned(write_config(tmp_path, models, memory_budget="300MiB"))
     assert (plan["fits"], plan["needed_bytes"]) == (False, 100 * MIB)
-    assert plan["change"] == 'set memory_budget to at least "400.0MiB"'
+    assert plan["change"] == 'set memory_budget to at least "400.0 MiB"'
     # Whoever follows the advice gets a plan that fits.
-    assert planned(write_config(tmp_path, models, memory_budget="400.0MiB"))["fits"]
+    assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
 
 
 def test_people_get_a_table_with_estimates_marked(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_people_get_a_table_with_estimates_marked(tmp_path: Path) -> None:
     done = run_cli("plan", "--config", str(config))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "budget: 4.0 GiB (memory_budget)"
+    assert lines[0] == "budget: 4.00 GiB (memory_budget)"
     assert lines[2].split() == [
         "MODEL", "NEEDS", "WEIGHTS", "PROCESS", "CACHE", "CONTEXT", "ROWS", "FITS",
     ]  # fmt: skip
     name, *figures = lines[3].split()
-    assert (name, figures[:6:2]) == ("big", ["~1.3", "~1.0", "~0.25"])
+    assert (name, figures[:6:2]) == ("big", ["~1.26", "~1.01", "~256.0"])
     assert figures[-3:] == ["2048", "8/8", "yes"]
-    assert lines[-1] == "everything fits: big (1.3 GiB)"
+    assert lines[-1] == "everything fits: big (1.26 GiB)"
 
 
 def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_running_out_of_memory_has_raised_is_said_in_one_sentence(tmp_path:
     assert after["needed"]["bytes"] == before["needed"]["bytes"] + GIB
     assert (after["cache"], after["process"]) == (before["cache"], before["process"])
     shown = run_cli("plan", "--config", str(config)).stdout.splitlines()
-    assert "  needs 1.0 GiB more than otherwise, because it ran out of memory before" in shown
+    assert "  needs 1.00 GiB more than otherwise, because it ran out of memory before" in shown
     # It never keeps a model out that would fit without it.
     config = write_config(tmp_path, models, memory_budget="1GiB")
     plan = planned(config)
@@ -121,7 +121,7 @@ def test_on_a_terminal_nothing_is_wider_than_it(tmp_path: Path) -> None:
     fits = [line.split()[-1] for line in lines if line.startswith(("a-model", "later", "never"))]
     assert fits == ["yes", "instead", "no"]
     assert "loaded in place of" in text
-    assert "0.38 GiB more than there is" in text
+    assert "388.0 MiB more than there is" in text
 
 
 def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_pull_prints_the_folder_and_a_line_for_each_tenth(hub: LocalHub, home: P
     assert (done.returncode, done.stdout) == (0, f"{snapshot(home)}\n")
     assert contents(snapshot(home)) == NEEDED
     *lines, last = done.stderr.splitlines()
-    assert lines[0] == f"{REPO}: 0% of 4.000 MiB"
+    assert lines[0] == f"{REPO}: 0% of 4.1 MiB"
     assert len(lines) <= 11
-    assert last == f"{REPO} is complete (4.000 MiB, 4.000 MiB downloaded)"
+    assert last == f"{REPO} is complete (4.1 MiB, 4.1 MiB downloaded)"
     again = mlxsup(hub, home, "pull", REPO)
     assert again.stderr.splitlines()[-1].endswith("nothing was missing)")
     assert hub.fetched(WEIGHTS_NAME) == [0]
@@ -103,7 +103,7 @@ def test_pull_shows_one_line_on_a_terminal_that_is_gone_at_the_end(
 ) -> None:
     text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS=str(columns)))
     *shown, last = ESCAPE.sub("", text).split("\r")
-    assert any(f"{REPO}: 0% of 4.000 MiB"[: columns - 1] in line for line in shown)
+    assert any(f"{REPO}: 0% of 4.1 MiB"[: columns - 1] in line for line in shown)
     assert all(len(line.strip()) < columns for line in shown if "% of" in line)
     assert "% of" not in last
 
@@ -154,6 +154,28 @@ def test_a_gated_repository_names_the_page(hub: LocalHub, home: Path) -> None:
     assert f"hint: accept its terms at {hub.endpoint}/{REPO}" in done.stderr
 
 
+def test_a_hub_that_is_away_is_continued_by_the_same_command(hub: LocalHub, home: Path) -> None:
+    hub.break_(WEIGHTS_NAME, Fault(cut_at=HELD_AT, times=100))
+    done = mlxsup(hub, home, "pull", REPO)
+    assert done.returncode == 1
+    hint = done.stderr.splitlines()[-1]
+    assert hint == f"hint: what has arrived is kept; `mlxsup pull {REPO}` continues"
+    hub.heal()
+    assert mlxsup(hub, home, "pull", REPO).returncode == 0
+    assert contents(snapshot(home)) == NEEDED
+
+
+def test_data_that_is_damaged_each_time_is_not_to_be_fetched_again(
+    hub: LocalHub, home: Path
+) -> None:
+    hub.damage(REPO, WEIGHTS_NAME)
+    done = mlxsup(hub, home, "pull", REPO)
+    assert done.returncode == 1
+    assert "hint: the hub's data is damaged" in done.stderr
+    assert "again" not in done.stderr
+    assert "continues" not in done.stderr
+
+
 # ---------------------------------------------------------------- rm
 
 
@@ -164,7 +186,7 @@ def test_rm_removes_what_pull_has_fetched_if_it_is_sure(hub: LocalHub, home: Pat
     assert "hint: add --yes" in unsure.stderr
     assert contents(snapshot(home)) == NEEDED
     done = mlxsup(hub, home, "rm", REPO, "--yes")
-    assert (done.returncode, done.stdout) == (0, f"{REPO} is removed, 4.001 MiB are free\n")
+    assert (done.returncode, done.stdout) == (0, f"{REPO} is removed, 4.1 MiB are free\n")
     assert not repo_folder(home).exists()
     missing = mlxsup(hub, home, "rm", REPO, "--yes")
     assert missing.returncode == 1
@@ -175,7 +197,7 @@ def test_rm_removes_what_pull_has_fetched_if_it_is_sure(hub: LocalHub, home: Pat
 def test_rm_asks_on_a_terminal(hub: LocalHub, home: Path, answer: str, is_kept: bool) -> None:
     mlxsup(hub, home, "pull", REPO)
     with Terminal("rm", REPO, **variables(hub, home)) as terminal:
-        terminal.expect(f"remove {REPO} (4.001 MiB) from")
+        terminal.expect(f"remove {REPO} (4.1 MiB) from")
         terminal.type(answer)
         terminal.end()
         assert terminal.process.returncode == (1 if is_kept else 0)

@@ -180,12 +180,25 @@ def test_what_start_saves_is_what_it_runs_with(
         status = json.loads(run_cli("status", "--json", "--config", "saved.toml").stdout)
         assert status["config_path"] == str(file)
         assert [row["name"] for row in status["models"]] == ["m"]
+        other = run_cli("start", "--model", "m", "--save", "other.toml")
+        assert other.returncode == 75
+        assert "is already running in" in other.stderr
+        assert other.stderr.endswith(
+            "nothing is saved\nhint: see it with `mlxsup status`, end it with `mlxsup stop`\n"
+        )
+        assert not Path("other.toml").exists()
         again = run_cli("start", "--model", "m", "--save", "saved.toml")
         assert again.returncode == 64
         assert "error: there is a file at saved.toml already" in again.stderr
         assert run_cli("stop", "--config", "saved.toml").returncode == 0
         assert started.end()[0] == 0
     assert run_cli("config", "check", "saved.toml").returncode == 0
+    first = file.read_text().splitlines()[0]
+    assert json.loads((tmp_path / first.removeprefix("#:schema ")).read_text())["title"] == "mlxsup"
+    (tmp_path / "none").touch()
+    failed = run_cli("start", "--model", "m", "--save", "none/c.toml")
+    assert failed.returncode == 1
+    assert "cannot write none/c.toml: Not a directory" in failed.stderr
 
 
 # ---------------------------------------------------------------- the end
@@ -230,5 +243,5 @@ def test_the_latest_events_of_a_model_are_told_in_words(daemon: Daemon, columns:
         "status", "--debug", "--endpoint", daemon.endpoint, COLUMNS=str(columns)
     ) as terminal:
         shown = ESCAPE.sub("", terminal.end())
-    assert "STOPPED want up (preload) → PENDING" in " ".join(shown.split())
+    assert "PENDING → LOADING (preload)" in " ".join(shown.split())
     assert not re.search(r"[A-Za-z]\(\w+=|<\w+\.\w+:", shown), "no repr of Python"

@@ -9,13 +9,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import psutil
 import pytest
+
+from mlxsup.cli.command_table import COMMANDS
+from mlxsup.cli.main import root
 
 from support.cli import Piped, run_cli
 from support.daemon import Daemon, fake, is_alive, wait_for_state
 from support.eventually import eventually
-from support.hub_caches import write_folder
+from support.hub_caches import write_folder, write_repository
 from support.json_schemas import problems
 
 
@@ -173,6 +177,33 @@ def test_completion_takes_names_from_the_configuration_without_a_daemon(home: Pa
     assert complete("mlxsup load ", MLXSUP_CONFIG=str(config), HOME=str(home)) == ["gamma"]
     config.write_text("not TOML")
     assert complete(f"mlxsup load --config {config} ") == []
+
+
+def test_completion_of_models_and_repositories_knows_the_cache(home: Path) -> None:
+    write_repository(home / "hub", "org/tiny")
+    write_repository(home / "hub", "org/other")
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.gamma]\npath = "m"\n')
+    here = {"HF_HUB_CACHE": f"{home}/hub", "MLXSUP_CONFIG": str(config), "HOME": str(home)}
+    for command in ("rm", "pull"):
+        assert complete(f"mlxsup {command} ", **here) == ["org/other", "org/tiny"], command
+        assert complete(f"mlxsup {command} org/t", **here) == ["org/tiny"], command
+    for command in ("run", "show"):
+        names = ["gamma", "org/other", "org/tiny"]
+        assert complete(f"mlxsup {command} ", **here) == names, command
+    (home / "none").touch()
+    assert complete("mlxsup rm ", **here | {"HF_HUB_CACHE": f"{home}/none"}) == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_argument_that_names_a_model_is_completed(home: Path, name: str) -> None:
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.gamma]\npath = "m"\n')
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    first = next((one for one in command.params if isinstance(one, click.Argument)), None)
+    if first is not None and first.name in ("model", "models"):
+        assert "gamma" in complete(f"mlxsup {name} ", MLXSUP_CONFIG=str(config), HOME=str(home))
 
 
 def test_completion_does_not_wait_for_a_daemon_that_says_nothing(home: Path) -> None:

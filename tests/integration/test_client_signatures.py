@@ -46,6 +46,7 @@ def test_both_clients_take_the_same(name: str) -> None:
         "requests": {"client": None},
         "status": {"debug": False},
         "load": {"dry_run": False, "keep_alive": None, "context_length": None},
+        "reload": {"dry_run": False},
         "restart": {"now": False, "wait": True},
         "stop": {"now": False, "timeout_s": None},
     }.get(name, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +184,43 @@ def test_a_hub_with_too_many_requests_is_asked_again_when_it_says(hub: LocalHub)
         assert seen["retry_in_s"] > 500
         assert "too many requests" in seen["cause"]
         assert "too many requests" in daemon.run("status").stdout
+
+
+def test_a_network_that_is_away_is_waited_for_and_costs_no_restart(hub: LocalHub) -> None:
+    away = Fault(status=503, times=4)
+    hub.break_("revision/main", away)
+    limits = {"max_restarts": 1, "backoff_initial_s": 0.1, "backoff_max_s": 0.2}
+    with serving(hub, m=lacking(restart=limits)) as (_, client):
+        assert client.complete("m", prompt="p", max_tokens=3).usage.completion_tokens == 3
+        assert away.times == 0
+        assert row(client, "m")["restarts"] == 0
+
+
+def test_the_status_says_that_the_network_is_waited_for_and_a_load_tries_again(
+    hub: LocalHub,
+) -> None:
+    hub.break_("revision/main", Fault(status=503, times=1000))
+    limits = {"backoff_initial_s": 300.0, "backoff_max_s": 300.0}
+    with serving(hub, m=fake(repo=REPO, restart=limits)) as (daemon, client):
+        wait_for_state(client, "m", "BACKOFF")
+        said = " ".join(daemon.run("status").stdout.split())
+        assert re.search(r"retry in (4m \d+s|[23]m \d+s), waits for the network: http:", said)
+        assert "run it again" not in said
+        with pytest.raises(RequestError) as raised:
+            client.complete("m", prompt="p", queue_timeout_s=0.1)
+        assert raised.value.code == "queue_timeout"
+        assert "m waits for the network: http:" in raised.value.message
+        hub.heal()
+        client.load("m")
+        assert row(client, "m")["state"] == "READY"
+
+
+def test_damaged_data_fails_the_model_and_says_whose_it_is(hub: LocalHub) -> None:
+    hub.damage(REPO, WEIGHTS_NAME)
+    with serving(hub, m=fake(repo=REPO)) as (_, client):
+        seen = wait_for_state(client, "m", "FAILED")
+        assert "has another digest than was announced; the hub's data is damaged" in seen["cause"]
+        assert hub.fetched(WEIGHTS_NAME) == [0, 0]
 
 
 def test_a_reload_leaves_what_was_downloaded_as_it_is(hub: LocalHub) -> None:

@@ -68,7 +68,7 @@ def test_batch_rows_give_way_and_continue_where_they_stood_while_models_stay(
         assert "2 gave way" in daemon.run("status").stdout
         note = next(str(change["note"]) for change in changes if "batch row" in change["note"])
         assert note.startswith("2 batch rows leave because other programs need memory: ")
-        assert "0.0MiB is available on this machine, and 512.0MiB must stay free" in note
+        assert "0.0 MiB is available on this machine, and 512.0 MiB must stay free" in note
         note = next(str(change["note"]) for change in changes if "is paused" in change["note"])
         assert note.endswith(" is paused: its model has too little memory for its row now")
         assert row(client, "batch")["line"][0]["paused"] == "memory"

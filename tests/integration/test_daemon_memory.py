@@ -59,7 +59,7 @@ def test_the_third_model_is_loaded_after_the_least_recently_used_has_gone_H9_I2(
         for change in events:
             seen.append((change["model"], change["to"]))
             if change["to"] == "DRAINING":
-                assert change["note"].startswith("evicted for c, which needs 300.0MiB")
+                assert change["note"].startswith("evicted for c, which needs 300.0 MiB")
             if seen[-1] == ("c", "LOADING"):
                 break
         evicted = [to for model, to in seen if model == "b"]
@@ -98,7 +98,7 @@ def test_a_preload_waits_and_a_dry_run_and_a_load_say_and_do_the_same() -> None:
         eventually(lambda: row(client, "c")["memory_wait"])
         assert row(client, "c")["state"] == "PENDING"
         shown = daemon.run("status").stdout
-        assert "memory: 0.59 GiB of 0.68 GiB reserved" in shown
+        assert "memory: 600.0 MiB of 700.0 MiB reserved" in shown
         assert "waiting for memory" in shown
         foreseen = daemon.run("load", "c", "--dry-run", "--json")
         assert foreseen.returncode == 0, foreseen.stderr
@@ -123,8 +123,8 @@ def test_what_can_never_fit_is_refused_by_every_door_I4() -> None:
             assert (done.returncode, done.stdout) == (1, "")
             error, hint = done.stderr.splitlines()
             assert error == (
-                "error: big cannot be loaded: it needs 500.0MiB of 700.0MiB: a is pinned and holds"
-                " 300.0MiB"
+                "error: big cannot be loaded: it needs 500.0 MiB of 700.0 MiB: a is pinned and"
+                " holds 300.0 MiB"
             )
             assert hint.startswith("hint: see what holds memory with `mlxsup status")
 
@@ -143,7 +143,7 @@ def test_a_reload_lowers_the_budget_and_pins_that_do_not_fit_are_refused(daemon:
             client.reload()
         assert refused.value.code == "invalid_request"
         [problem] = refused.value.detail["problems"]
-        assert "a (300.0MiB), b (300.0MiB) and c (300.0MiB) need 900.0MiB together" in problem
+        assert "a (300.0 MiB), b (300.0 MiB) and c (300.0 MiB) need 900.0 MiB together" in problem
         assert states(client)["b"] == "READY"
     checked = warm.run_text(Daemon.command("config", "check", str(daemon.config)), timeout_s=60)
     assert checked.returncode == 78

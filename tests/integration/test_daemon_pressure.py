@@ -78,8 +78,8 @@ def test_idle_models_give_way_and_come_back_and_a_stream_does_not_notice(
         assert [(model, to) for model, to, _ in seen] == [
             ("idle", "READY"), ("idle", "DRAINING"), ("idle", "STOPPING"), ("idle", "STOPPED"),
         ]  # fmt: skip
-        assert seen[0][2].startswith("asked to give back 200.0MiB kept for reuse: 600.0MiB of ")
-        assert "0.0MiB is available on this machine, and 512.0MiB must stay free" in seen[1][2]
+        assert seen[0][2].startswith("asked to give back 200.0 MiB kept for reuse: 600.0 MiB of ")
+        assert "0.0 MiB is available on this machine, and 512.0 MiB must stay free" in seen[1][2]
         memory = client.status()["memory"]
         assert memory["budget_bytes"] == 2 * GIB
         assert memory["effective_budget_bytes"] < 300 * MIB, "what the busy one is measured at"

@@ -127,3 +127,31 @@ def test_a_step_under_way_keeps_its_limit_when_a_reload_lowers_it_P7() -> None:
         assert (result.finish_reason, result.resumed) == ("length", 0)
         after = wait_for_state(client, "m", "READY")
         assert (after["generation"], after["restarts"], after["suspects"]) == (2, 0, 0)
+
+
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        before = client.status()
+        stream = Reader(client, "busy", "runs", max_tokens=2000).started()
+        daemon.write_config(
+            {"kept": fake(fake=SLOW, idle_unload_s=500), "new": fake(fake=SLOW, preload=False)}
+        )
+        value = client.reload(dry_run=True)
+        assert {row["model"]: row["becomes"] for row in value["foreseen"]} == {
+            "kept": "READY", "busy": "DRAINING", "new": "STOPPED",
+        }  # fmt: skip
+        done = daemon.run("reload", "--dry-run")
+        assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+            "MODEL CHANGE STATE WHAT HAPPENS",
+            "kept changed READY takes effect without a restart",
+            "busy removed READY finishes 1 running request, then ends",
+            "new added - is loaded on request",
+        ]
+        after = client.status()
+        assert [row["name"] for row in after["models"]] == ["kept", "busy"]
+        assert [row["pid"] for row in after["models"]] == [row["pid"] for row in before["models"]]
+        daemon.config.write_text("nonsense")
+        wrong = daemon.run("reload", "--dry-run")
+        assert wrong.returncode == 78
+        assert "hint: correct the file, then `mlxsup reload --endpoint" in wrong.stderr
+        stream.stream.cancel()

@@ -64,7 +64,7 @@ def test_two_fake_models_take_turns_and_no_stream_loses_a_token() -> None:
         eventually(lambda: turns(client) >= SWAPS + 1, timeout_s=300.0)
         assert workers(daemon) <= 1
         note = next(change["note"] for change in events if change["why"] == "swap")
-        assert note.startswith("swapped out for b, which needs 300.0MiB and has waited for")
+        assert note.startswith("swapped out for b, which needs 300.0 MiB and has waited for")
         watcher.close()
         for reader, prompt in ((first, "one"), (second, "two")):
             goes_on(reader)

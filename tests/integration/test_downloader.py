@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,8 @@ def test_a_hub_that_lies_about_a_size_leaves_nothing(
     failed = run_through(hub, tmp_path, started).failure()
     assert failed.problem is DownloadProblem.DAMAGED
     assert f"is {is_} than the {listed} bytes announced" in failed.message
+    assert failed.hint.startswith("the hub's data is damaged")
+    assert not failed.is_passing
     assert not partial(tmp_path).exists()
     assert not (snapshot(tmp_path) / WEIGHTS_NAME).exists()
 
@@ -167,11 +170,41 @@ def test_a_damaged_part_is_noticed_and_fetched_anew(
 ) -> None:
     partial(tmp_path).parent.mkdir(parents=True)
     partial(tmp_path).write_bytes(bytes(MIB))
-    failed = run_through(hub, tmp_path, started).failure()
-    assert failed.problem is DownloadProblem.DAMAGED
-    assert isinstance(run_through(hub, tmp_path, started).end(), DownloadDone)
+    *progress, done = run_through(hub, tmp_path, started).reports()
+    assert isinstance(done, DownloadDone)
+    assert progress[-1] == DownloadProgress(done_bytes=NEEDED_BYTES, total_bytes=NEEDED_BYTES)
     assert hub.fetched(WEIGHTS_NAME) == [MIB, 0]
     assert contents(snapshot(tmp_path)) == NEEDED
+
+
+def test_data_that_is_damaged_each_time_is_said_to_be_so_and_leaves_nothing(
+    hub: LocalHub, tmp_path: Path, started: list[Download]
+) -> None:
+    hub.damage(REPO, WEIGHTS_NAME)
+    failed = run_through(hub, tmp_path, started).failure()
+    assert failed.problem is DownloadProblem.DAMAGED
+    assert "has another digest than was announced" in failed.message
+    assert failed.hint.startswith("the hub's data is damaged")
+    assert not failed.is_passing
+    assert hub.fetched(WEIGHTS_NAME) == [0, 0]
+    assert not partial(tmp_path).exists()
+
+
+@pytest.mark.parametrize("place", ["a file", "a folder that nobody may write to"])
+def test_a_cache_that_cannot_be_written_to_is_named_and_not_called_full(
+    hub: LocalHub, tmp_path: Path, started: list[Download], place: str
+) -> None:
+    home = tmp_path / "home"
+    if place == "a file":
+        home.touch()
+    else:
+        home.mkdir(mode=0o500)
+        if os.access(home, os.W_OK):
+            pytest.skip("this user may write everywhere")
+    failed = run_through(hub, home, started).failure()
+    assert failed.problem is DownloadProblem.UNWRITABLE
+    assert failed.hint == f"set HF_HOME to a folder that you can write to; it is {home}/hf"
+    assert not failed.is_passing
 
 
 def test_what_cannot_fit_on_the_disk_is_not_begun(
@@ -222,7 +255,7 @@ def test_a_disk_that_is_full_at_90_percent_keeps_what_has_arrived(
             "too many requests",
             "in 77 s",
         ),
-        (Fault(status=500), DownloadProblem.NETWORK, "HTTP 500", "run it again"),
+        (Fault(status=500), DownloadProblem.NETWORK, "HTTP 500", "what has arrived is kept"),
     ],
 )
 def test_a_refusal_names_the_next_step(
@@ -281,7 +314,7 @@ def test_a_hub_that_is_not_there_is_the_network(
 ) -> None:
     failed = run_through(hub, tmp_path, started, HF_ENDPOINT="http://127.0.0.1:9").failure()
     assert failed.problem is DownloadProblem.NETWORK
-    assert failed.is_passing
+    assert failed.waits_for == "the network"
 
 
 @pytest.mark.parametrize("repo", ["../../etc", "org/../x", "org/a/b", "-x/y", "a/b--c", ""])

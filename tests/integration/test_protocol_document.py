@@ -125,9 +125,9 @@ def test_commands_get_one_reply_and_cancels_none(daemon: Daemon) -> None:
         say(raw, "ping", id="p")
         assert raw.hear() == {"type": "reply", "id": "p", "value": {}}
         say(raw, "status", id="s")
-        assert "stories" not in raw.hear()["value"]
+        assert "flight" not in raw.hear()["value"]
         say(raw, "status", id="s", debug=True)
-        assert set(raw.hear()["value"]["stories"]) == {"m", "cold"}
+        assert {one["model"] for one in raw.hear()["value"]["flight"]} == {"m"}
 
 
 def test_signs_of_life_then_a_cancel_then_the_id_again_D7(daemon: Daemon) -> None:

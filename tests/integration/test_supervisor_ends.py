@@ -54,9 +54,9 @@ def list_sockets(folder: Path, name: str) -> list[str]:
 
 
 def open_logs(folder: Path) -> set[str]:
-    """The log files below a folder that this process has open."""
+    """The log files below a folder that this process has open, without the flight recorder's."""
     paths = [Path(file.path) for file in psutil.Process().open_files()]
-    return {path.name for path in paths if path.parent == folder / "logs"}
+    return {path.name for path in paths if path.parent == folder / "logs" and path.suffix == ".log"}
 
 
 async def reload(stage: Stage) -> Any:

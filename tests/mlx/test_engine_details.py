@@ -180,7 +180,7 @@ def test_a_model_that_fills_its_memory_keeps_its_other_warnings(
     monkeypatch.setattr(memory_need, "COMFORTABLE_SHARE", 1e-9)
     warnings = load(tiny, memory_limit_bytes=1 << 33, context_length=9000).warnings
     assert [text.split(" ")[0] for text in warnings][:1] == ["context_length"]
-    assert "of the 8.00GiB that memory allows are in use" in warnings[1]
+    assert "of the 8.00 GiB that memory allows are in use" in warnings[1]
     assert len(warnings) == 2
 
 

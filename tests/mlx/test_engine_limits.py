@@ -63,7 +63,7 @@ def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_I4(tiny: P
     seen: list[LoadPhase] = []
     engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000))
     try:
-        with pytest.raises(BadLaunchError, match=r"and memory allows 1.0MiB"):
+        with pytest.raises(BadLaunchError, match=r"and memory allows 1.0 MiB"):
             engine.load(lambda phase, progress: seen.append(phase))
     finally:
         engine.close()

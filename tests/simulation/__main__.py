@@ -43,6 +43,11 @@ COUNTED = (
     "loaded side by side",
     "spare used", "spare died", "spare made room", "spare started within budget",
     "gateway started", "gateway ended",
+    "downloaded", "download ended", "download to be tried again", "FAILED: download",
+    "a snapshot was removed",
+    "attached at the beginning", "attached later", "attach refused", "shown to a reader",
+    "cancelled by another", "unloaded as was said", "another context",
+    "a load refused for its options", "log level changed",
 )  # fmt: skip
 RESUMES_PER_SEED = 2
 PULSE_SHARE = 0.25

@@ -35,6 +35,7 @@ class Ask:
         client, priority: on whose behalf it asks, and how urgently, as the client said.
         may_resume, wants_notices: as the client said.
         queue_s, first_token_s, total_s: its own limits as the client said them; None: not said.
+        keep_alive_s: how long its model stays once it is idle, as the client said; None: not said.
         number: its place in the order of admission.
         arrived_at: when the supervisor read it.
         placed_at: when it came into the line, or came back.
@@ -85,6 +86,7 @@ class Ask:
     queue_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
+    keep_alive_s: float | None = None
     place: Place = Place.SENT
     number: int = 0
     arrived_at: float = 0.0
@@ -179,4 +181,5 @@ class Ask:
             queue_timeout_s=self.queue_s,
             first_token_timeout_s=self.first_token_s,
             timeout_s=self.total_s,
+            keep_alive=self.keep_alive_s,
         )

@@ -197,6 +197,7 @@ class Book:
         drain_until: when what runs is cut off.
         crashes: times of those that count, the latest last.
         in_a_row: crashes since it was last stable.
+        outages_in_a_row: attempts at its download that others kept from succeeding.
         retry: the earliest and the latest time of the next start; None: as soon as it is its turn.
         retry_at: when the supervisor has said, after a crash, that the model will return; None once
             that time has come: it then waits for its turn.
@@ -214,6 +215,8 @@ class Book:
         swaps_until: when its rows must have left for another model; None if they need not leave.
         swaps: how often it had to make room.
         up_for: what it was last wanted for.
+        keep_alive_s: how long it stays while it is idle, as was said last; None: as configured.
+        last_exit: how its latest process ended, in a word or two; empty if none has.
     """
 
     entry: ModelSettings
@@ -226,6 +229,7 @@ class Book:
     drain_until: float | None = None
     crashes: deque[float] = field(default_factory=deque)
     in_a_row: int = 0
+    outages_in_a_row: int = 0
     retry: tuple[float, float] | None = None
     retry_at: float | None = None
     is_after_crash: bool = False
@@ -247,6 +251,8 @@ class Book:
     swaps_until: float | None = None
     swaps: int = 0
     up_for: UpFor = UpFor.SOMEBODY
+    keep_alive_s: float | None = None
+    last_exit: str = ""
 
     @property
     def name(self) -> ModelName:
@@ -287,6 +293,7 @@ class Book:
         """Somebody asked for a start: no crash is held against it."""
         self.crashes.clear()
         self.in_a_row = 0
+        self.outages_in_a_row = 0
         self.last_load_error = ""
 
     def crashed(self, now: float) -> tuple[float, float] | None:
@@ -303,5 +310,18 @@ class Book:
         self.in_a_row += 1
         if self.in_a_row == 1:
             return 0.0, 0.0
-        longest = min(policy.backoff_initial_s * 2 ** (self.in_a_row - 2), policy.backoff_max_s)
+        return self._delays_s(self.in_a_row - 2)
+
+    def kept_out(self) -> tuple[float, float]:
+        """Counts an attempt that others kept from succeeding, which is never the last one.
+
+        Returns:
+            The shortest and the longest delay of the next attempt.
+        """
+        self.outages_in_a_row += 1
+        return self._delays_s(self.outages_in_a_row - 1)
+
+    def _delays_s(self, doublings: int) -> tuple[float, float]:
+        policy = self.entry.restart
+        longest = min(policy.backoff_initial_s * 2**doublings, policy.backoff_max_s)
         return longest / 2, longest

@@ -13,6 +13,7 @@ from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 from . import answers
 from .asks import Ask
 from .links import Link
+from .listeners import Listener
 from .violation import check
 
 
@@ -36,6 +37,7 @@ class Client:
         up, down: its link, in both directions.
         said: how many ids it has used.
         streams: by request id, ended ones too.
+        readers: those that were sent to join a stream, by id.
         commands: whether each command has been answered, by id.
         is_slow: it does not read: what waits for it is thrown away, ends excepted.
         has_left, is_gone: it has left; the supervisor knows.
@@ -50,6 +52,7 @@ class Client:
     down: Link
     said: int = 0
     streams: dict[str, Stream] = field(default_factory=dict)
+    readers: dict[str, Listener] = field(default_factory=dict)
     commands: dict[str, bool] = field(default_factory=dict)
     subscriptions: list[str] = field(default_factory=list)
     is_slow: bool = False
@@ -71,6 +74,8 @@ class Client:
         """Everything was answered."""
         for stream in self.streams.values():
             check("unanswered", stream.end or stream.ask.id in self.unheard, stream.ask)
+        for id, reader in self.readers.items():
+            check("reader unanswered", reader.end or id in self.unheard, reader)
         for id, is_answered in self.commands.items():
             check("command unanswered", is_answered or id in self.unheard, id)
         check("command unanswered", self.twins == 0, "a second use of an id")
@@ -81,7 +86,12 @@ class Client:
         match message:
             case Deltas(deltas=deltas):
                 for delta in deltas:
-                    self._take(self.streams[delta.id], delta)
+                    if delta.id in self.readers:
+                        self.readers[delta.id].takes(delta)
+                    else:
+                        self._take(self.streams[delta.id], delta)
+            case Done(id=id) | Failed(id=id) if id in self.readers:
+                self.readers[id].ends(message, is_slow=self.is_slow)
             case Done():
                 self._done(self.streams[message.id], message)
             case Failed(id=id):

@@ -107,13 +107,13 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     )
     is_restart = life.is_restart if cause is not None else was_draining and life.cause is None
     if cause is Cause.VERSION:
-        _fails(record, book, "version")
+        fails(record, book, "version")
     elif cause is Cause.TOO_LARGE and not is_restart:
-        _fails(record, book, "too large")
+        fails(record, book, "too large")
     elif is_permanent or (is_alike and cause is None):
-        _fails(record, book, "load")
+        fails(record, book, "load")
     elif finding.is_broken:
-        _fails(record, book, "engine")
+        fails(record, book, "engine")
     elif is_restart:
         book.clean()
     elif cause in (Cause.ASKED, Cause.SWAP):
@@ -128,7 +128,7 @@ def _crashes(record: Record, book: Book) -> None:
     delays = book.crashed(record.now)
     record.count("crash")
     if delays is None:
-        _fails(record, book, "too often")
+        fails(record, book, "too often")
         return
     book.is_after_crash = True
     if delays[1] > 0.0:
@@ -136,7 +136,8 @@ def _crashes(record: Record, book: Book) -> None:
         book.retry_at = book.retry[1]  # at the latest; what has been drawn is announced
 
 
-def _fails(record: Record, book: Book, why: str) -> None:
+def fails(record: Record, book: Book, why: str) -> None:
+    """A model is FAILED: whatever waits for it ends."""
     book.failed = why
     record.count(f"FAILED: {why}")
     for ask in book.waiting:
@@ -150,6 +151,7 @@ def _worded(ask: Ask, code: str) -> str:
 
 
 def _requests_end(record: Record, book: Book, life: Life, finding: Finding) -> None:
+    record.flight.loses([ask for ask in life.given.values() if ask.is_open])
     for ask in life.given.values():
         if not ask.is_open:
             continue

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.log_level import LogLevel
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.rendering import Render
 from mlxsup.protocol.worker_messages import (
     CancelRow,
     Dispatch,
@@ -20,14 +22,20 @@ from mlxsup.supervisor.core.actions import (
     Abandon,
     Action,
     Announce,
+    AppraiseLaunch,
+    EndDownload,
     EndSpare,
     Finish,
     NeedRaised,
+    RequestEnded,
     SendToClient,
     SendToWorker,
+    SetLogLevel,
     SignalWorker,
     Spawn,
+    StartDownload,
     StartSpare,
+    WriteEntry,
 )
 
 from . import (
@@ -36,6 +44,7 @@ from . import (
     giving_way,
     higher,
     leases,
+    load_options,
     memory,
     pressure,
     processes,
@@ -72,6 +81,14 @@ def judge(record: Record, action: Action) -> None:
             record.spares.check_start(record, action)
         case EndSpare():
             record.spares.check_end(record, action)
+        case StartDownload() | EndDownload():
+            record.downloads.obeyed(record, action)
+        case AppraiseLaunch():
+            record.options.appraises(action)
+        case SetLogLevel(level=level):
+            record.log_levels.set(level)
+        case RequestEnded(facts=facts, is_refused=is_refused):
+            record.log_lines.said(facts, is_refused=is_refused)
         case SignalWorker(model=model, generation=generation, signal=signal):
             processes.signal(record, model, generation, signal)
         case Announce(change=change):
@@ -81,6 +98,8 @@ def judge(record: Record, action: Action) -> None:
             check("given up early", life is not None and life.is_abandoned, model)
         case NeedRaised(model=model, raised_bytes=raised_bytes):
             estimates.is_raised(record, model, raised_bytes)
+        case WriteEntry():
+            record.flight.take(action)
         case Finish():
             lives = [book.life for book in record.books.values() if book.life]
             check("ends with processes", all(life.is_abandoned for life in lives), lives)
@@ -123,6 +142,10 @@ def _to_worker(record: Record, book: Book, life: Life, message: Message) -> None
             budgets.told(record, book, life, message)
         case GiveBack():
             pressure.asked(record, life)
+        case Render():
+            record.joining.told(record, life, message)
+        case LogLevel(level=level):
+            record.log_levels.told(life, level)
         case Exit():
             _exit(record, book, life)
 
@@ -210,14 +233,16 @@ def _exit(record: Record, book: Book, life: Life) -> None:
         return
     check("exit of the faulty", life.cause is None, f"{book.name}: {life.cause}")
     is_idle = book.wanted is Wanted.UP and not book.waiting and not life.given
-    idle_s = book.entry.idle_unload_s
+    idle_s = load_options.stays_s(book)
     check("unloaded while busy", is_idle, book.name)
-    is_due = idle_s > 0 and record.now >= book.busy_at + idle_s - EPSILON_S
+    is_due = idle_s is not None and record.now >= book.busy_at + idle_s - EPSILON_S
     if record.plan.budget_bytes is not None and not is_due:
         memory.check_eviction(record, book, life)
     else:
-        check("unloaded unasked", idle_s > 0, book.name)
+        check("unloaded unasked", idle_s is not None, book.name)
         check("unloaded early", is_due, book.name)
         record.count("unloaded as idle")
+        if book.keep_alive_s is not None:
+            record.count("unloaded as was said")
     book.wanted, book.is_by_user = Wanted.DOWN, False
     record.stops(life, Cause.ASKED)

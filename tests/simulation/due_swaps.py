@@ -75,6 +75,8 @@ def _is_calm(record: Record) -> bool:
         return False
     if any(other.life is None and other.held and other.is_resting for other in books):
         return False  # what a crashed model held may be kept for it
+    if any(other.life is not None and other.life.is_giving_back for other in books):
+        return False  # its worker answers at the end of its step, however long that takes
     return not any(loads.is_loading(other) or _leaves(record, other) for other in books)
 
 

@@ -101,7 +101,8 @@ def _room(record: Record, book: Book) -> int:
     budget = record.plan.budget_bytes
     assert budget is not None, "nothing is raised without one"
     needs = record.plan.needs
-    others = [other for other in record.books.values() if other is not book]
+    known = [other for other in record.books.values() if other.name in record.appraised]
+    others = [other for other in known if other is not book]
     pinned = [other for other in others if _is_pinned(other)]
     assert len(pinned) <= 1, "two pinned models would share what is left"
     if not _is_pinned(book):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -92,6 +93,7 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
         case Ready() if life.cause is None:
             life.ready_at, book.is_restarting = record.now, False
             book.busy_at = record.now
+            record.log_levels.is_ready(life)
             if book.up_for is UpFor.NEXT_TURN:
                 book.up_for = UpFor.SOMEBODY
             if life.launch.max_concurrency > 1:
@@ -100,6 +102,8 @@ def said(record: Record, book: Book, life: Life, message: object) -> None:
                     "batching": message.batching.value,
                     "reason": message.batching_reason,
                 }
+        case Rendered():
+            record.joining.rendered(record, life, message)
         case Dying(message=words):
             life.announced = words
         case Heartbeat():

@@ -63,9 +63,11 @@ def least_by(record: Record, book: Book) -> int:
 
 
 def waits(book: Book) -> bool:
-    """Whether a model is wanted and has no process, not even one to come after a delay."""
+    """Whether a model is wanted and has no process, not even one to come after a delay, and lacks
+    no files."""
     is_at_rest = bool(book.failed) or book.retry_at is not None
-    return book.wanted is Wanted.UP and book.life is None and not is_at_rest
+    is_wanted = book.wanted is Wanted.UP and book.life is None and not is_at_rest
+    return is_wanted and book.entry.download is None
 
 
 def is_wanted_by_somebody(book: Book) -> bool:
@@ -152,7 +154,8 @@ def may_wait(record: Record, book: Book) -> bool:
     taken = sum(least_by(record, other) for other in others) + need_of(record, book)
     taken += sum(room.raise_of(record, other) for other in others)
     for other in others:
-        if other.life is None and other.wanted is Wanted.UP and not other.failed:
+        may_load = other.wanted is Wanted.UP and other.entry.download is None
+        if other.life is None and may_load and not other.failed:
             taken += need_of(record, other)
     if is_wanted_by_somebody(book):
         ripe = [other for other in others if is_ripe(record, other, -SLACK_S)]

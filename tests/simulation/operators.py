@@ -53,7 +53,8 @@ class Operators:
                 problems = ("line 3: no such key",)
                 world.handle(ReloadRefused(now=world.time.now, problems=problems, caller=caller))
                 return
-            entries = tuple(self.entries) or (world.plan.models[0],)
+            world.hub.lose_one()
+            entries = tuple(map(world.hub.as_read, self.entries or world.plan.models[:1]))
             world.handle(
                 Reloaded(
                     now=world.time.now,

@@ -24,6 +24,7 @@ from .asks import Ask
 from .clients import Client, Stream
 from .habits import habits
 from .hands import Hands
+from .load_options import Saying
 from .operators import Operators
 from .plan import Kind, Prompt
 
@@ -65,6 +66,7 @@ class People:
         self.past: list[Client] = []
         self.asked: list[Ask] = []
         self._own_dice = random.Random(f"people {world.plan.seed}")
+        self._saying = Saying(world.plan.seed)
         self._hands = Hands(world, self)
         self.operators = Operators(world, self)
         weights = habits(self._kind, is_limited=world.plan.budget_bytes is not None)
@@ -234,6 +236,7 @@ class People:
             ask.total_s = dice.choice((None, None, None, 1.0, 6.0))
         shares.ask_for(self._own_dice, ask)
         contrast.ask_for(self._world.plan, ask)
+        self._saying.ask_for(ask)
         if self._own_dice.random() < 0.1:
             self._hands.prioritize_later(ask, self._own_dice)
         self.asked.append(ask)

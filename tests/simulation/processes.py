@@ -25,6 +25,7 @@ def spawn(record: Record, spawn: Spawn) -> None:
     book = record.books[spawn.model]
     check("two processes", book.life is None, spawn.model)
     check("spawned unwanted", book.wanted is Wanted.UP and not book.failed, spawn.model)
+    check("spawned without its files", book.entry.download is None, spawn.model)
     check("old launch", spawn.launch == book.entry.launch, spawn.model)
     check("known batching", spawn.known_batching == book.batching, spawn.known_batching)
     memory.check_spawn(record, book)

@@ -11,15 +11,19 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import Cancel, ClientMessage, Generate, Prioritize, Stop
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.packed_rows import Row
-from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
+from mlxsup.protocol.request_messages import Attach, CancelRequest, PauseRequest, ResumeRequest
 from mlxsup.supervisor.core.actions import Action, Spawn
 from mlxsup.supervisor.core.events import (
+    Appraised,
     ClientGone,
     ClientSaid,
     ClientTooSlow,
+    DownloadSaid,
     Event,
     Exited,
+    LaunchAppraised,
     Reloaded,
     Sampled,
     ShutdownAsked,
@@ -50,13 +54,20 @@ from . import (
     pauses,
     pressure,
     shares,
+    stories,
     swaps,
     timely,
     wishes,
 )
 from .asks import Ask, Place
 from .books import Book, Cause, Life, Wanted
+from .downloads import Downloads
+from .flight import Flight
 from .folders import Folders
+from .joining import Joining
+from .load_options import LoadOptions
+from .log_levels import LogLevels
+from .log_lines import LogLines
 from .plan import Plan
 from .spares import Spares
 from .violation import check
@@ -104,6 +115,13 @@ class Record:
         self.devices = costs.Devices()
         self.spares = Spares()
         self.folders = Folders(plan.seed)
+        self.downloads = Downloads()
+        self.joining = Joining()
+        self.options = LoadOptions()
+        self.log_levels = LogLevels()
+        self.log_lines = LogLines()
+        self.appraised: set[ModelName] = set()
+        self.flight = Flight()
         self.questions = 0
         self._admitted = 0
 
@@ -145,6 +163,7 @@ class Record:
         """Enters an event that the core is about to see."""
         self.now, self.event = event.now, event
         self.must, self.deltas, self.is_twin = {}, [], False
+        self.flight.begin()
         self.to_leave.clear()
         self.tried_again = None
         for book in self.books.values():
@@ -164,10 +183,18 @@ class Record:
                 for ask in self.open:
                     if ask.connection == connection:
                         self.must[ask] = {"slow_consumer"}
+                self.joining.is_slow(bytes(connection))
             case SpareReady() | SpareEnded():
                 self.spares.seen(self, event)
             case Exited() | SpawnFailed():
+                stories.ended(self, event)
                 deaths.seen(self, event)
+            case DownloadSaid():
+                self.downloads.said(self, event)
+            case Appraised(needs=needs):
+                self.appraised = set(needs)
+            case LaunchAppraised():
+                self.options.appraised(self, event)
             case Spawned() | WorkerBroke() | WorkerUnlinked():
                 heard.process(self, event)
             case Sampled():
@@ -200,6 +227,7 @@ class Record:
         check("duplicate answered", not self.is_twin, self.event)
         check("not asked to leave", not self.to_leave, [str(ask) for ask in self.to_leave])
         memory.forget(self)
+        self._look_at_what_is_said()
         pressure.check_others(self)
         pauses.look(self)
         higher.look(self)
@@ -207,11 +235,19 @@ class Record:
         swaps.look(self)
         due_swaps.look(self)
         timely.look(self)
+        self.flight.look()
         leases.look(self)
         pressure.look(self)
         estimates.look(self)
         self.spares.look(self)
         self._note_who_works()
+
+    def _look_at_what_is_said(self) -> None:
+        self.downloads.look(self)
+        self.joining.look(self)
+        self.options.look(self)
+        self.log_levels.look()
+        self.log_lines.look(self)
 
     def _note_who_works(self) -> None:
         lives = [book.life for book in self.books.values() if book.life]
@@ -255,6 +291,7 @@ class Record:
             case Generate():
                 self._asked(connection, message, event.process)
             case Cancel(id=id):
+                self.joining.cancelled(connection, id)
                 ask = self.asks.get((connection, id))
                 if ask is not None and ask.is_open:
                     self.must[ask] = {"done:cancelled"}
@@ -269,10 +306,23 @@ class Record:
                     if limit_s is None:
                         limit_s = self.plan.settings.drain_timeout_s
                     wishes.shut_down(self, limit_s, is_now=message.now)
+                elif isinstance(message, Attach):
+                    self.joining.asked(self, connection, message)
+                elif isinstance(message, ChangeLogLevel):
+                    self.log_levels.asked(self, connection, message)
+                elif isinstance(message, CancelRequest):
+                    self._cancelled_by_name(connection, message)
                 elif isinstance(message, PauseRequest | ResumeRequest):
                     pauses.commanded(self, connection, message)
                 else:
                     wishes.command(self, message, connection)
+
+    def _cancelled_by_name(self, connection: bytes, message: CancelRequest) -> None:
+        ask = shares.named(self, message.request)
+        self.is_unique[connection, message.id] = ask is not None
+        if ask is not None:
+            self.must[ask] = {"done:cancelled"}
+            self.count("cancelled by another")
 
     def _asked(self, connection: bytes, message: Generate, process: str) -> None:
         ask = self.asks.get((connection, message.id))
@@ -294,6 +344,7 @@ class Record:
         ask.place, ask.placed_at = Place.LINE, self.now
         admission.set_limits(self, ask)
         book = self.books[ask.model]
+        book.keep_alive_s = message.keep_alive
         shares.joins(self, book, ask)
         shares.waits(self, ask)
         book.queue.append(ask)
@@ -302,6 +353,7 @@ class Record:
 
     def _client_gone(self, connection: bytes) -> None:
         self.gone.add(connection)
+        self.joining.gone(connection)
         for book in self.books.values():
             book.callers = {caller for caller in book.callers if caller[0] != connection}
         for ask in list(self.open):
@@ -310,6 +362,7 @@ class Record:
 
     def close(self, ask: Ask) -> None:
         """A request is over; its row may still be in the batch."""
+        self.log_lines.closes(ask)
         book = self.books.get(ask.model)
         if book is not None and ask in book.waiting:
             (book.queue if ask in book.queue else book.paused).remove(ask)
@@ -317,6 +370,7 @@ class Record:
         if book is not None and book.life is not None and ask.key in book.life.given:
             book.life.tokens_at_end[ask.key] = ask.tokens
         ask.place, ask.ended_at = Place.ENDED, self.now
+        self.flight.closes(ask)
         self.open.pop(ask, None)
         self.limited.pop(ask, None)
 

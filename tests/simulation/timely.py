@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.events import Exited, SpawnFailed, Tick
+from mlxsup.supervisor.core.events import DownloadSaid, Exited, SpawnFailed, Tick
 
-from . import deaths, loads, memory, room, shares, swaps, wishes
+from . import deaths, load_options, loads, memory, room, shares, swaps, wishes
 from .asks import Ask, Place
 from .books import Book, Life, Wanted
 from .violation import Violation, check
@@ -93,7 +93,7 @@ def look(record: Record) -> None:
         elif not book.life.is_abandoned:
             _works(record, book, book.life)
             _is_found(record, book, book.life)
-    if not isinstance(record.event, Tick | SpawnFailed | Exited):
+    if not isinstance(record.event, Tick | SpawnFailed | Exited | DownloadSaid):
         return
     for row in record.status(record.now)["models"]:
         book = record.books[row["name"]]
@@ -109,7 +109,9 @@ def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
     retry_at = record.now + retry_in_s
     check("back-off too short", retry_at >= earliest - EPSILON_S, f"{book.name} {retry_at}")
     check("back-off too long", retry_at <= latest + EPSILON_S, f"{book.name} {retry_at}")
-    check("no jitter", abs(retry_at - latest) > 1e-9, f"{book.name} {retry_at}")
+    is_drawn = latest > earliest  # and no hub has said how long to wait
+    is_whole = abs(retry_at - latest) <= 1e-9
+    check("no jitter", not (is_drawn and is_whole), f"{book.name} {retry_at}")
     if book.retry_at is not None:
         book.retry_at = retry_at
 
@@ -119,6 +121,8 @@ def _returns(record: Record, book: Book) -> None:
     if book.wanted is not Wanted.UP or book.failed or record.is_shutting_down:
         check("lets requests wait for nothing", not book.waiting, book.name)
         return
+    if book.entry.download is not None:
+        return  # `downloads.look` says what must happen
     if book.retry is not None and record.now <= book.retry[1] + SLACK_S:
         return
     has_turn = loads.has_turn(record, book)
@@ -139,8 +143,8 @@ def _works(record: Record, book: Book, life: Life) -> None:
         check("turn missed", bool(life.given), startable[0])
     elif startable and _may_start(record, book, life, startable):
         check("room left", len(life.given) >= book.rows, startable[0])
-    idle_s = book.entry.idle_unload_s
-    if idle_s and not book.waiting and not life.given:
+    idle_s = load_options.stays_s(book)
+    if idle_s is not None and not book.waiting and not life.given:
         check("idle and loaded", record.now <= book.busy_at + idle_s + SLACK_S, book.name)
 
 

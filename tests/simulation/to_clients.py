@@ -10,6 +10,7 @@ from mlxsup.protocol.client_messages import (
     Done,
     Event,
     Failed,
+    Generate,
     Load,
     Notice,
     Prioritize,
@@ -20,10 +21,16 @@ from mlxsup.protocol.client_messages import (
     Unload,
 )
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
+from mlxsup.protocol.request_messages import (
+    CancelRequest,
+    PauseRequest,
+    RequestsQuery,
+    ResumeRequest,
+)
 from mlxsup.protocol.states import NoticeKind
+from mlxsup.supervisor.core.events import ClientSaid
 
-from . import costs, higher, memory, pressure, shares, swaps
+from . import costs, higher, listings, memory, pressure, shares, swaps
 from .asks import Ask
 from .violation import Violation, check
 
@@ -35,13 +42,24 @@ def judge(record: Record, connection: bytes, message: Message) -> None:
     """Raises Violation if a client is sent something that was not called for."""
     match message:
         case Deltas(deltas=deltas):
+            check("pieces to nobody", connection not in record.gone, connection)
             for delta in deltas:
-                _delta(record, record.asks[connection, delta.id], delta)
+                listener = record.joining.of(connection, delta.id)
+                if listener is not None:
+                    record.joining.sends(listener, delta)
+                else:
+                    _delta(record, record.asks[connection, delta.id], delta)
+        case Done(id=id) | Failed(id=id) if listener := record.joining.of(connection, id):
+            record.joining.ends(record, listener, message)
         case Done(id=id, finish_reason=reason):
             _end(record, record.asks[connection, id], message, f"done:{reason}")
         case Failed(id=id, error=error):
             ask = record.asks.get((connection, id))
             record.is_answered(connection, id)
+            record.options.fails(connection, id)
+            record.log_levels.fails(connection, id)
+            record.joining.refuses(connection, id, error["code"])
+            _refused(record, connection, id, error["code"])
             if error["code"] == "duplicate_id":
                 check("refused as duplicate", record.is_twin, id)
                 record.is_twin = False
@@ -70,6 +88,16 @@ def judge(record: Record, connection: bytes, message: Message) -> None:
                 check("resumes told", detail["times"] == times, f"{ask}: {detail}")
         case Event(id=id):
             check("event to nobody", connection not in record.gone, id)
+
+
+def _refused(record: Record, connection: bytes, id: str, code: str) -> None:
+    """A request that comes may be refused: it is logged as such."""
+    event, ask = record.event, record.asks.get((connection, id))
+    if not isinstance(event, ClientSaid) or not isinstance(event.message, Generate):
+        return
+    is_it = (bytes(event.connection), event.message.id) == (connection, id)
+    if is_it and (ask is None or not ask.number or code == "duplicate_id"):
+        record.log_lines.refused(id, code)
 
 
 def _delta(record: Record, ask: Ask, delta: ClientDelta) -> None:
@@ -105,6 +133,7 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
     record.is_answered(connection, id)
     match message:
         case Load(model=model, dry_run=True):
+            record.options.check_answer(connection, id)
             target = record.books[model]
             is_unseen = target.life is not None and swaps.may_have_begun(record, target)
             if not (is_unseen and value["outcome"] == "waits"):
@@ -113,6 +142,7 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
             said = {name: value[name] for name in ("added", "removed")}
             check("changes of a reload", said == record.changes, f"{said} {record.changes}")
         case Load(model=model) | Restart(model=model):
+            record.options.check_answer(connection, id)
             life = record.books[model].life
             is_ready = life is not None and life.ready_at is not None and life.cause is None
             check("load answered early", is_ready, message)
@@ -121,6 +151,10 @@ def _reply(record: Record, connection: bytes, id: str, value: dict[str, object])
         case Unload(model=model):
             book = record.books.get(model)
             check("unload answered early", book is None or book.life is None, message)
+        case RequestsQuery(client=client):
+            listings.compare(record, client, value)
+        case CancelRequest():
+            check("cancelled nobody", record.is_unique[connection, id], message)
         case PauseRequest() | ResumeRequest():
             check("pause allowed", record.may[connection, id], message)
         case StatusQuery():
@@ -145,6 +179,7 @@ def _compare(record: Record, value: dict[str, object]) -> None:
         check("status: quarantined", row["quarantined"] == quarantined, row)
         check("status: queued", row["queued"] == len(book.queue), row)
         memory.check_row(record, book, row)
+        record.downloads.check_row(book, row)
         given = book.life.given.values() if book.life else ()
         running = [ask.id for ask in given if ask.is_open]
         check("status: running", sorted(row["running"]) == sorted(running), row)

@@ -23,7 +23,7 @@ def command(record: Record, message: Message, connection: bytes) -> None:
     book = record.books.get(message.model)
     if book is None or book.wanted is Wanted.GONE:
         return
-    if isinstance(message, Load) and message.dry_run:
+    if isinstance(message, Load) and not record.options.asked(record, book, message, connection):
         return
     if isinstance(message, Load | Restart):
         book.callers.add((connection, message.id))
@@ -187,7 +187,7 @@ def reloaded(record: Record, event: Reloaded) -> None:
     for entry in event.models:
         known = record.books.get(entry.name)
         if known is not None:
-            _reconfigured(record, known, entry)
+            reconfigured(record, known, entry)
             continue
         book = record.books[entry.name] = Book(entry=entry)
         if entry.preload:
@@ -214,7 +214,8 @@ def _wanted_by_reload(book: Book) -> None:
     book.is_restarting = False
 
 
-def _reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
+def reconfigured(record: Record, book: Book, entry: ModelSettings) -> None:
+    """An entry counts from now on; a process that was started with another launch is replaced."""
     is_replaced = entry.launch != book.entry.launch or book.wanted is Wanted.GONE
     if entry != book.entry:
         book.suspicion.lift()

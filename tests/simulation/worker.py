@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.log_level import LogLevel
 from mlxsup.protocol.message import Message
+from mlxsup.protocol.rendering import Render
 from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -206,6 +208,10 @@ class PlayedWorker:
                     self._wake()
             case GiveBack():
                 self.has_given_back = True
+            case Render():
+                self._world.renderer.answers(self, message)
+            case LogLevel():
+                pass  # nothing answers
             case Exit():
                 self.is_asked = True
                 self._wake()

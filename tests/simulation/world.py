@@ -14,6 +14,7 @@ from mlxsup.supervisor.core.actions import (
     Announce,
     AppraiseLaunch,
     BudgetChanged,
+    EndDownload,
     EndSpare,
     Finish,
     ForgetModel,
@@ -25,10 +26,13 @@ from mlxsup.supervisor.core.actions import (
     RequestEnded,
     SendToClient,
     SendToWorker,
+    SetLogLevel,
     SignalWorker,
     Spawn,
+    StartDownload,
     StartSpare,
     WakeAt,
+    WriteEntry,
 )
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
@@ -43,13 +47,17 @@ from mlxsup.supervisor.core.events import (
     WorkerSeen,
 )
 
+from . import stories
 from .clients import Client
 from .gateway import Gateways
+from .hub import Hub, lack_files
 from .links import Link, Timeline
 from .machine import Machine
+from .onlookers import Onlookers
 from .people import People
 from .plan import EVENTS, Plan, Prompt
 from .record import Record
+from .rendering import Renderer
 from .spares import PlayedSpares
 from .violation import Violation, check
 from .worker import PlayedWorker
@@ -100,6 +108,7 @@ class World:
         on_turn: Callable[[Event, Sequence[Action]], None] = lambda event, actions: None,
     ) -> None:
         self.plan = Plan.of(seed)
+        lack_files(self.plan)
         self.time = Timeline()
         self.prompts = Prompts()
         self.events: Counter[str] = Counter()
@@ -115,6 +124,9 @@ class World:
         self._tick_at: float | None = None
         self._rest_s = 0.0
         self._reported: dict[int, int] = {}
+        self._appraisals: list[AppraiseLaunch] = []
+        self.hub = Hub(self)
+        self.renderer = Renderer(self.plan.seed, self.time)
         self.core = Core(
             self.plan.settings,
             self.plan.models,
@@ -124,6 +136,7 @@ class World:
         )
         self.record = Record(self.plan, self.core.status)
         self.people = People(self)
+        self.onlookers = Onlookers(self)
         self.machine = Machine(self)
 
     # ------------------------------------------------------------ running
@@ -131,9 +144,10 @@ class World:
     def run(self) -> None:
         """Lives through the plan, heals, ends, and checks what must be true then."""
         if self.plan.budget_bytes is not None:
-            self.handle(Appraised(now=0.0, needs=self.plan.appraised()))
+            self.handle(Appraised(now=0.0, needs=self.hub.needs()))
         self.handle(Started(now=0.0))
         self.people.begin()
+        self.onlookers.begin()
         self.machine.begin()
         self.record.folders.begin(self)
         while self.happened < EVENTS and not self.has_finished:
@@ -147,11 +161,14 @@ class World:
         while len(self.time):  # what is still on its way to clients
             self.time.advance()
         self.people.check_ends()
+        self.onlookers.check_ends()
+        stories.check_all(self.record, self.core.stories())
         self.record.check_ends()
         Gateways(self.plan.seed, self.record.count).run()
 
     def _has_healed(self) -> bool:
-        is_served = not self.record.open and not self.people.awaited()
+        is_awaited = self.people.awaited() or self.onlookers.awaited()
+        is_served = not (self.record.open or is_awaited)
         return is_served or self.has_finished  # what arrives later is not heard
 
     def rest(self, seconds: float) -> None:
@@ -190,11 +207,14 @@ class World:
             self.record.act(action)
             self._obey(action)
         self.record.after()
+        while self._appraisals:  # the shell answers at once
+            self._appraise(self._appraisals.pop(0))
 
     def _obey(self, action: Action) -> None:
         match action:
             case SendToClient(connection=connection, message=message):
                 self.people.deliver(bytes(connection), message)
+                self.onlookers.deliver(bytes(connection), message)
             case SendToWorker(model=model, generation=generation, message=message):
                 worker = self._workers.get((model, generation))
                 if worker is not None and not worker.is_abandoned:
@@ -209,6 +229,8 @@ class World:
                 self.record.begins(action, worker)
             case StartSpare() | EndSpare():
                 self._spares.obey(action)
+            case StartDownload() | EndDownload():
+                self.hub.obey(action)
             case SignalWorker(model=model, generation=generation, signal=signal):
                 worker = self._workers.get((model, generation))
                 if worker is not None:
@@ -222,17 +244,23 @@ class World:
             case ReadConfiguration(caller=caller):
                 self.people.operators.read_configuration(caller)
             case AppraiseLaunch():
-                raise AssertionError(action)  # nobody asks for another context here
+                self._appraisals.append(action)
             case Abandon(model=model, generation=generation):
                 self._workers[model, generation].is_abandoned = True
-            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised() | RequestEnded():
+            case Announce() | BudgetChanged() | ForgetModel() | NeedRaised():
                 pass
+            case RequestEnded() | SetLogLevel() | WriteEntry():
+                pass  # the record looks at them
             case LogFault(story=story):
                 raise Violation("no rule", "; ".join(story[-3:]))
             case Finish():
                 self.has_finished = True
             case _:
                 raise AssertionError(action)
+
+    def _appraise(self, action: AppraiseLaunch) -> None:
+        need = self.hub.needs().get(action.model)
+        self.handle(action.answered(need, now=self.time.now))
 
     def _wake_at(self, when: float) -> None:
         if self._tick_at is not None and self._tick_at <= when:

@@ -50,7 +50,7 @@ BEFORE_START = (
     BadMemory(
         name="pinned models that do not fit into the budget together",
         follows="exit code 78, also of `start`; a reload changes nothing",
-        words="need 900.0MiB together, and the memory budget is 700.0MiB",
+        words="need 900.0 MiB together, and the memory budget is 700.0 MiB",
         supervisor={"memory_budget": "700MiB"},
         models={name: {**SMALL, "pinned": True} for name in "abc"},
         arguments=("config", "check"),
@@ -59,7 +59,7 @@ BEFORE_START = (
     BadMemory(
         name="`memory` below what the model needs for one short request",
         follows="exit code 78, also of `start`; FAILED if only the load shows it",
-        words="its memory is 30.0MiB, and it needs at least 64.0MiB for its process: set memory",
+        words="its memory is 30.0 MiB, and it needs at least 64.0 MiB for its process: set memory",
         models={"a": {**SMALL, "memory": "30MiB"}},
         arguments=("config", "check"),
         status=78,
@@ -71,7 +71,7 @@ SERVED = (
     BadMemory(
         name="a model larger than the budget",
         follows="`insufficient_memory`; other models are served",
-        words="big cannot be loaded: it needs 800.0MiB, and the memory budget is 700.0MiB",
+        words="big cannot be loaded: it needs 800.0 MiB, and the memory budget is 700.0 MiB",
         supervisor={"memory_budget": "700MiB"},
         models={"a": SMALL, "big": {**SMALL, "memory": "800MiB"}},
         arguments=("load", "big"),

@@ -24,6 +24,7 @@ from .eventually import eventually
 
 TIME_LIMIT_S = 120.0
 COLUMNS = 80
+ROWS = 24
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """An engine that a test has run in this process may have set these."""
 
@@ -111,18 +112,20 @@ class Terminal:
 
     Args:
         arguments: of mlxsup.
-        variables: added to the environment, but for COLUMNS, which is the width of the terminal.
+        variables: added to the environment, but for COLUMNS and LINES, which are the size of the
+            terminal.
     """
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         columns = int(variables.pop("COLUMNS", COLUMNS))
+        rows = int(variables.pop("LINES", ROWS))
         self._leader, follower = pty.openpty()
         self._is_there = True
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(columns), 0, 0))
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = ""
         self._read_until = 0
         self.process = subprocess.Popen(
-            command(*arguments),
+            self.command_line(arguments),
             stdin=follower,
             stdout=follower,
             stderr=follower,
@@ -131,6 +134,10 @@ class Terminal:
             preexec_fn=_own_terminal,
         )
         os.close(follower)
+
+    def command_line(self, arguments: tuple[str, ...]) -> list[str]:
+        """What is started."""
+        return command(*arguments)
 
     def type(self, text: str) -> None:
         """Presses these keys."""
@@ -146,6 +153,12 @@ class Terminal:
         found = self.seen[self._read_until : place]
         self._read_until = place + len(text)
         return found
+
+    def read_more(self) -> None:
+        """Waits until the command writes something."""
+        assert self._read(time.monotonic() + TIME_LIMIT_S), (
+            f"nothing after {self.seen!r}, exit {self.process.poll()}"
+        )
 
     def interrupt(self) -> None:
         """Presses Ctrl-C while the command waits for a key.

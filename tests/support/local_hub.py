@@ -72,6 +72,7 @@ class LocalHub:
         self.release = threading.Event()
         self._files: dict[str, dict[str, bytes]] = {}
         self._listed_sizes: dict[tuple[str, str], int] = {}
+        self._damaged: set[tuple[str, str]] = set()
         self._faults: dict[str, Fault] = {}
         self._lock = threading.Lock()
         self._server = _Server(self)
@@ -91,6 +92,10 @@ class LocalHub:
     def lie_about(self, repo: str, path: str, size_bytes: int) -> None:
         """Lists a file with another size."""
         self._listed_sizes[repo, path] = size_bytes
+
+    def damage(self, repo: str, path: str) -> None:
+        """Always sends a file with another last byte than it is listed with."""
+        self._damaged.add((repo, path))
 
     def break_(self, path: str, fault: Fault) -> None:
         """Has requests meet a fault if their path ends so."""
@@ -139,7 +144,10 @@ class LocalHub:
                 prefix = f"/{repo}/resolve/{revision}/"
                 name = path.removeprefix(prefix)
                 if path.startswith(prefix) and name in files:
-                    return name, files[name]
+                    content = files[name]
+                    if (repo, name) in self._damaged:
+                        content = content[:-1] + bytes([content[-1] ^ 1])
+                    return name, content
         return None
 
     def _entry(self, repo: str, name: str, content: bytes) -> dict[str, Any]:

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from mlxsup.supervisor import app as app_module
-from mlxsup.supervisor.announcements import OnChange
+from mlxsup.supervisor.announcements import Announcer, OnChange
 from mlxsup.supervisor.app import App
 from mlxsup.supervisor.config.load import DaemonConfig
 from mlxsup.supervisor.core.actions import Action, Finish
 from mlxsup.supervisor.core.events import Event, Tick
 from mlxsup.supervisor.core.memory.pressure import Reading
+from mlxsup.supervisor.core.outline import Outline
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.logs import DaemonLog
+from mlxsup.supervisor.service_manager import ServiceManager
+from mlxsup.supervisor.sleep import SleepGuard
 
 READING = Reading(available_bytes=9, kept_free_bytes=1)
 STORIES = {"a": ["one", "two"], "b": []}
@@ -29,6 +32,11 @@ class Log(DaemonLog):
 
     def __init__(self) -> None:
         self.lines: list[tuple[Any, ...]] = []
+        self.flight: Any = SimpleNamespace(
+            started=lambda pid: None,
+            alive=lambda: None,
+            write=lambda number, entry: self.lines.append(("flight", number, entry)),
+        )
 
     def write(self, level: str, message: str, **facts: object) -> None:
         self.lines.append((level, message, facts))
@@ -75,6 +83,9 @@ class Core:
     def stories(self) -> dict[str, list[str]]:
         return STORIES
 
+    def outline(self) -> Outline:
+        return Outline(states=(), is_busy=False, is_ending=False)
+
     def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
         return 2, 0.0 if is_immediate else 30.0
 
@@ -97,6 +108,7 @@ class Case:
 
     Attributes:
         now: what the clock says.
+        announcer: its own.
         looks: how often it was asked.
         sampled: what became of the measuring.
         end: asks for the end, as a signal would; given the signal and whether it is a repeated one.
@@ -123,6 +135,8 @@ class Case:
         record: Any = SimpleNamespace(write_again=lambda: self.sampled.append("written"))
         folder: Any = SimpleNamespace(client_socket=Path("/run/client.sock"))
         unused: Any = None
+        sleep = SleepGuard("off", self.log)
+        self.announcer = Announcer(self.log, on_change, ServiceManager(), sleep)
         self.app = App(
             DaemonConfig(
                 config_path=config_path,
@@ -139,7 +153,7 @@ class Case:
             writer=unused,
             context=unused,
             argv=[],
-            on_change=on_change,
+            announcer=self.announcer,
         )
 
     def do(self, *actions: Action) -> None:

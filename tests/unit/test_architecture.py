@@ -26,7 +26,12 @@ HUB_ONLY_IN = "downloader"
 WORDS = ("start", "config", "plan", "init", "show")
 SUPERVISOR_ONLY_IN = {f"cli/commands/{word}.py" for word in WORDS} | {
     "cli/checked_folders.py",
+    "cli/doctor/gathering/folders.py",
+    "cli/doctor/gathering/machine.py",
+    "cli/doctor/gathering/setting.py",
+    "cli/proof/subject.py",
     "cli/model_catalog.py",
+    "cli/schema_file.py",
 }
 CORE_FORBIDDEN = {"asyncio", "zmq", "psutil", "os", "time", "threading", "socket", "subprocess"}
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill"}

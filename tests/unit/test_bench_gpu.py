@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 import pytest
 
-from bench.fast_path.bursts import Burst
+from bench.fast_path.bursts import CountedBurst
 from bench.fast_path.stages import Setting
 from bench.gpu import loads, together
 
@@ -59,8 +59,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> type[Played]:
 def test_what_a_load_finds_compiled_is_its_own(
     stage: Any, played: type[Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def three(*_: object) -> list[Burst]:
-        return [Burst(sent_s=[0.0], times=[[1.0]])] * 3
+    async def three(*_: object) -> list[CountedBurst]:
+        return [CountedBurst(sent_s=[0.0], times=[[1.0]])] * 3
 
     async def wait_s(*_: object) -> float:
         return 1.0
@@ -81,8 +81,8 @@ def test_what_a_load_finds_compiled_is_its_own(
 def test_the_first_bursts_tell_how_they_were_gathered(
     played: type[Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def three(*_: object) -> list[Burst]:
-        return [Burst(sent_s=[0.0], times=[[1.0, 2.0]], steps=steps) for steps in (7, 4, 4)]
+    async def three(*_: object) -> list[CountedBurst]:
+        return [CountedBurst(sent_s=[0.0], times=[[1.0, 2.0]], steps=steps) for steps in (7, 4, 4)]
 
     monkeypatch.setattr(loads, "three_bursts", three)
 

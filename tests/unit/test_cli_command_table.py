@@ -45,9 +45,9 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
     ("typed", "suggested"),
     [
         ("staus", "status"),
-        ("top", "status --watch"),
+        ("htop", "top"),
         ("stpo", "stop"),
-        ("hop", None),
+        ("sing", None),
         ("reload_", "reload"),
         ("nload", "load"),
         ("frobnicate", None),

@@ -48,8 +48,10 @@ def test_it_has_a_line_if_there_is_one_or_should_be(
     assert gateway_lines(value, None) == lines
 
 
-def test_the_line_fits_the_terminal() -> None:
-    assert gateway_lines(gateway("listening", pid=7), 12) == ["http: http:/"]
+def test_a_line_that_is_too_long_continues_in_the_next() -> None:
+    lines = gateway_lines(gateway("listening", pid=7), 30)
+    assert " ".join(lines) == f"http: {URL} (pid 7)"
+    assert max(map(len, lines)) <= 30
 
 
 @pytest.mark.parametrize(

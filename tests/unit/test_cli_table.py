@@ -69,11 +69,11 @@ def test_durations(seconds: float | None, text: str) -> None:
     ("count", "text"),
     [
         (None, "-"),
-        (0, "0.00 GiB"),
+        (0, "0.0 MiB"),
         (1, "1 B"),
-        (2**20, "1.000 MiB"),
-        (2**29, "0.50 GiB"),
-        (3 * 2**30, "3.0 GiB"),
+        (2**20, "1.0 MiB"),
+        (2**29, "512.0 MiB"),
+        (3 * 2**30, "3.00 GiB"),
     ],
 )
 def test_sizes(count: int | None, text: str) -> None:
@@ -82,12 +82,12 @@ def test_sizes(count: int | None, text: str) -> None:
 
 def test_row_of_a_ready_model() -> None:
     row = row_of(model(), NOW)
-    expected = ["smollm2", "READY", "1h 2m", "4711", "2", "2/3", "93.5", "3.0 GiB", "8192"]
+    expected = ["smollm2", "READY", "1h 2m", "4711", "2", "2/3", "93.5", "3.00 GiB", "8192"]
     assert list(row.cells) == expected
     assert row.note == ""
 
 
-def row_that_reads(read: int, of: int, tokens_sent: int = 0) -> dict[str, int]:
+def row_that_reads(read: int, of: int | None, tokens_sent: int = 0) -> dict[str, int | None]:
     """What a note looks at of a running request."""
     return {"read_tokens": read, "prompt_tokens": of, "tokens_sent": tokens_sent}
 
@@ -120,7 +120,7 @@ def row_that_reads(read: int, of: int, tokens_sent: int = 0) -> dict[str, int]:
             {"rows": [row_that_reads(9, 10), row_that_reads(1, 10)], "paused": ["a"]},
             "prefill 10% of 2 prompts, 1 paused",
         ),
-        ({"rows": [row_that_reads(0, 0), row_that_reads(0, 9), row_that_reads(9, 9)]}, ""),
+        ({"rows": [row_that_reads(0, None), row_that_reads(0, 9), row_that_reads(9, 9)]}, ""),
         ({"rows": [row_that_reads(5, 9, tokens_sent=1)]}, ""),
         ({"paused": ["a"], "yielded": ["b", "c"]}, "1 paused, 2 gave way"),
         ({"paused": ["a"], "last_exit": KILLED}, "SIGKILL, out of memory, 2m 5s ago, 1 paused"),
@@ -284,13 +284,18 @@ def test_who_waits_and_how_models_have_shared_stands_below_the_table() -> None:
         "waiting: ann 3 (2 running), bob 1",
         "engine time: a 70%, b 30%",
     ]
-    assert sharing_lines(value, 10) == ["waiting: a", "engine tim"]
+    assert sharing_lines(value, 20) == [
+        "waiting: ann 3 (2",
+        "running), bob 1",
+        "engine time: a 70%,",
+        "b 30%",
+    ]
     assert sharing_lines({"models": [{"name": "a", "share": 1.0}]}, None) == []
 
 
 def test_the_note_of_a_pinned_model_that_is_unloaded_says_what_stays_reserved() -> None:
     unloaded: dict[str, Any] = {"state": "STOPPED", "reserved_bytes": 2**28, "pinned": True}
-    assert note_of(model(**unloaded), NOW) == "pinned: 0.25 GiB stay reserved"
+    assert note_of(model(**unloaded), NOW) == "pinned: 256.0 MiB stay reserved"
     assert note_of(model(**unloaded | {"reserved_bytes": 0}), NOW) == ""
     assert note_of(model(**unloaded | {"pinned": False}), NOW) == ""
     assert note_of(model(**unloaded | {"state": "READY"}), NOW) == ""

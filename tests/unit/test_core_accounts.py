@@ -101,7 +101,7 @@ def test_the_status_counts_by_account_and_by_class() -> None:
     assert running == {
         "id": "a", "number": "#1", "client": "alice", "priority": "normal", "class": "normal",
         "waited_s": 0.0, "paused": None, "resumed": 0,
-        "prompt_tokens": 0, "read_tokens": 0, "tokens_sent": 0,
+        "prompt_tokens": None, "read_tokens": 0, "tokens_sent": 0,
     }  # fmt: skip
     assert [(one["number"], one["class"], one["waited_s"]) for one in row["line"]] == [
         ("#3", "interactive", 2.0),

@@ -218,6 +218,18 @@ def test_an_answer_to_the_question_of_another_model_or_of_none_is_ignored() -> N
     assert len(pieces(driver)) == 1
 
 
+def test_two_streams_never_come_under_one_id_of_a_connection() -> None:
+    driver, [key] = up("one")
+    driver.ask("two", connection=BOB)
+    assert attach(driver, id="two") is None
+    assert driver.errors(BOB) == {"two": "duplicate_id"}
+    attach(driver, id="join")
+    driver.ask("join", connection=BOB)
+    assert driver.errors(BOB) == {"join": "duplicate_id"}
+    driver.token(key)
+    assert pieces(driver) == [("join", 0, TOKEN, body("x"))], "who had joined hears on"
+
+
 def test_so_many_may_join_and_no_more() -> None:
     driver, [key] = up("one")
     for number in range(attaching.MOST_READERS):

@@ -295,7 +295,8 @@ def test_the_story_of_each_decision_is_told_in_events_and_in_the_status() -> Non
     assert any("quarantined" in note for note in notes)
     driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
-    assert any("quarantined" in line for line in reply.value["stories"]["m"])
+    verdicts = [one["verdict"] for one in reply.value["flight"] if one["kind"] == "worker_died"]
+    assert "quarantined" in verdicts[-1]
 
 
 def test_digests_tell_models_and_bodies_apart_and_equal_requests_not() -> None:

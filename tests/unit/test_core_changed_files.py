@@ -41,7 +41,7 @@ def test_a_model_whose_files_have_changed_stays_until_its_answers_have_ended_I7(
     assert driver.stays("a")
     assert driver.told(PauseRow) == []
     assert driver.row("b")["memory_wait"]["reason"] == (
-        "needs 4.00GiB, 0.0MiB is free: a is busy; a stays until its answers have ended,"
+        "needs 4.00 GiB, 0.0 MiB is free: a is busy; a stays until its answers have ended,"
         f" because {CHANGE}"
     )
     [key] = driver.model("a").running

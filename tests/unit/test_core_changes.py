@@ -99,7 +99,7 @@ def test_each_change_has_a_note_that_says_why() -> None:
     assert notes(driver) == [("STOPPED", ""), ("STOPPED", "1 request under suspicion")]
 
 
-def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for() -> None:
+def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() -> None:
     driver = Driver()
     driver.say(Ping(id=RequestId("p")))
     assert driver.sent(Reply) == [Reply(id=RequestId("p"), value={})]
@@ -108,10 +108,9 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_stories_if_asked_for(
     driver.load()
     driver.say(StatusQuery(id=RequestId("q"), debug=True))
     [reply] = driver.sent(Reply)
-    assert list(reply.value["stories"]) == ["m"]
-    first, second = reply.value["stories"]["m"]
-    assert first == "1000.000 STOPPED want up (user) → PENDING"
-    assert second == "1000.000 PENDING turn → LOADING"
+    first, second = reply.value["flight"]
+    assert (first["before"], first["after"], first["ago_s"]) == ("STOPPED", "PENDING", 0.0)
+    assert (second["n"], second["after"], second["generation"]) == (2, "LOADING", 1)
 
 
 def test_the_story_of_a_model_has_each_death_and_what_was_made_of_it() -> None:

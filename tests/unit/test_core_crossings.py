@@ -28,6 +28,7 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     WorkerSignal,
+    WriteEntry,
 )
 from mlxsup.supervisor.core.events import Caller, Reloaded
 from mlxsup.supervisor.core.lifecycle.states import Draining
@@ -75,7 +76,8 @@ class World:
                 assert model.life.phase.ends_at <= self.ends_at, "a drain outlasts the stop"
 
     def _obey(self, action: Action) -> None:
-        assert not self.has_finished or isinstance(action, SendToClient | RequestEnded), action
+        is_said = isinstance(action, SendToClient | RequestEnded | WriteEntry)
+        assert not self.has_finished or is_said, action
         match action:
             case SendToWorker(model="z", message=Exit()) | SignalWorker(model="z"):
                 self.is_z_told = True

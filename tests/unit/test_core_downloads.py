@@ -23,12 +23,13 @@ from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_driver import LAUNCH, Driver, entry
+from support.core_memory import GIB, limited, sized
 
 TINY = Repository("org/tiny")
 OTHER = Repository("org/other", "v2")
 FOLDER = "/cache/snapshots/1"
 GATED = DownloadFailed(problem=DownloadProblem.GATED, message="org/tiny is gated", hint="accept")
-CUT = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub hung up")
+CUT = DownloadFailed(problem=DownloadProblem.INTERNAL, message="it ended with SIGKILL")
 
 
 def lacking(name: str = "m", repository: Repository = TINY, **changes: Any) -> ModelSettings:
@@ -169,7 +170,7 @@ def test_what_may_pass_is_tried_again_and_requests_keep_waiting() -> None:
     driver.pass_time(0.0)  # the first time at once
     assert driver.state() is State.PENDING
     say(driver, CUT, number=2)
-    assert driver.row()["cause"] == "not downloaded: the hub hung up"
+    assert driver.row()["cause"] == "not downloaded: it ended with SIGKILL"
     assert 0 < driver.row()["retry_in_s"] <= 1.0
     assert driver.row()["queued"] == 1
     driver.pass_time(1.0)
@@ -193,7 +194,7 @@ def test_a_hub_that_asks_for_patience_gets_it() -> None:
     assert starts(driver) == [(2, TINY)]
 
 
-def test_a_hub_that_never_answers_is_given_up() -> None:
+def test_a_download_that_always_crashes_is_given_up() -> None:
     driver = Driver([lacking()])
     driver.load()
     for number in range(1, 5):
@@ -242,3 +243,19 @@ def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
     assert [int(one.detail["fraction"] * 100 + 1e-9) for one in told] == list(range(100))
     assert {one.detail["phase"] for one in told} == {"download"}
     assert driver.row()["progress"]["fraction"] == 0.99
+
+
+def test_who_lacks_files_holds_no_memory_though_an_earlier_process_did() -> None:
+    settings = limited(4 * GIB)
+    driver = Driver([sized("a", 3 * GIB), sized("b", 3 * GIB)], settings)
+    driver.load("a")
+    driver.come_up("a")
+    before = sized("a", 3 * GIB, download=TINY)
+    lacks = replace(before, launch=replace(before.launch, path="/elsewhere"))
+    models = (lacks, sized("b", 3 * GIB))
+    driver.do(Reloaded(now=driver.now, settings=settings, models=models))
+    driver.exit("a", code=0)
+    assert starts(driver) == [(1, TINY)]
+    assert driver.row("a")["reserved_bytes"] == 0
+    driver.load("b")
+    assert driver.state("b") is State.LOADING

@@ -140,8 +140,8 @@ class Downloading(RuleBasedStateMachine):
         self._say(number, DownloadFailed(problem=problem, message="no"))
         for name in waiting:
             state = self._driver.state(name)
-            assert state in (State.FAILED, State.BACKOFF), state
-            assert state is State.FAILED or problem is DownloadProblem.NETWORK
+            is_outage = problem is DownloadProblem.NETWORK
+            assert state is (State.BACKOFF if is_outage else State.FAILED), state
 
     @rule(number=st.integers(1, 20), folder=st.sampled_from(["/late"]))
     def late(self, number: int, folder: str) -> None:

@@ -49,8 +49,8 @@ def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
     error = driver.failure_of("r1").error
     assert error["code"] == "load_failed"
     assert "and it needs at least" in error["message"]
-    assert error["message"].endswith('set memory to at least "10.8KiB", or to "auto"')
-    assert parse_size("10.8KiB") >= ENOUGH
+    assert error["message"].endswith('set memory to at least "10.8 KiB", or to "auto"')
+    assert parse_size("10.8 KiB") >= ENOUGH
 
 
 def test_a_context_shorter_than_a_short_request_needs_less() -> None:
@@ -128,12 +128,12 @@ def test_what_is_only_estimated_does_not_count_before_a_load(
             one = replace(need, given_bytes=given_bytes)
             said = known_problem(one, is_measured_again=is_measured_again)
             assert bool(said) is is_wrong
-            assert not is_wrong or f'at least "{least // MIB}.0MiB"' in said
+            assert not is_wrong or f'at least "{least // MIB}.0 MiB"' in said
 
 
 def test_the_sentence_names_each_part_and_what_would_do() -> None:
     assert known_problem(known(100 * MIB)) == (
-        "its memory is 100.0MiB, and it needs at least 96.0MiB for its weights + 32.0MiB for its"
-        ' process + 1.0MiB for a short request: set memory to at least "129.0MiB", or to "auto"'
+        "its memory is 100.0 MiB, and it needs at least 96.0 MiB for its weights + 32.0 MiB for its"
+        ' process + 1.0 MiB for a short request: set memory to at least "129.0 MiB", or to "auto"'
     )
     assert known_problem(known(None)) == ""

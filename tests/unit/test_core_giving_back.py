@@ -26,7 +26,7 @@ from support.core_memory import (
 )
 
 KEPT = GIB // 2
-SHORTAGE = "0.0MiB is available on this machine, and 512.0MiB must stay free"
+SHORTAGE = "0.0 MiB is available on this machine, and 512.0 MiB must stay free"
 
 
 def sample(driver: MemoryDriver, available_gib: float | None = None, **held_gib: float) -> None:
@@ -88,7 +88,7 @@ def test_what_is_missing_is_taken_from_the_models_that_nobody_uses() -> None:
     left = (8 * GIB - KEPT) // (8 * GIB // 50) * (8 * GIB // 50)
     assert budgets(driver) == [left]
     assert states(driver, "ab") == [State.READY, State.STOPPING]
-    assert f"8.00GiB of 7.36GiB are reserved and {SHORTAGE}" in notes(driver)[0]
+    assert f"8.00 GiB of 7.36 GiB are reserved and {SHORTAGE}" in notes(driver)[0]
     shown = memory(driver)
     assert (shown["budget_bytes"], shown["effective_budget_bytes"]) == (8 * GIB, left)
     assert (shown["shortage"], shown["over_bytes"]) == (SHORTAGE, 0)
@@ -112,7 +112,9 @@ def test_workers_give_back_what_they_keep_for_reuse_before_anybody_is_evicted() 
     beat(driver, "b", prefix_gib=1)
     sample(driver, 0, a=4, b=4)
     assert asked(driver) == ["a", "b"]
-    assert notes(driver)[0].startswith("asked to give back 1.00GiB kept for reuse: 8.00GiB of 7.36")
+    assert notes(driver)[0].startswith(
+        "asked to give back 1.00 GiB kept for reuse: 8.00 GiB of 7.36"
+    )
     assert states(driver, "ab") == [State.READY] * 2
     beat(driver, "a")
     beat(driver, "b")
@@ -166,7 +168,7 @@ def test_the_budget_comes_back_after_ten_calm_seconds_and_a_waiting_model_is_loa
     driver.exit("a", code=0)
     driver.ask("r2", "b")
     driver.ask("r1", "a")
-    reason = "needs 4.00GiB, 3.36GiB is free: b is busy, and goes when its turn is over"
+    reason = "needs 4.00 GiB, 3.36 GiB is free: b is busy, and goes when its turn is over"
     assert driver.row("a")["memory_wait"]["reason"] == reason
     for _ in range(int(CALM_S)):
         sample(driver, 9, b=4)
@@ -182,7 +184,7 @@ def test_who_fits_into_the_budget_waits_for_its_rest_and_is_not_refused() -> Non
     sample(driver, 1)
     driver.ask("r1", "a")
     assert driver.row("a")["memory_wait"]["reason"] == (
-        "needs 4.00GiB, 491.6MiB is free: other programs hold the rest of the memory budget"
+        "needs 4.00 GiB, 491.6 MiB is free: other programs hold the rest of the memory budget"
     )
     driver.load("a")
     assert driver.sent(Failed) == []

@@ -53,7 +53,7 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
     assert driver.budget("a") == bytes_for(2, LONG + GROWTH_TOKENS), "no other takes its place"
     [note] = [note for note in notes(driver) if "batch" in note]
     assert note.startswith("1 batch row leaves because other programs need memory: ")
-    assert note.endswith("is available on this machine, and 1.0MiB must stay free")
+    assert note.endswith("is available on this machine, and 1.0 MiB must stay free")
     driver.rows_leave("a", third)
     assert "request r3 is paused: its model has too little memory for its row now" in notes(driver)
     told = [(one.kind, one.detail["reason"]) for one in driver.sent(Notice)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mlxsup.protocol.client_messages import Load
+from mlxsup.protocol.download import DownloadDone, Repository
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.supervisor.core.events import DownloadSaid
 
 from support.core_driver import Driver, entry
 
@@ -107,4 +109,17 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
     for value in (-2.0, float("inf"), float("nan")):
         driver.ask("wrong", keep_alive=value)
         assert driver.errors() == {"wrong": "invalid_request"}
+    assert stays_s(driver) == CONFIGURED_S
+
+
+def test_an_unload_ends_what_was_said_of_a_model_that_was_never_loaded() -> None:
+    tiny = Repository("org/tiny")
+    driver = Driver([entry(idle_unload_s=CONFIGURED_S, download=tiny)])
+    driver.ask("r", keep_alive=0.0)
+    driver.unload()
+    assert driver.state() is State.STOPPED
+    driver.restart()
+    done = DownloadDone(folder="/m", total_bytes=1, fetched_bytes=1)
+    driver.do(DownloadSaid(now=driver.now, number=2, report=done))
+    driver.come_up()
     assert stays_s(driver) == CONFIGURED_S

@@ -43,6 +43,7 @@ from mlxsup.supervisor.core.actions import (
     SignalWorker,
     Spawn,
     WorkerSignal,
+    WriteEntry,
 )
 from mlxsup.supervisor.core.events import Caller, ConnectionId, Reloaded, ReloadRefused, Sampled
 from mlxsup.supervisor.core.lifecycle.states import Draining
@@ -105,7 +106,10 @@ class CoreMachine(RuleBasedStateMachine):
     def obey(self, action: Action) -> None:
         """What the world does about an action at once."""
         if self.has_finished:  # what was left behind may be seen to end before the daemon has
-            assert isinstance(action, SendToClient | Announce | ForgetModel | RequestEnded), action
+            assert isinstance(
+                action,
+                SendToClient | Announce | ForgetModel | RequestEnded | WriteEntry,
+            ), action
         match action:
             case Spawn(model=model, launch=launch):
                 assert model not in self.workers, "two processes of one model"

@@ -31,7 +31,7 @@ def test_a_request_evicts_the_least_recently_used_once_it_was_idle_for_its_load_
     assert driver.told(Exit) == [Exit()]
     assert states(driver) == [State.READY, State.STOPPING, State.PENDING]
     assert (driver.row("b")["wanted"], driver.row("b")["why"]) == ("down", "evict")
-    assert "evicted for c, which needs 4.00GiB; it was idle for 6 s" in notes(driver)
+    assert "evicted for c, which needs 4.00 GiB; it was idle for 6 s" in notes(driver)
     assert driver.reserved() == 8 * GIB, "until its process is gone"
     driver.exit("b", code=0)
     assert driver.spawns() == ["c"]
@@ -77,7 +77,7 @@ def test_busy_models_are_waited_for_H9() -> None:
     wait = driver.row("c")["memory_wait"]
     assert wait == {
         "waits_s": 100.0,
-        "reason": "needs 4.00GiB, 0.0MiB is free: a is busy, and goes when its turn is over",
+        "reason": "needs 4.00 GiB, 0.0 MiB is free: a is busy, and goes when its turn is over",
     }
     driver.accept(other, "b")
     driver.token(other, model="b", finish=FinishReason.STOP)
@@ -129,7 +129,7 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
     driver.pass_time(20.0)
     driver.ask("r4", "y")
     assert driver.state("y") is State.PENDING
-    assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00GiB: another has waited longer"
+    assert driver.row("y")["memory_wait"]["reason"] == "needs 2.00 GiB: another has waited longer"
 
 
 def test_who_leaves_room_for_the_one_that_waits_longest_passes_it() -> None:
@@ -225,7 +225,7 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
         "evicts": ["a"],
         "swaps": [],
         "outcome": "evicts",
-        "reason": "needs 4.00GiB, 0.0MiB is free: a is idle",
+        "reason": "needs 4.00 GiB, 0.0 MiB is free: a is idle",
     }
     assert driver.row("c")["wanted"] == "down"
     assert states(driver) == [State.READY, State.READY, State.STOPPED]
@@ -239,7 +239,7 @@ def test_a_dry_run_says_what_a_load_would_do_and_changes_nothing() -> None:
     driver.row_ends("b", 2)
     driver.exit("b", code=0)
     answer = driver.foresees("c")
-    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00GiB, 4.00GiB is free")
+    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00 GiB, 4.00 GiB is free")
 
 
 def test_a_load_does_what_its_dry_run_said() -> None:

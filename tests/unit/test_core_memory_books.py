@@ -40,7 +40,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers_I4(is_command: b
     error = driver.failure_of(id).error
     assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
     assert error["message"] == (
-        "big cannot be loaded: it needs 9.00GiB, and the memory budget is 8.00GiB"
+        "big cannot be loaded: it needs 9.00 GiB, and the memory budget is 8.00 GiB"
     )
     assert error["detail"]["needed_bytes"] == 9 * GIB
     assert error["detail"]["budget_bytes"] == 8 * GIB
@@ -64,7 +64,7 @@ def test_a_preload_that_can_never_fit_stays_wanted_and_refuses_requests_at_once_
     assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
     row = driver.row("big")
     assert (row["state"], row["memory_wait"]["reason"]) == (
-        "PENDING", "needs 9.00GiB, and the memory budget is 8.00GiB",
+        "PENDING", "needs 9.00 GiB, and the memory budget is 8.00 GiB",
     )  # fmt: skip
     settings = limited(9 * GIB)
     models = (sized("big", 9 * GIB, preload=True),)
@@ -87,7 +87,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_memory_and_is_named_P26_I2() -
     driver.ask("r1", "d")
     error = driver.failure_of().error
     assert error["detail"]["blocked_by"] == ["a"]
-    assert "a has a process that cannot be ended and holds 4.00GiB" in error["message"]
+    assert "a has a process that cannot be ended and holds 4.00 GiB" in error["message"]
     driver.exit("a")
     assert driver.row("a")["reserved_bytes"] == 0
 
@@ -199,7 +199,7 @@ def test_what_is_measured_above_what_is_reserved_corrects_it_and_idle_models_go(
     driver.do(Sampled(now=driver.now, footprint_bytes=footprint, machine_bytes=99 * GIB))
     assert driver.row("b")["reserved_bytes"] == 5 * GIB
     assert states(driver) == [State.STOPPING, State.READY, State.STOPPED]
-    assert any("because 9.00GiB of 8.00GiB are reserved" in note for note in notes(driver))
+    assert any("because 9.00 GiB of 8.00 GiB are reserved" in note for note in notes(driver))
     driver.do(Sampled(now=driver.now, footprint_bytes={}, machine_bytes=99 * GIB))
     assert driver.row("b")["reserved_bytes"] == 5 * GIB, "until its process is gone"
 
@@ -227,7 +227,7 @@ def test_a_reload_that_lowers_the_budget_evicts_down_to_it_and_says_so() -> None
     models = tuple(driver.model(name).life.settings for name in "abc")
     driver.do(Reloaded(now=driver.now, settings=limited(3 * GIB), models=models))
     assert states(driver) == [State.READY, State.STOPPING, State.STOPPED], "a is busy"
-    assert any("because 8.00GiB of 3.00GiB are reserved" in note for note in notes(driver))
+    assert any("because 8.00 GiB of 3.00 GiB are reserved" in note for note in notes(driver))
     driver.exit("b", code=0)
     driver.accept(key, "a")
     driver.token(key, model="a", finish=FinishReason.STOP)

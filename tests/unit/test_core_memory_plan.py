@@ -127,7 +127,7 @@ SITUATIONS = [
         "a budget below what the machine allows",
         [candidate("a", need()), candidate("b", need())], 3 * GIB, automatic=12 * GIB,
         loaded="a", contexts={"a": 1024, "b": 1024}, goes={"b": "a"},
-        change='set memory_budget to at least "4.50GiB"',
+        change='set memory_budget to at least "4.50 GiB"',
     ),
     situation(
         "a shorter context for the model with the longest",
@@ -135,7 +135,7 @@ SITUATIONS = [
         2 * (GIB + GROWTH) + (1024 + 2100) * MIB,
         loaded="a", contexts={"a": 4096, "b": 1024},
         goes={"b": "a"},
-        change="set context_length = 2048 for a, which saves 2.00GiB",
+        change="set context_length = 2048 for a, which saves 2.00 GiB",
     ),
     situation(
         "no context is short enough: one waits for requests",
@@ -147,21 +147,21 @@ SITUATIONS = [
         "a memory that is larger than needed",
         [candidate("a", need(GIB, given=6 * GIB)), candidate("b", need(2 * GIB))], 8 * GIB,
         loaded="a", contexts={"a": 1024, "b": 1024}, goes={"b": "a"},
-        change='set memory = "auto" for a: it needs 2.25GiB',
+        change='set memory = "auto" for a: it needs 2.25 GiB',
     ),
     situation(
         "a model that is too large for the machine",
         [candidate("a", need(GIB)), candidate("b", need(9 * GIB))], 8 * GIB,
         loaded="a", contexts={"a": 1024, "b": 0}, missing={"b": 2 * GIB + GROWTH},
-        change="leave out b: alone it needs 10.25GiB, and the budget is 8.00GiB",
+        change="leave out b: alone it needs 10.25 GiB, and the budget is 8.00 GiB",
     ),
     situation(
         "two models that are too large for the machine",
         [candidate("a", need(9 * GIB)), candidate("b", need(10 * GIB))], 8 * GIB,
         loaded="", contexts={"a": 0, "b": 0},
         missing={"a": 2 * GIB + GROWTH, "b": 3 * GIB + GROWTH},
-        change="no single setting is enough: these models need a budget of 21.50GiB and there is "
-        "8.00GiB; the largest is b with 11.25GiB",
+        change="no single setting is enough: these models need a budget of 21.50 GiB and there is "
+        "8.00 GiB; the largest is b with 11.25 GiB",
     ),
 ]  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_the_same_context_for_all_is_tried_before_anybody_has_to_go() -> None:
     change = find_change(models, budget(2 * (GIB + GROWTH) + 2 * 600 * MIB))
     assert isinstance(change, LowerContext)
     assert (list(change.models), change.tokens) == (["a", "b"], 512)
-    assert str(change) == "set context_length = 512 for a and b, which saves 3.00GiB"
+    assert str(change) == "set context_length = 512 for a and b, which saves 3.00 GiB"
 
 
 def test_a_context_that_is_short_enough_stays_as_it_is() -> None:

@@ -74,7 +74,7 @@ def test_the_least_recently_used_goes_first() -> None:
     found = verdict(6, a, b, c)
     assert isinstance(found, Evict)
     assert found.models == (B, C)
-    assert found.reason == "needs 6.00GiB, 2.00GiB is free: b and c are idle"
+    assert found.reason == "needs 6.00 GiB, 2.00 GiB is free: b and c are idle"
 
 
 def test_nobody_goes_whose_going_is_not_needed() -> None:
@@ -85,14 +85,14 @@ def test_nobody_goes_whose_going_is_not_needed() -> None:
 
 def test_nobody_goes_if_that_is_not_enough_H9() -> None:
     found = verdict(6, held(A, 3), held(B, 5, Standing.BUSY))
-    assert found == Wait(reason="needs 6.00GiB, 0.0MiB is free: b is busy")
+    assert found == Wait(reason="needs 6.00 GiB, 0.0 MiB is free: b is busy")
 
 
 def test_a_request_waits_until_enough_models_are_ripe() -> None:
     early = held(A, 4, used_at=99.0, ripe_at=105.0)
     late = held(B, 4, used_at=98.0, ripe_at=110.0)
     assert verdict(4, early, late) == Wait(
-        reason="needs 4.00GiB, 0.0MiB is free: a is idle, but not for long enough", until=105.0
+        reason="needs 4.00 GiB, 0.0 MiB is free: a is idle, but not for long enough", until=105.0
     )
     found = verdict(8, early, late)
     assert isinstance(found, Wait)
@@ -108,25 +108,25 @@ def test_a_command_waits_for_no_model_to_ripen() -> None:
 
 def test_a_preload_evicts_nobody() -> None:
     assert verdict(4, held(A, 8), urgency=Urgency.NOBODY) == Wait(
-        reason="needs 4.00GiB, 0.0MiB is free: only a request or a load of it makes others go"
+        reason="needs 4.00 GiB, 0.0 MiB is free: only a request or a load of it makes others go"
     )
 
 
 def test_what_is_about_to_go_is_waited_for_and_nobody_else_goes() -> None:
     found = verdict(4, held(A, 4, Standing.LEAVING), held(B, 4))
     assert found == Wait(
-        reason="needs 4.00GiB, 0.0MiB is free: a is about to go", is_under_way=True
+        reason="needs 4.00 GiB, 0.0 MiB is free: a is about to go", is_under_way=True
     )
 
 
 def test_what_an_ending_process_gives_back_is_waited_for_and_nobody_is_asked() -> None:
     """It is wanted again, and the next one needs 2 of its 6 GiB."""
     ending = replace(held(A, 6, Standing.BUSY), spare_bytes=4 * GIB, is_ending=True)
-    waits = Wait(reason="needs 6.00GiB, 2.00GiB is free: a is about to go", is_under_way=True)
+    waits = Wait(reason="needs 6.00 GiB, 2.00 GiB is free: a is about to go", is_under_way=True)
     assert verdict(6, ending) == waits
     giving = replace(held(B, 2, Standing.BUSY), spare_bytes=GIB)
     assert verdict(5, ending, giving) == Wait(
-        reason="needs 5.00GiB, 0.0MiB is free: a is about to go",
+        reason="needs 5.00 GiB, 0.0 MiB is free: a is about to go",
         is_under_way=True,
         takes_spare=True,
     )
@@ -141,22 +141,22 @@ def test_a_model_that_leaves_counts_until_it_is_gone_I2() -> None:
 
 def test_a_model_larger_than_the_budget_is_refused_with_both_sizes_I4() -> None:
     assert verdict(9, held(A, 1)) == Refuse(
-        reason="needs 9.00GiB, and the memory budget is 8.00GiB", blockers=()
+        reason="needs 9.00 GiB, and the memory budget is 8.00 GiB", blockers=()
     )
 
 
 def test_a_refusal_names_what_would_have_to_go_and_why_it_stays_I4() -> None:
     pinned, stuck = held(A, 3, Standing.PINNED), held(B, 2, Standing.STUCK)
     assert verdict(4, pinned, stuck, held(C, 3)) == Refuse(
-        reason="needs 4.00GiB of 8.00GiB: a is pinned and holds 3.00GiB;"
-        " b has a process that cannot be ended and holds 2.00GiB",
+        reason="needs 4.00 GiB of 8.00 GiB: a is pinned and holds 3.00 GiB;"
+        " b has a process that cannot be ended and holds 2.00 GiB",
         blockers=(A, B),
     )
 
 
 def test_a_preload_that_can_never_fit_waits_and_says_so() -> None:
     assert verdict(9, urgency=Urgency.NOBODY) == Wait(
-        reason="needs 9.00GiB, and the memory budget is 8.00GiB"
+        reason="needs 9.00 GiB, and the memory budget is 8.00 GiB"
     )
 
 
@@ -181,8 +181,8 @@ def test_pinned_models_must_fit_together() -> None:
     assert pins_problem({}, GIB) == ""
     assert pins_problem({A: GIB, B: GIB}, 2 * GIB) == ""
     assert pins_problem({A: GIB, B: 2 * GIB}, 2 * GIB) == (
-        "the pinned models a (1.00GiB) and b (2.00GiB) need 3.00GiB together, and the memory budget"
-        " is 2.00GiB: unpin one, or raise supervisor.memory_budget"
+        "the pinned models a (1.00 GiB) and b (2.00 GiB) need 3.00 GiB together, and the memory"
+        " budget is 2.00 GiB: unpin one, or raise supervisor.memory_budget"
     )
 
 

@@ -55,11 +55,11 @@ def test_the_room_is_what_models_hold_and_what_is_available_less_what_stays_free
 
 def test_a_shortage_says_what_is_available_and_what_stays_free() -> None:
     short = Reading(available_bytes=GIB // 2, kept_free_bytes=GIB, place="in this control group")
-    said = "512.0MiB is available in this control group, and 1.00GiB must stay free"
+    said = "512.0 MiB is available in this control group, and 1.00 GiB must stay free"
     assert short.shortage == said
     stalled = Reading(available_bytes=GIB, kept_free_bytes=GIB, strain=Strain.STALLED)
     assert stalled.shortage == (
-        "1.00GiB is available on this machine, processes wait for memory, and 2.00GiB must"
+        "1.00 GiB is available on this machine, processes wait for memory, and 2.00 GiB must"
         " stay free"
     )
 

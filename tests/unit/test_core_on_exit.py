@@ -220,3 +220,19 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         parallel_loads=1,
         exit_grace_s=2.0,
     )
+
+
+def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:
+    driver = in_state(State.READY)
+    assert driver.row()["exits"] == []
+    for code in (75, 70, 75):
+        driver.exit(code=code)
+        driver.pass_time(RESTART.backoff_max_s)
+        driver.come_up()
+    driver.unload()
+    driver.exit(code=0)
+    assert driver.row()["exits"] == [
+        {"reason": "crash", "cause": "out of memory", "count": 2},
+        {"reason": "crash", "cause": "unknown", "count": 1},
+        {"reason": "asked", "cause": "unknown", "count": 1},
+    ]

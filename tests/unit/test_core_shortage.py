@@ -61,7 +61,7 @@ def test_a_busy_model_goes_while_others_need_memory_and_its_stream_continues_lat
     short(driver)
     assert driver.told(PauseRow) == [PauseRow(key=keys["a"], keep=False)]
     assert notes(driver) == [
-        f"swapped out because other programs need memory: 8.00GiB of 7.36GiB are reserved and"
+        f"swapped out because other programs need memory: 8.00 GiB of 7.36 GiB are reserved and"
         f" {SHORTAGE}; it had its turn for 23 s"
     ]
     assert (driver.row("a")["wanted"], driver.why("a")) == ("up", "swap")
@@ -92,7 +92,7 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
     driver.now += TURN_S
     reload(driver, "ab", budget_gib=6)
     assert (
-        "swapped out because what is loaded needs more than memory_budget: 8.00GiB of 6.00GiB"
+        "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
         in (" ".join(notes(driver)))
     )
     driver.gone("a")

@@ -25,18 +25,10 @@ WITHOUT_DECISIONS = {
 BEFORE_EVENTS = {"plan", "change", "pins", "sentences"}
 """Of memory: figures that are found before the core gets them, and words."""
 
-WITHOUT_MEMORY_OF_THEIR_OWN = {"given"}
-"""No model of the simulation has `memory` in its entry: test_core_given_memory.py judges that."""
+ONLY_TOLD = {"flight", "outline"}
+"""What is told of decisions, to the flight recorder and to a service manager."""
 
-PLAYED_NOWHERE = {
-    "attaching", "downloads", "keep_alive", "load_options", "log_level", "on_download", "report",
-    "request_status", "words",
-}  # fmt: skip
-"""What the simulation does not play: downloads, joined streams, and what is only said. Unit tests
-judge that, with state machines for what lasts (test_core_downloads_machine.py and
-test_core_attaching_machine.py)."""
-
-OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | WITHOUT_MEMORY_OF_THEIR_OWN | PLAYED_NOWHERE
+OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | ONLY_TOLD
 
 REPLAYED_SEEDS = 24
 SEEDS = 200

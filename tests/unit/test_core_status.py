@@ -43,6 +43,7 @@ NEVER_STARTED: dict[str, Any] = {
     "pid": None,
     "restarts": 0,
     "last_exit": None,
+    "exits": [],
     "cause": None,
     "retry_in_s": None,
     "progress": None,
@@ -133,7 +134,7 @@ def shown(id: str, number: int, waited_s: float = 0.0) -> dict[str, Any]:
         "waited_s": waited_s,
         "paused": None,
         "resumed": 0,
-        "prompt_tokens": 0,
+        "prompt_tokens": None,
         "read_tokens": 0,
         "tokens_sent": 0,
     }
@@ -283,6 +284,7 @@ def test_a_model_that_crashed_shows_how_and_when_it_is_started_again() -> None:
             "at": 12.0,
             "cause": "unknown",
         },
+        "exits": [{"reason": "crash", "cause": "unknown", "count": 2}],
         "retry_in_s": 0.0,
         "queued": 1,
         "queued_per_class": {"interactive": 1, "normal": 0, "batch": 0},
@@ -312,12 +314,14 @@ def test_a_failed_and_a_stopped_model_show_why_and_since_when() -> None:
         "generation": 1,
         "last_exit": last_exit,
         "load_phases_s": {"spawn": 0.0, "import": 0.0},
+        "exits": [{"reason": "load_error", "cause": "model missing", "count": 1}],
         "cause": "exit code 66, model missing: no such folder",
     }
     driver.unload()
     driver.now += 2.0
     assert differences(driver.row(), NEVER_STARTED) == {
         "since_s": 2.0,
+        "exits": [{"reason": "load_error", "cause": "model missing", "count": 1}],
         "generation": 1,
         "last_exit": last_exit,
         "load_phases_s": {"spawn": 0.0, "import": 0.0},

@@ -27,7 +27,7 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
     driver.pass_time(0.2)
     assert driver.told(PauseRow) == [PauseRow(key=key, keep=False)]
     assert notes(driver) == [
-        "swapped out for b, which needs 4.00GiB and has waited for 20 s; it had its turn for 20 s"
+        "swapped out for b, which needs 4.00 GiB and has waited for 20 s; it had its turn for 20 s"
     ]
     assert (driver.row("a")["wanted"], driver.why("a")) == ("up", "swap")
     driver.row_left(key, "a", tokens=1)
@@ -39,7 +39,7 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
     driver.exit("a", code=0)
     assert driver.spawns() == ["b"]
     assert driver.state("a") is State.PENDING
-    assert driver.row("a")["memory_wait"]["reason"].startswith("needs 4.00GiB, 0.0MiB is free")
+    assert driver.row("a")["memory_wait"]["reason"].startswith("needs 4.00 GiB, 0.0 MiB is free")
     driver.turn("b")
     driver.swap("b")
     assert driver.spawns() == ["a"]
@@ -87,7 +87,7 @@ def test_a_dry_run_says_who_would_be_swapped_out() -> None:
     answer = driver.foresees("b")
     assert (answer["outcome"], answer["swaps"], answer["evicts"]) == ("swaps", ["a"], [])
     assert answer["reason"] == (
-        "needs 4.00GiB, 0.0MiB is free: a is busy, and goes when its turn is over"
+        "needs 4.00 GiB, 0.0 MiB is free: a is busy, and goes when its turn is over"
     )
     off = rivals(swap=False)
     off.stream("a", "r1")

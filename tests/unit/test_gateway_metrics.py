@@ -24,6 +24,9 @@ TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
 ROW: dict[str, Any] = {
     "name": "m", "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
     "last_exit": {"reason": "crash", "cause": "worker", "at": 17.5},
+    "exits": [{"reason": "crash", "cause": "unknown", "count": 2},
+              {"reason": "asked", "cause": "unknown", "count": 1}],
+    "progress": {"phase": "download", "fraction": 0.25, "done_bytes": 25, "total_bytes": 100},
     "load_phases_s": {"spawn": 0.5},
     "running": ["a", "b"], "queued_per_class": {"batch": 4}, "paused": ["c"], "yielded": ["d", "e"],
     "quarantined": 1, "tokens_per_s": 80.5, "engine_s": 9.0, "repeated_s": 0.5, "steps": 77,
@@ -32,7 +35,9 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 STATUS: dict[str, Any] = {
     "version": "1.2", "uptime_s": 60.0, "models": [ROW],
-    "memory": {"budget_bytes": 100, "reserved_bytes": 50, "machine_bytes": None},
+    "memory": {"budget_bytes": 100, "effective_budget_bytes": 80, "reserved_bytes": 50,
+               "machine_bytes": None},
+    "gateway": {"restarts": 4},
 }  # fmt: skip
 
 
@@ -195,6 +200,8 @@ def test_the_status_is_read_off_for_each_scrape() -> None:
     assert seen.value("mlxsup_build_info", version="1.2") == 1
     assert seen.value("mlxsup_uptime_seconds") == 60
     assert seen.value("mlxsup_memory_budget_bytes") == 100
+    assert seen.value("mlxsup_memory_effective_budget_bytes") == 80
+    assert seen.value("mlxsup_gateway_restarts_total") == 4
     assert seen.value("mlxsup_memory_machine_bytes") is None, "it was not measured yet"
     states = {state: seen.value("mlxsup_model_state", model="m", state=state) for state in State}
     assert {state for state, value in states.items() if value} == {State.READY}
@@ -209,6 +216,11 @@ def test_the_status_is_read_off_for_each_scrape() -> None:
     assert {name: seen.value(name, model="m") for name in expected} == expected
     exit_name = "mlxsup_model_last_exit_timestamp_seconds"
     assert seen.value(exit_name, model="m", reason="crash", cause="worker") == 17.5
+    exits = "mlxsup_model_exits_total"
+    assert seen.value(exits, model="m", reason="crash", cause="unknown") == 2
+    assert seen.value(exits, model="m", reason="asked", cause="unknown") == 1
+    for part, size in (("done", 25), ("total", 100)):
+        assert seen.value("mlxsup_download_bytes", model="m", part=part) == size
     assert seen.value("mlxsup_model_load_seconds", model="m", phase="spawn") == 0.5
     waiting = "mlxsup_requests_waiting"
     assert seen.value(waiting, model="m", priority="batch") == 4
@@ -246,3 +258,12 @@ def test_without_a_daemon_it_says_so_and_keeps_its_counts() -> None:
 def test_what_is_exposed_is_what_is_declared() -> None:
     seen = after(answer())
     assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
+
+
+@pytest.mark.parametrize("progress", [None, {"phase": "weights", "fraction": 0.5}])
+def test_a_load_from_the_disk_downloads_nothing(
+    progress: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROW, "progress", progress)
+    seen = asyncio.run(scraped(Site(Daemon())))
+    assert seen.labels("mlxsup_download_bytes", "part") == set()

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from mlxsup.gateway.metrics.of_status import MEMORY_KINDS
+from mlxsup.gateway.metrics.meter import EVICTIONS
+from mlxsup.gateway.metrics.of_status import DOWNLOAD_PARTS, MEMORY_KINDS
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import State
+from mlxsup.protocol.states import ExitReason, State
+from mlxsup.supervisor.core.health.death_cause import Cause
 
 from support.exposed import declared_samples
 
@@ -30,7 +32,8 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 BY = re.compile(r"\bby \(([^)]*)\)")
 BOUNDED: dict[str, set[str]] = {
     "state": set(State), "kind": set(MEMORY_KINDS), "code": {*ErrorCode, "daemon_lost"},
-    "status": {"401"},
+    "status": {"401"}, "cause": set(Cause), "part": set(DOWNLOAD_PARTS),
+    "reason": {*EVICTIONS, *ExitReason},
 }  # fmt: skip
 """What a query may ask a label for."""
 

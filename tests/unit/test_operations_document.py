@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import configparser
-import plistlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +12,8 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import ExitStatus
+from mlxsup.cli.service.launchd_plist import plist_text
+from mlxsup.cli.service.systemd_unit import unit_text
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
@@ -22,7 +22,7 @@ from mlxsup.protocol.states import State
 from mlxsup.supervisor import log_files, runtime_folder
 from mlxsup.supervisor.app import INTERNAL_EXIT_CODE
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
-from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
+from mlxsup.supervisor.core.settings import RestartSettings
 from mlxsup.supervisor.memory.measurements import FILE_NAME
 from mlxsup.supervisor.signals import ENDING
 from mlxsup.supervisor.sockets import clients, doors
@@ -31,6 +31,7 @@ from mlxsup.worker.parent_watch import ORPHANED_EXIT
 from mlxsup.worker.process import TERMINATED_EXIT
 
 from support.documents import rows_of, section
+from support.service_facts import facts, mac_facts
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text()
@@ -211,23 +212,17 @@ def test_files_and_signals_are_those_of_the_code() -> None:
         assert number.name in signals
 
 
-def test_the_services_wait_for_the_drain_and_do_not_repeat_what_cannot_work() -> None:
-    needed_s = CoreSettings().drain_timeout_s + 5
+def test_the_services_are_the_files_that_are_written() -> None:
     (unit,) = re.findall(r"^```ini\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    parsed = configparser.ConfigParser(interpolation=None)
-    parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read_string(unit)
-    service = parsed["Service"]
-    assert " start --config " in service["ExecStart"]
-    assert float(service["TimeoutStopSec"]) > needed_s
-    refused = {int(code) for code in service["RestartPreventExitStatus"].split()}
-    assert refused == {
-        ExitStatus.USAGE,
-        ExitStatus.RUNTIME_FOLDER,
-        ExitStatus.ALREADY_RUNNING,
-        ExitStatus.BAD_CONFIGURATION,
-    }
+    assert unit == unit_text(facts())
     (plist,) = re.findall(r"^```xml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    job = plistlib.loads(plist.encode())
-    assert job["ProgramArguments"][1:3] == ["start", "--config"]
-    assert job["ExitTimeOut"] > needed_s
+    assert plist == plist_text(mac_facts())
+
+
+def test_what_a_service_manager_hears_is_what_the_code_sends() -> None:
+    source = (ROOT / "supervisor" / "service_manager.py").read_text()
+    rows = rows_of(section(TEXT, "systemd").partition("What systemd learns")[2])
+    table = " ".join(row[0] for row in rows)
+    sent = set(re.findall(r"\b([A-Z_]+)=(?=1\"|\{)", source))
+    said = set(re.findall(r"[A-Z_]+(?==)", table))
+    assert sent == said | {"MONOTONIC_USEC"}

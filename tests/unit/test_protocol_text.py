@@ -31,12 +31,13 @@ def test_anything_else_is_no_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (0, "0.0MiB"),
-        (1, "1B"),
-        (1023, "1023B"),
-        (1025, "1.1KiB"),
-        (2**20, "1.0MiB"),
-        (2**30 + 1, "1.01GiB"),
+        (0, "0.0 MiB"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1025, "1.1 KiB"),
+        (2**20, "1.0 MiB"),
+        (2**30 + 1, "1.01 GiB"),
+        (9313225 * 2**30, "9094.95 TiB"),
     ],
 )
 def test_a_size_is_rounded_up_and_in_a_unit_that_shows_it(count: int, text: str) -> None:

@@ -225,8 +225,8 @@ def test_a_reload_without_a_file_is_refused_with_the_reason(
         case.log.lines.clear()
         case.reload()
         case.do(ReadConfiguration(caller=caller))
-        [reload, given] = case.loop.soon[-1]
-        reload(given)
+        [reload, *given] = case.loop.soon[-1]
+        reload(*given)
 
     case.run(body)
     assert case.log.lines == [("error", "reload refused", {"problems": 1}), (problem,)] * 2
@@ -242,8 +242,8 @@ def test_clients_are_informed_each_second_and_the_clock_each_half(
     def body() -> None:
         assert case.sleeps.waits_s.count(0.5) == 6
         assert case.looks == 5 + 1, "and once for what was measured"
-        pulse = (case.clients.pulse,)
-        assert [one for one in case.loop.soon if one == pulse] == [pulse] * 3
+        for pulse in ((case.clients.pulse,), (case.announcer.pulse, case.core.outline)):
+            assert [one for one in case.loop.soon if one == pulse] == [pulse] * 3
 
     case.run(body)
 
@@ -274,7 +274,7 @@ def test_the_limits_of_time_are_those_that_are_documented() -> None:
     limits = (app_module.FAREWELL_S, app_module.LOOK_DELAY_S)
     codes = (app_module.INTERNAL_EXIT_CODE, app_module.LEFT_BEHIND_EXIT_CODE)
     assert (limits, codes) == ((2.0, 0.05), (70, 71))
-    later = ("runtime_dir", "log_dir", "log_level", "log_format", "gateway")
+    later = ("runtime_dir", "log_dir", "log_level", "log_format", "prevent_sleep", "gateway")
     assert tuple(dict.fromkeys(FIXED_KEYS.values())) == later
 
 

@@ -49,7 +49,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 def test_a_small_file_takes_every_default_of_the_core(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, '[models.tiny]\npath = "m"\n'))
     assert config.core == CoreSettings()
-    assert (config.log_level, config.log_format) == ("info", "text")
+    assert (config.log_level, config.log_format, config.prevent_sleep) == ("info", "text", "off")
     assert config.runtime_dir == Path("~/.mlxsup/run").expanduser()
     assert config.log_dir == Path("~/.mlxsup/logs").expanduser()
     launch = LaunchSettings(path=str(tmp_path / "m"))
@@ -66,6 +66,7 @@ max_queue_bytes = "2MiB"
 memory_budget = "512MiB"
 log_level = "debug"
 log_format = "json"
+prevent_sleep = "busy"
 drain_timeout_s = "90s"
 queue_timeout_s = "5m"
 first_token_timeout_s = "1h"
@@ -127,6 +128,7 @@ def test_every_key_reaches_its_setting(tmp_path: Path) -> None:
         parallel_loads=2,
     )
     assert (config.runtime_dir, config.log_level) == (tmp_path / "run", "debug")
+    assert config.prevent_sleep == "busy"
     assert config.memory_budget == 512 * 1024 * 1024
     assert config.log_dir == Path("~/logs").expanduser()
     assert config.models == (

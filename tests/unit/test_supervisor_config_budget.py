@@ -50,8 +50,8 @@ def test_a_budget_that_the_machine_does_not_have_is_a_mistake(
     path = tmp_path / "mlxsup.toml"
     path.write_text(f'{M}[supervisor]\nmemory_budget = "8GiB"\n')
     assert load_config(path).memory_budget == 8 * GIB
-    assert problem_of(tmp_path, '"8.5GiB"') == (
-        "supervisor.memory_budget takes at most what this machine has (8.00GiB), not 8.50GiB"
+    assert problem_of(tmp_path, '"8.5 GiB"') == (
+        "supervisor.memory_budget takes at most what this machine has (8.00 GiB), not 8.50 GiB"
     )
     assert asked == [(8 * GIB, "cuda"), (17 * GIB // 2, "cuda")]
     # Whoever leaves it to mlxsup asks nobody.

@@ -49,7 +49,7 @@ class Paper(LogWriter):
         self.sheet = Sheet()
         self.calls = self.sheet.calls
 
-    def open(self, path: Path) -> LogFile:
+    def open(self, path: Path, max_bytes: int = 0) -> LogFile:
         self.path = path
         return self.sheet
 

@@ -31,11 +31,11 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("total", "group", "size", "reason"),
     [
-        (64, None, 64 - 6.4, "64.00GiB of RAM less a reserve of 6.40GiB"),
-        (16, None, 14, "16.00GiB of RAM less a reserve of 2.00GiB"),
-        (3, None, 1.5, "3.00GiB of RAM less a reserve of 1.50GiB"),
-        (64, 8, 6, "8.00GiB of the control group less a reserve of 2.00GiB"),
-        (8, 64, 6, "8.00GiB of RAM less a reserve of 2.00GiB"),
+        (64, None, 64 - 6.4, "64.00 GiB of RAM less a reserve of 6.40 GiB"),
+        (16, None, 14, "16.00 GiB of RAM less a reserve of 2.00 GiB"),
+        (3, None, 1.5, "3.00 GiB of RAM less a reserve of 1.50 GiB"),
+        (64, 8, 6, "8.00 GiB of the control group less a reserve of 2.00 GiB"),
+        (8, 64, 6, "8.00 GiB of RAM less a reserve of 2.00 GiB"),
     ],
 )
 def test_a_reserve_is_left_to_the_rest_of_the_machine(
@@ -50,11 +50,11 @@ def test_a_reserve_is_left_to_the_rest_of_the_machine(
 @pytest.mark.parametrize(
     ("total", "wired", "size", "reason"),
     [
-        (16, 0, 16 * 2 / 3, "two thirds of 16.00GiB, the recommended working set"),
-        (32, 0, 32 * 2 / 3, "two thirds of 32.00GiB, the recommended working set"),
-        (64, 0, 48, "three quarters of 64.00GiB, the recommended working set"),
-        (64, 60, 60, "iogpu.wired_limit_mb of 64.00GiB, the recommended working set"),
-        (64, 99, 64, "iogpu.wired_limit_mb of 64.00GiB, the recommended working set"),
+        (16, 0, 16 * 2 / 3, "two thirds of 16.00 GiB, the recommended working set"),
+        (32, 0, 32 * 2 / 3, "two thirds of 32.00 GiB, the recommended working set"),
+        (64, 0, 48, "three quarters of 64.00 GiB, the recommended working set"),
+        (64, 60, 60, "iogpu.wired_limit_mb of 64.00 GiB, the recommended working set"),
+        (64, 99, 64, "iogpu.wired_limit_mb of 64.00 GiB, the recommended working set"),
     ],
 )
 def test_a_mac_recommends_a_working_set(total: int, wired: int, size: float, reason: str) -> None:
@@ -67,7 +67,7 @@ def test_on_a_gpu_what_others_hold_is_not_there() -> None:
     device = DeviceMemory(total_bytes=80 * GIB, used_bytes=30 * GIB)
     found = device_budget(device, own_bytes=20 * GIB)
     assert (found.size_bytes, found.machine_bytes) == (70 * GIB, 80 * GIB)
-    assert found.reason == "80.00GiB of GPU memory less 10.00GiB that others hold"
+    assert found.reason == "80.00 GiB of GPU memory less 10.00 GiB that others hold"
     assert device_budget(device, own_bytes=31 * GIB).size_bytes == 80 * GIB
 
 

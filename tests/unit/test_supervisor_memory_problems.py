@@ -40,5 +40,5 @@ def test_a_memory_below_the_weights_is_found_for_each_model(tmp_path: Path) -> N
         check_memory(config_of(tmp_path, "2GiB", "memory = 1"))
     where = f"{tmp_path / 'mlxsup.toml'}: models"
     first, second = caught.value.problems
-    assert first.startswith(f"{where}.a.memory is not enough: its memory is 1B, and it needs")
+    assert first.startswith(f"{where}.a.memory is not enough: its memory is 1 B, and it needs")
     assert second.startswith(f"{where}.b.memory is not enough")

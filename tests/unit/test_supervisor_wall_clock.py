@@ -15,6 +15,7 @@ WALL_CLOCKS = {
     "time", "time_ns", "gmtime", "localtime", "ctime", "asctime", "strftime", "datetime", "date",
 }  # fmt: skip
 SHOWN_ONLY = {
+    ("supervisor/flight_files.py", "__init__"),
     ("supervisor/logs.py", "begin"),
     ("supervisor/logs.py", "block"),
     ("supervisor/logs.py", "write"),

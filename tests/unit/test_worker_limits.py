@@ -128,8 +128,8 @@ def test_weights_above_the_limit_are_refused_with_both_numbers_and_the_key() -> 
     with pytest.raises(BadLaunchError) as caught:
         check_weights(MODEL, 3 * GIB, 2 * GIB)
     assert str(caught.value) == (
-        'the weights of /models/m take 3.00GiB and memory allows 2.00GiB: set memory to at least '
-        '"3.75GiB"'
+        'the weights of /models/m take 3.00 GiB and memory allows 2.00 GiB: set memory to at least '
+        '"3.75 GiB"'
     )  # fmt: skip
 
 
@@ -142,15 +142,15 @@ def test_a_limit_that_is_nearly_used_up_is_warned_of() -> None:
     assert memory_warnings(3 * GIB, None) == ()
     assert memory_warnings(4 * GIB, 5 * GIB) == ()
     assert memory_warnings(4 * GIB + 1, 5 * GIB) == (
-        "4.01GiB of the 5.00GiB that memory allows are in use before the first request, which "
-        'makes answers slow: set memory to at least "5.01GiB"',
+        "4.01 GiB of the 5.00 GiB that memory allows are in use before the first request, which "
+        'makes answers slow: set memory to at least "5.01 GiB"',
     )
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(1, "1B"), (1025, "1.1KiB"), (2**20, "1.0MiB"), (10 * 2**20 + 1, "10.1MiB"), (GIB, "1.00GiB"),
-     (int(1.499 * GIB), "1.50GiB")],
+    [(1, "1 B"), (1025, "1.1 KiB"), (2**20, "1.0 MiB"), (10 * 2**20 + 1, "10.1 MiB"),
+     (GIB, "1.00 GiB"), (int(1.499 * GIB), "1.50 GiB")],
 )  # fmt: skip
 def test_sizes_can_be_put_into_the_configuration(size: int, text: str) -> None:
     assert size_text(size) == text

@@ -198,7 +198,8 @@ def test_the_log_says_how_long_the_start_took_and_what_was_started(
         Life(make_spec(supervisor)).run()
     assert [record.message for record in caplog.records] == [
         "worker started model=m generation=1",
-        "model ready model=m backend=fake seconds=2.500 prefix_cache=0.00GiB prefix_cache_tokens=0",
+        'model ready model=m backend=fake seconds=2.500 prefix_cache="0.0 MiB" '
+        "prefix_cache_tokens=0",
         "worker exits model=m code=0",
     ]
 

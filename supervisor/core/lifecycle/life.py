@@ -6,7 +6,7 @@ Only the rules of the transition table (`table.py`) change a life.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -29,8 +29,10 @@ from .states import (
     AFTER_EXIT,
     LEAVES_TO,
     Abandoned,
+    Backoff,
     Draining,
     Failed,
+    Pending,
     Phase,
     Ready,
     StopCause,
@@ -80,6 +82,7 @@ class Life:
         has_been_ready: whether the live process became READY.
         crash_restarts: number of starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
+        exits: how many processes have ended each way, since the supervisor's start.
         removal: the error for requests once a reload has removed the model.
         footprint_bytes: resident memory of the process, as last measured.
         need: what the model was appraised at; None before, and if its files cannot be read.
@@ -108,6 +111,7 @@ class Life:
     has_been_ready: bool = False
     crash_restarts: int = 0
     last_exit: LastExit | None = None
+    exits: Counter[tuple[ExitReason, Cause]] = field(default_factory=Counter)
     removal: RemoteError | None = None
     footprint_bytes: int = 0
     need: Need | None = None
@@ -180,6 +184,11 @@ class Life:
     def failure(self) -> str:
         """Why it is FAILED; empty in other states."""
         return self.phase.cause if isinstance(self.phase, Failed) else ""
+
+    @property
+    def download_cause(self) -> str:
+        """Why its download is tried again, or will be; empty if that is not what it waits for."""
+        return self.phase.download_cause if isinstance(self.phase, Backoff | Pending) else ""
 
     def take_outcomes(self) -> list[Outcome]:
         """Returns what the last transition caused, and empties the list."""
@@ -258,6 +267,11 @@ class Life:
             spare=spare,
         )
         self.do(spawn)
+
+    def exited(self, last: LastExit) -> None:
+        """A process of it has ended."""
+        self.last_exit = last
+        self.exits[last.reason, last.cause] += 1
 
     def abandon(self) -> None:
         """Gives up the process: it cannot be ended."""

@@ -46,19 +46,21 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IG
 
 def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
     """Decides what follows the end of a process; nothing else does."""
-    stopping = _ending(life, trigger)
+    stopping = ending_of(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
     if life.restarts.fails_alike(_load_error(life, trigger)) and reason is ExitReason.CRASH:
         reason = ExitReason.LOAD_ERROR
         text += ", as the time before"
-    life.last_exit = LastExit(
-        reason=reason,
-        code=trigger.exit_code,
-        signal=trigger.signal_name or None,
-        detail=stopping.detail if stopping and stopping.detail else trigger.said,
-        at=trigger.at,
-        cause=trigger.cause,
+    life.exited(
+        LastExit(
+            reason=reason,
+            code=trigger.exit_code,
+            signal=trigger.signal_name or None,
+            detail=stopping.detail if stopping and stopping.detail else trigger.said,
+            at=trigger.at,
+            cause=trigger.cause,
+        )
     )
     is_swap = stopping is not None and stopping.cause is StopCause.SWAP
     if _was_stable(life, now) and not is_swap:
@@ -121,13 +123,15 @@ def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
 
 def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
     """A process that had been given up has exited: the model is as free as any other."""
-    life.last_exit = LastExit(
-        reason=ExitReason.ASKED,
-        code=trigger.exit_code,
-        signal=trigger.signal_name or None,
-        detail=trigger.said,
-        at=trigger.at,
-        cause=trigger.cause,
+    life.exited(
+        LastExit(
+            reason=ExitReason.ASKED,
+            code=trigger.exit_code,
+            signal=trigger.signal_name or None,
+            detail=trigger.said,
+            at=trigger.at,
+            cause=trigger.cause,
+        )
     )
     note = f"process {life.pid} has ended at last"
     life.do(RunningLost(text=trigger.text, verdict=trigger.verdict))
@@ -150,7 +154,7 @@ def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     """
     if isinstance(life.phase, Abandoned):
         return Evidence.ASKED
-    stopping = _ending(life, died)
+    stopping = ending_of(life, died)
     if stopping is not None:
         match stopping.cause:
             case StopCause.ASKED | StopCause.SWAP | StopCause.VERSION | StopCause.INTERNAL:
@@ -192,7 +196,7 @@ def _fail(life: Life, cause: str, now: float) -> None:
     life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
 
 
-def _ending(life: Life, died: Died) -> Stopping | None:
+def ending_of(life: Life, died: Died) -> Stopping | None:
     """How the process was being ended; None if it ended by itself.
 
     A broken or suspended process is killed at once. If that signal did not end it, it had been
@@ -208,7 +212,7 @@ def _ending(life: Life, died: Died) -> Stopping | None:
 
 
 def _judge(life: Life, died: Died) -> ExitReason:
-    stopping = _ending(life, died)
+    stopping = ending_of(life, died)
     if stopping is not None:
         match stopping.cause:
             case StopCause.ASKED | StopCause.SWAP:
@@ -235,21 +239,26 @@ def _load_error(life: Life, died: Died) -> str | None:
 
     None: it had become READY, was ended, did not say why, or others contribute to the cause.
     """
-    if life.has_been_ready or not died.announced or _ending(life, died) is not None:
+    if life.has_been_ready or not died.announced or ending_of(life, died) is not None:
         return None
     if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
         return None
     return f"{died.exit_code}: {NUMBER.sub('#', died.announced)}"
 
 
-def _was_stable(life: Life, now: float) -> bool:
+def ready_for_s(life: Life, now: float) -> float | None:
+    """How long a process has been READY, or had been before it was asked to end; None: never."""
     match life.phase:
         case Ready(since=since):
-            ready_s: float | None = now - since
+            return now - since
         case Draining(ready_since=since) | Swapping(ready_since=since):
-            ready_s = now - since
+            return now - since
         case Stopping(was_ready_s=ready_s):
-            pass
+            return ready_s
         case _:
-            ready_s = None
+            return None
+
+
+def _was_stable(life: Life, now: float) -> bool:
+    ready_s = ready_for_s(life, now)
     return ready_s is not None and ready_s >= life.settings.restart.stable_s

@@ -149,7 +149,8 @@ def idle(life: Life, phase: Ready, trigger: Due, now: float) -> None:
 
 
 def retry(life: Life, phase: Backoff, trigger: Due, now: float) -> None:
-    life.enter(Pending(since=now, is_after_crash=not phase.download_cause))
+    cause = phase.download_cause
+    life.enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
 
 
 def broke(life: Life, phase: Phase, trigger: Broke, now: float) -> None:

@@ -36,6 +36,7 @@ class RestartPolicy:
     _crashes: deque[float] = field(default_factory=deque)
     """Times of crashes within the window; at most `max_restarts` + 1 of them."""
     _in_a_row: int = 0
+    _outages_in_a_row: int = 0
     _load_error: str | None = None
 
     def after_crash(self, now: float) -> float | GiveUp:
@@ -49,9 +50,19 @@ class RestartPolicy:
         self._in_a_row += 1
         if self._in_a_row == 1:
             return NOW
-        exponent = min(self._in_a_row - 2, 60)
-        delay_s = min(self.settings.backoff_initial_s * 2.0**exponent, self.settings.backoff_max_s)
-        return delay_s * self.random.uniform(0.5, 1.0)
+        return self._delay_s(self._in_a_row - 2)
+
+    def after_outage(self) -> float:
+        """The delay in seconds before the next attempt at what others keep from succeeding.
+
+        It grows like that of a crash, and is no reason to give up, however often it is asked for.
+        """
+        self._outages_in_a_row += 1
+        return self._delay_s(self._outages_in_a_row - 1)
+
+    def outage_ended(self) -> None:
+        """An attempt has succeeded: the delay of the next outage starts afresh."""
+        self._outages_in_a_row = 0
 
     def fails_alike(self, load_error: str | None) -> bool:
         """Whether this load failed like the one right before it: another attempt cannot help.
@@ -63,6 +74,11 @@ class RestartPolicy:
         before, self._load_error = self._load_error, load_error
         return load_error is not None and load_error == before
 
+    @property
+    def crashes(self) -> int:
+        """How many the window had when the latest one came."""
+        return len(self._crashes)
+
     def was_stable(self) -> None:
         """It was READY for `stable_s`: the delay is reset; the window stays."""
         self._in_a_row = 0
@@ -71,4 +87,9 @@ class RestartPolicy:
         """A person asked for a start: forgets all crashes."""
         self._crashes.clear()
         self._in_a_row = 0
+        self._outages_in_a_row = 0
         self._load_error = None
+
+    def _delay_s(self, doublings: int) -> float:
+        delay_s = self.settings.backoff_initial_s * 2.0 ** min(doublings, 60)
+        return min(delay_s, self.settings.backoff_max_s) * self.random.uniform(0.5, 1.0)

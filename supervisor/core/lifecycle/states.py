@@ -123,12 +123,14 @@ class Pending(_Phase):
         is_after_crash: whether it only waits for other loads that follow a crash.
         lack: the memory that it waits for; None if it waits for something else.
         fetching: the download that it waits for; None if it waits for its turn, or for memory.
+        download_cause: why the download before that failed; empty if it is the first, or has begun.
     """
 
     STATE: ClassVar[State] = State.PENDING
     is_after_crash: bool = False
     lack: Lack | None = None
     fetching: Fetching | None = None
+    download_cause: str = ""
 
     @property
     def reason(self) -> PendingReason:

@@ -149,11 +149,14 @@ class NoFiles:
 
     Attributes:
         cause: why, and what helps: a phrase for people.
+        waits_for: what the next attempt needs and only time can bring, such as `the network`; empty
+            if there is nothing of the kind.
         is_passing: whether a later attempt may succeed.
         retry_after_s: when the hub allows one; 0 if it does not say.
     """
 
     cause: str
+    waits_for: str
     is_passing: bool
     retry_after_s: float
 

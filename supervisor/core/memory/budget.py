@@ -14,7 +14,7 @@ class Budget:
         machine_bytes: what the machine has of the memory that models live in: the device's with
             CUDA, otherwise its RAM or the limit of its control group.
         is_given: whether the configuration says so; otherwise it follows from the machine.
-        reason: how it was found, a phrase: `15.6 GiB of RAM less a reserve of 2.0 GiB`.
+        reason: how it was found, a phrase: `15.60 GiB of RAM less a reserve of 2.00 GiB`.
         automatic_bytes: what it would be if the configuration did not say; None: it is that.
         lowered_from_bytes: what they may take together otherwise, if others need so much memory
             that it is less now; None if it is not lowered.

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import Generate
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.flight import RequestEnded
 
 from .ledger import Request
 
@@ -19,35 +20,28 @@ def tokens_per_s(request: Request, now: float) -> float | None:
     return (request.tokens_sent - 1) / took_s if took_s > 0 else None
 
 
-def report_of(request: Request, outcome: str, now: float) -> dict[str, Any]:
-    """The facts of one line, in order.
-
-    Args:
-        request: it has ended.
-        outcome: its finish reason, or the code of its error; `gone` if its client is.
-        now: monotonic seconds.
-    """
-    usage, timings, rate = request.usage(), request.timings(now), tokens_per_s(request, now)
+def report_of(ended: RequestEnded) -> dict[str, Any]:
+    """The facts of one line, in order."""
     facts: dict[str, Any] = {
-        "id": request.id,
-        "number": request.key,
-        "model": request.model,
-        "client": request.account,
-        "outcome": outcome,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "queued_s": timings.queued_s,
-        "first_token_s": timings.first_token_s,
-        "total_s": timings.total_s,
-        "engine_s": usage.engine_s,
+        "id": ended.id,
+        "number": ended.number,
+        "model": ended.model,
+        "client": ended.client,
+        "outcome": ended.outcome,
+        "prompt_tokens": ended.prompt_tokens,
+        "cached_tokens": ended.cached_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "queued_s": ended.queued_s,
+        "first_token_s": ended.first_token_s,
+        "total_s": ended.total_s,
+        "engine_s": ended.engine_s,
     }
-    if rate is not None:
-        facts["tokens_per_s"] = rate
-    if request.resumed:
-        facts["resumed"] = request.resumed
-    if request.paused:
-        facts["paused"] = request.paused
+    if ended.tokens_per_s is not None:
+        facts["tokens_per_s"] = ended.tokens_per_s
+    if ended.resumed:
+        facts["resumed"] = ended.resumed
+    if ended.paused:
+        facts["paused"] = ended.paused
     return facts
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from . import (
     doors,
+    downloads,
     endings,
     estimates,
     files,
     fleet,
+    flight,
     gateway,
     giving_way,
     health,
+    joining,
     leases,
     lifecycle,
+    load_options,
     making_room,
     memory,
     pausing,
@@ -24,6 +28,7 @@ from . import (
     spares,
     status,
     swaps,
+    words,
     yielding,
 )
 from .mutant import Mutant
@@ -53,6 +58,11 @@ _THEMES = (
     gateway,
     rows,
     making_room,
+    downloads,
+    joining,
+    load_options,
+    words,
+    flight,
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(bug for theme in _THEMES for bug in theme.MUTANTS)

@@ -22,6 +22,10 @@ MUTANTS = (
         "if wish.needed_bytes <= free_bytes:", "if True:"),
     bug("planner: requests evict whom they like", "memory.planner",
         "resident.ripe_at <= now", "True"),
+    bug("given: too little is enough", "memory.given",
+        "if need.given_bytes is None:\n        return \"\"", "if True:\n        return \"\""),
+    bug("given: enough is too little", "memory.given",
+        "if need.given_bytes >= least_bytes:", "if False:"),
     bug("room: what is reserved does not count", "memory.room",
         "free = budget_bytes - sum(reserved.values())", "free = budget_bytes"),
 )  # fmt: skip

@@ -5,6 +5,7 @@ creates: the next life of the worker is sound.
 """
 
 import ctypes
+import fcntl
 import importlib
 import os
 import sys
@@ -184,6 +185,53 @@ def dawdle(path: str) -> None:
     replace_method(OwnedEngine, "load", arrange_and_load)
 
 
+def resume_wrongly(path: str) -> None:
+    """A row that continues after a crash draws with another seed."""
+    from mlxsup.worker.engine import Row
+    from mlxsup.worker.thread_guard import OwnedEngine
+
+    insert = OwnedEngine.insert
+
+    def insert_wrongly(self: OwnedEngine, row: Row) -> int:
+        return insert(self, replace(row, seed=row.seed + 1) if row.delivered else row)
+
+    replace_method(OwnedEngine, "insert", insert_wrongly)
+
+
+LONG_PROMPT = 200
+LONG_READING_S = 4.0
+
+
+def take_turns(path: str) -> None:
+    """Workers compute as if they shared one executor: while a long prompt is read, no other one
+    does anything."""
+    from mlxsup.worker.engine import Row, StepResult
+    from mlxsup.worker.thread_guard import OwnedEngine
+
+    insert, compute, decode = OwnedEngine.insert, OwnedEngine.step, OwnedEngine.decode
+
+    def insert_alone(self: OwnedEngine, row: Row) -> int:
+        if len(row.tokens) > LONG_PROMPT:
+            with open(path, "w") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                time.sleep(LONG_READING_S)
+        return insert(self, row)
+
+    def step_alone(self: OwnedEngine) -> StepResult:
+        with open(path, "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            return compute(self)
+
+    def decode_alone(self: OwnedEngine) -> StepResult:
+        with open(path, "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            return decode(self)
+
+    replace_method(OwnedEngine, "insert", insert_alone)
+    replace_method(OwnedEngine, "step", step_alone)
+    replace_method(OwnedEngine, "decode", decode_alone)
+
+
 WAYS = {
     "running": lose_running,
     "leaving": lose_leaving,
@@ -192,6 +240,8 @@ WAYS = {
     "pass sleeps": in_passes(sleep),
     "pass holds": in_passes(hold),
     "passes dawdle": dawdle,
+    "resumes wrongly": resume_wrongly,
+    "takes turns": take_turns,
 }
 
 if "TEST_TRANSFORMERS_INDEX" in os.environ:  # this file stands in front of the one that does it

@@ -31,6 +31,8 @@ STAGE = "[INFO] "
 """Begins the lines in which mlx-lm says what it does."""
 
 INTERRUPTED = 130
+UNWRITTEN = 1
+"""The exit code if a file cannot be read or written."""
 
 
 class Stages:
@@ -129,8 +131,10 @@ def main(arguments: Sequence[str]) -> int:
             convert(source, target, bits, say)
     except ModelMissingError as error:
         return fail(error, ExitCode.MODEL_MISSING)
-    except (BadModelError, OSError) as error:
+    except BadModelError as error:
         return fail(error, ExitCode.BAD_MODEL)
+    except OSError as error:
+        return fail(error, UNWRITTEN)
     except MemoryError as error:
         return fail(error, ExitCode.OUT_OF_MEMORY)
     except KeyboardInterrupt:

@@ -22,6 +22,7 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.text import size_text
 
 from ...engine import BadModelError, ModelMissingError
 
@@ -165,7 +166,7 @@ def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
 def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:
     if not source.is_file():
         raise ModelMissingError(f"{source} does not exist")
-    say(f"reading {source.name}, {source.stat().st_size / 2**20:.0f} MiB")
+    say(f"reading {source.name}, {size_text(source.stat().st_size)}")
     loaded: Any
     try:
         loaded = mx.load(str(source), format="gguf", return_metadata=True)

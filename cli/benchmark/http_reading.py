@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from .burst import AnswerError
+
 Address = tuple[str, int]
 
 EVENT = re.compile(rb"data: ([^\r\n]*)\n\n")
 DONE = b"[DONE]"
+MOST_SHOWN = 500
+"""Bytes of an answer that cannot be read, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +33,31 @@ class Read:
     Attributes:
         times: when each event with text was there, by `time.perf_counter`.
         prompt_tokens, tokens: how many there were, as the server says.
+        cached_tokens: of the prompt's, the ones that needed no prefill; 0 if it does not say.
     """
 
     times: Sequence[float]
     prompt_tokens: int
     tokens: int
+    cached_tokens: int = 0
 
 
-def request_of(address: Address, path: str, body: Mapping[str, Any]) -> bytes:
-    """A request whose answer is a stream that says how many tokens it had, and ends with it."""
+def request_of(address: Address, path: str, body: Mapping[str, Any], key: str = "") -> bytes:
+    """A request whose answer is a stream that says how many tokens it had, and ends with it.
+
+    Args:
+        address: host and port.
+        path: of the URL.
+        body: without what makes it a stream.
+        key: sent with it; empty for none.
+    """
     about = {**body, "stream": True, "stream_options": {"include_usage": True}}
     content = json.dumps(about).encode()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nConnection: close\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}:{address[1]}\r\nConnection: close\r\n"
+        f"{authorization}"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
@@ -61,6 +77,7 @@ class Reader(asyncio.Protocol):
     def __init__(self, request: bytes, on_text: Callable[[float], None] | None = None) -> None:
         self._request = request
         self._on_text = on_text
+        self._transport: asyncio.Transport | None = None
         self._pieces: list[tuple[float, bytes]] = []
         self._unseen = b""  # what may be the beginning of an event
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,6 +85,7 @@ class Reader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -79,10 +97,17 @@ class Reader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
+        if self.ended.done():
+            return  # nobody waits for it any longer
         if error is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
+
+    def abort(self) -> None:
+        """Ends the connection, and with it the request, unless it has ended."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def forget_text(self) -> None:
         """From now on nobody gets text."""
@@ -97,15 +122,16 @@ class Reader(asyncio.Protocol):
         """The answer; to be called when it has ended.
 
         Raises:
-            AssertionError: it is no answer, or not whole.
+            AnswerError: it is no answer, or not whole; says what the server has said.
         """
         raw = self.raw
-        assert re.match(rb"HTTP/1\.[01] 200 ", raw), f"refused: {raw[:500]!r}"
+        if not re.match(rb"HTTP/1\.[01] 200 ", raw):
+            raise AnswerError(f"refused: {_error_in(raw)}")
         # A response in chunks has lengths between its events; an event is never cut by one, or
         # its JSON could not be read.
         found = list(EVENT.finditer(raw))
-        is_whole = bool(found) and found[-1][1] == DONE
-        assert is_whole, f"a stream was left unfinished: {raw[-500:]!r}"
+        if not found or found[-1][1] != DONE:
+            raise AnswerError(f"a stream was left unfinished: {_error_in(raw)}")
         ends = list(accumulate(len(piece) for _, piece in self._pieces))
         times: list[float] = []
         usage: dict[str, Any] = {}
@@ -118,6 +144,7 @@ class Reader(asyncio.Protocol):
             times=times,
             prompt_tokens=usage["prompt_tokens"],
             tokens=usage["completion_tokens"],
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         )
 
     def _brings_text(self, data: bytes) -> bool:
@@ -145,13 +172,24 @@ async def ask(
     path: str,
     body: Mapping[str, Any],
     on_text: Callable[[float], None] | None = None,
+    key: str = "",
 ) -> Reader:
     """Sends a request on its own connection; its answer is on the way.
 
     Raises:
         OSError: nobody listens there.
     """
-    request = request_of(address, path, body)
+    request = request_of(address, path, body, key)
     loop = asyncio.get_running_loop()
     _, reader = await loop.create_connection(lambda: Reader(request, on_text), *address)
     return reader
+
+
+def _error_in(raw: bytes) -> str:
+    """The sentence of an error in OpenAI's form, or else the end of what has come."""
+    for found in reversed(re.findall(rb'\{"error".*\}', raw)):
+        try:
+            return str(json.loads(found)["error"]["message"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return repr(raw[-MOST_SHOWN:])

@@ -1,0 +1,61 @@
+"""`mlxsup top`: what runs, on the whole screen, until somebody leaves."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ..connection import Target, connect, daemon_options
+from ..duration import duration
+from ..exit_status import ExitStatus
+from ..terminal.output import Output
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
+
+
+def _interval(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    seconds = duration(text)
+    if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
+        raise click.BadParameter(f"{text!r} is not between 0.1s and 1h")
+    return seconds
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="TIME",
+    default="1s",
+    show_default=True,
+    callback=_interval,
+    help="From one look at the daemon to the next.",
+)
+@daemon_options
+def top(interval_s: float, target: Target, output: Output) -> int:
+    """Example: mlxsup top
+
+    Shows models, memory, requests and the latest events on the whole screen. Keys restart, load and
+    unload a model, and cancel, pause and resume a request; ? explains them, q leaves. What takes
+    something away is only done after a question. In a pipe it writes a line for each change.
+    """
+    try:
+        if output.can_redraw(sys.stdout) and not output.is_json:
+            _show(interval_s, target, output)
+        else:
+            from ..top.lines import follow
+
+            follow(target.find_endpoint(), interval_s, output)
+    except KeyboardInterrupt:
+        # This is how users end it, so it is no failure.
+        output.end_line()
+    return ExitStatus.OK
+
+
+def _show(interval_s: float, target: Target, output: Output) -> None:
+    from ..top.facts import look
+    from ..top.program import run
+
+    with connect(target) as client:
+        first = look(client)
+    run(client.endpoint, first, interval_s, output)

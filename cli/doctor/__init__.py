@@ -1,0 +1,1 @@
+"""What `mlxsup doctor` looks at: facts are gathered, checks judge them, findings name fixes."""

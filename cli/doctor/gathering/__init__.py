@@ -1,0 +1,1 @@
+"""Asks the machine for the facts that the checks judge."""

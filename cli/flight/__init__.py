@@ -1,0 +1,1 @@
+"""The flight recorder read aloud: what `mlxsup why` says."""

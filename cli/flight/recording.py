@@ -1,0 +1,247 @@
+"""What a flight recorder holds: its files, and what a daemon that lives has in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxsup.protocol.flight import (
+    MODELS_FILE_NAME,
+    OF_MODELS,
+    OF_REQUESTS,
+    REQUESTS_FILE_NAME,
+    DaemonEnded,
+    DaemonStarted,
+    Recorded,
+    WorkerDied,
+    read_line,
+    read_recorded,
+)
+from mlxsup.protocol.log_files import all_lines, written_at
+
+LOST = "--- "
+"""Begins a line that says how much could not be written."""
+
+Key = tuple[int, float]
+"""Names a run: the pid of its daemon, and when it started."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What one daemon has recorded.
+
+    Attributes:
+        started: its start; None if that has gone with older files.
+        entries: everything between its start and its end, oldest first.
+        ended: its end; None if it lives, or ended without a word.
+        is_alive: whether it lives.
+        alive_at: its last sign of life, seconds since the epoch.
+    """
+
+    started: Recorded | None = None
+    entries: list[Recorded] = field(default_factory=list)
+    ended: Recorded | None = None
+    is_alive: bool = False
+    alive_at: float = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """The daemon's process, if its start is known."""
+        entry = self.started.entry if self.started is not None else None
+        return entry.pid if isinstance(entry, DaemonStarted) else None
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the daemon ended without a word: it was killed, or the machine failed."""
+        return not self.is_alive and self.ended is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A death of a worker, and the daemon that recorded it."""
+
+    run: Run
+    recorded: Recorded
+    died: WorkerDied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """The runs of the daemons of one place, oldest first.
+
+    Attributes:
+        runs: at least one entry is in each.
+        damage: what could not be read, in one sentence; empty if nothing is wrong.
+    """
+
+    runs: list[Run]
+    damage: str = ""
+
+    @property
+    def latest(self) -> Run | None:
+        """The run of the latest daemon."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def models(self) -> list[str]:
+        """Every model of which anything is recorded."""
+        entries = (one.entry for run in self.runs for one in run.entries)
+        names = dict.fromkeys(entry.model for entry in entries if isinstance(entry, OF_MODELS))
+        return list(names)
+
+    def deaths_of(self, model: str) -> list[Death]:
+        """The deaths of a model's workers, oldest first."""
+        return [
+            Death(run=run, recorded=one, died=one.entry)
+            for run in self.runs
+            for one in run.entries
+            if isinstance(one.entry, WorkerDied) and one.entry.model == model
+        ]
+
+    def of_model(self, model: str) -> Iterator[Recorded]:
+        """What happened to a model, oldest first."""
+        for run in self.runs:
+            for one in run.entries:
+                if isinstance(one.entry, OF_MODELS) and one.entry.model == model:
+                    yield one
+
+    def runs_of_request(self, name: str) -> list[tuple[Run, int]]:
+        """Which requests have this id, or as `#12` this number, oldest first: the run and the
+        number of each."""
+        found: dict[tuple[int, int], tuple[Run, int]] = {}
+        for place, run in enumerate(self.runs):
+            for one in run.entries:
+                entry = one.entry
+                if isinstance(entry, OF_REQUESTS) and name in (entry.id, f"#{entry.number}"):
+                    found[place, entry.number] = (run, entry.number)
+        return list(found.values())
+
+
+def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -> Recording:
+    """Reads the files, and adds what the daemon that lives has in memory.
+
+    Args:
+        folder: for the logs.
+        status: of that daemon, with `flight`; None if none answers.
+        now: seconds since the epoch.
+    """
+    reader = _Reader()
+    runs = reader.runs_in(folder / MODELS_FILE_NAME)
+    _lay_together(runs, reader.runs_in(folder / REQUESTS_FILE_NAME))
+    ordered = sorted(runs.values(), key=lambda run: run.started.at if run.started else 0.0)
+    if status is not None:
+        _add_memory(ordered, status, now)
+    _date_ends(ordered, written_at(folder / MODELS_FILE_NAME))
+    for run in ordered:
+        run.entries.sort(key=lambda one: one.number)
+    return Recording(
+        runs=[run for run in ordered if run.started or run.entries], damage=reader.damage
+    )
+
+
+def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
+    """What a daemon that lives has in memory; it says `ago_s` instead of `at`."""
+    found = []
+    for kept in status.get("flight") or ():
+        rest = {name: value for name, value in kept.items() if name != "ago_s"}
+        try:
+            found.append(read_recorded({**rest, "at": now - kept["ago_s"]}))
+        except ValueError:  # a daemon of another version knows other entries
+            continue
+    return found
+
+
+class _Reader:
+    """Reads files, and counts what cannot be read.
+
+    Attributes:
+        damage: see `Recording`.
+    """
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+        self._damaged = 0
+        self._lost: list[str] = []
+
+    @property
+    def damage(self) -> str:
+        """What could not be read."""
+        parts = list(self._unread)
+        if self._damaged:
+            lines = "1 line" if self._damaged == 1 else f"{self._damaged} lines"
+            parts.append(f"{lines} of the flight recorder cannot be read, and the rest was used")
+        if self._lost:
+            parts.append("a part could not be written: was the disk full?")
+        return "; ".join(parts)
+
+    def runs_in(self, path: Path) -> dict[Key | None, Run]:
+        """The runs in a file, in order; None for what comes before the first start."""
+        runs: dict[Key | None, Run] = {}
+        run: Run | None = None
+        for recorded in self._lines(path):
+            entry = recorded.entry
+            if isinstance(entry, DaemonStarted):
+                run = runs.setdefault((entry.pid, recorded.at), Run())
+                run.started = recorded
+                continue
+            if run is None:
+                run = runs.setdefault(None, Run())
+            if isinstance(entry, DaemonEnded):
+                run.ended = recorded
+            else:
+                run.entries.append(recorded)
+        return runs
+
+    def _lines(self, path: Path) -> Iterator[Recorded]:
+        try:
+            lines: Sequence[str] = all_lines(path)
+        except OSError as error:
+            self._unread.append(f"{path} cannot be read: {error.strerror}")
+            return
+        for line in lines:
+            if line.startswith(LOST):
+                self._lost.append(line)
+                continue
+            try:
+                yield read_line(line)
+            except ValueError:
+                self._damaged += 1
+
+
+def _lay_together(runs: dict[Key | None, Run], others: dict[Key | None, Run]) -> None:
+    """Adds the entries of requests to the runs that the models' file has."""
+    keys = list(runs)
+    for place, (key, other) in enumerate(others.items()):
+        if key is None:
+            # It belongs to the run before the first one whose start this file has.
+            later = next((one for one in list(others)[place + 1 :] if one in runs), None)
+            before = keys[: keys.index(later)] if later is not None else keys
+            run = runs[before[-1]] if before else runs.setdefault(None, Run())
+        else:
+            run = runs.setdefault(key, other)
+        if run is not other:
+            run.entries += other.entries
+
+
+def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
+    latest = runs[-1] if runs else None
+    if latest is None or latest.ended is not None or latest.pid != status.get("pid"):
+        latest = Run()
+        runs.append(latest)
+    latest.is_alive = True
+    known = {one.number for one in latest.entries}
+    latest.entries += [one for one in kept_in(status, now) if one.number not in known]
+
+
+def _date_ends(runs: list[Run], touched_at: float) -> None:
+    """When each run gave its last sign of life."""
+    followers: list[Run | None] = [*runs[1:], None]
+    for run, after in zip(runs, followers, strict=False):
+        stated = touched_at if after is None else 0.0
+        if after is not None and after.started is not None:
+            entry = after.started.entry
+            stated = (isinstance(entry, DaemonStarted) and entry.before_alive_at) or 0.0
+        known = [one.at for one in (run.started, *run.entries[-1:], run.ended) if one is not None]
+        run.alive_at = max([stated, *known])

@@ -1,0 +1,127 @@
+"""What a service manager that has started the daemon learns of it, by systemd's sd_notify(3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, MutableMapping
+
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import State
+
+from .core.outline import Outline
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+WATCHDOG_VARIABLE = "WATCHDOG_USEC"
+WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
+
+EXTEND_S = 60.0
+"""A daemon that ends says each second that it may take this much longer. What comes after its last
+word (the gateway, spare workers, clients' last messages, logs) takes less."""
+
+MAX_NAMES = 8
+"""How many models a status names; systemd ignores messages of more than 4096 bytes."""
+
+_INTERVAL = re.compile(r"[0-9]{1,15}")
+"""Microseconds."""
+
+
+class ServiceManager:
+    """Who waits for messages at `NOTIFY_SOCKET`, if anybody does; nothing that fails here matters.
+
+    Everything is sent from the supervisor's one thread, between two events: a daemon whose loop is
+    stuck says nothing, so the manager's watchdog ends it.
+
+    Args:
+        address: the path of a socket, or `@` and an abstract name; empty: there is no manager.
+        watchdog_s: it ends a daemon from which it has heard nothing for this long; 0: never.
+        monotonic: seconds of CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        watchdog_s: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._ping_interval_s = watchdog_s / 2
+        self._monotonic = monotonic
+        self._next_ping_at = monotonic()
+        self._status = ""
+        self._refusal = ""
+        self._is_stopping = False
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
+        """The manager that the environment names, and removes its variables there: they are for
+        this process, and not for those that it starts."""
+        address = environment.pop(SOCKET_VARIABLE, "")
+        interval = environment.pop(WATCHDOG_VARIABLE, "")
+        pid = environment.pop(WATCHDOG_PID_VARIABLE, str(os.getpid()))
+        is_meant = pid == str(os.getpid()) and _INTERVAL.fullmatch(interval)
+        is_address = address.startswith(("/", "@"))
+        return cls(address if is_address else "", int(interval) / 1e6 if is_meant else 0.0)
+
+    def ready(self) -> None:
+        """The configuration has been read, and clients can connect."""
+        self._send("READY=1", "STATUS=ready")
+
+    def pulse(self, outline: Outline) -> None:
+        """Every second, after what had happened by then was handled."""
+        if outline.is_ending:
+            self.stopping()
+        else:
+            self._say(summary(outline.states))
+        if self._ping_interval_s and self._monotonic() >= self._next_ping_at:
+            self._next_ping_at = self._monotonic() + self._ping_interval_s
+            self._send("WATCHDOG=1")
+
+    def reloading(self) -> None:
+        """The configuration is about to be read again."""
+        if not self._is_stopping:
+            self._send("RELOADING=1", f"MONOTONIC_USEC={self._monotonic() * 1e6:.0f}")
+
+    def reloaded(self, problems: int) -> None:
+        """It was read, and is in effect unless it has problems."""
+        if self._is_stopping:
+            return
+        mistakes = f"{problems} mistake{'' if problems == 1 else 's'}"
+        self._refusal = f"reload refused: {mistakes} in the configuration" if problems else ""
+        self._status = self._refusal or "reloaded"
+        self._send("READY=1", f"STATUS={self._status}")
+
+    def stopping(self) -> None:
+        """The daemon was asked to end, which is said once, and may take longer."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._send("STOPPING=1", "STATUS=stopping")
+        self._send(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1e6:.0f}")
+
+    def _say(self, text: str) -> None:
+        """One line for people, if it is another one than before."""
+        said = "; ".join(filter(None, (text, self._refusal)))
+        if said != self._status:
+            self._status = said
+            self._send(f"STATUS={said}")
+
+    def _send(self, *lines: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # a manager that does not read must not hold up streams
+            with contextlib.suppress(OSError):
+                sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+
+
+def summary(states: tuple[tuple[ModelName, State], ...]) -> str:
+    """How many models are in each state, and which have FAILED; one line."""
+    names_in = {state: [name for name, its in states if its is state] for state in State}
+    parts = [f"{len(names)} {state.value}" for state, names in names_in.items() if names]
+    if failed := names_in[State.FAILED]:
+        more = ["…"] if len(failed) > MAX_NAMES else []
+        parts[-1] += f" ({', '.join([*failed[:MAX_NAMES], *more])})"
+    return ", ".join(parts) or "no models"

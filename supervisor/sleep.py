@@ -1,0 +1,75 @@
+"""Keeps a Mac awake while somebody waits for an answer, a load or a download."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from .core.outline import Outline
+from .logs import DaemonLog
+
+CAFFEINATE = "/usr/bin/caffeinate"
+
+KEPT_LOOKS = 30
+"""The machine is kept awake for this many idle looks, so that not each request costs a process."""
+
+
+def awake_argv(platform: str, pid: int) -> list[str]:
+    """The command that keeps the machine awake until it is ended, or the process `pid` has; empty
+    if mlxsup knows none for the platform (as in `sys.platform`)."""
+    return [CAFFEINATE, "-i", "-w", str(pid)] if platform == "darwin" else []
+
+
+class SleepGuard:
+    """`prevent_sleep`: holds the command of `awake_argv` while the daemon is busy.
+
+    Once that is ended, the machine sleeps after its own idle time.
+
+    Args:
+        mode: "off" or "busy".
+        log: the daemon's log.
+        argv: the command; None: what the platform has.
+    """
+
+    def __init__(self, mode: str, log: DaemonLog, argv: Sequence[str] | None = None) -> None:
+        self._log = log
+        self._argv = list(awake_argv(sys.platform, os.getpid()) if argv is None else argv)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._idle_looks = 0
+        self._is_on = mode == "busy"
+        if self._is_on and not self._argv:
+            self._refuse("only a Mac has caffeinate")
+
+    def pulse(self, outline: Outline) -> None:
+        """Every second: begins or ends to keep the machine awake."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None  # somebody has ended it
+        self._idle_looks = 0 if outline.is_busy else self._idle_looks + 1
+        if self._idle_looks > KEPT_LOOKS:
+            self.close()
+        elif outline.is_busy and self._is_on and self._process is None:
+            self._hold()
+
+    def close(self) -> None:
+        """Lets the machine sleep."""
+        if self._process is not None:
+            self._process.kill()  # it has nothing to finish, so it ends at once
+            self._process.wait()
+            self._process = None
+
+    def _hold(self) -> None:
+        try:
+            self._process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            self._refuse(error.strerror or "it cannot be started")
+
+    def _refuse(self, cause: str) -> None:
+        self._log.write("warning", "sleep not prevented", cause=cause)
+        self._is_on = False

@@ -1,0 +1,303 @@
+"""`mlxsup bench` on a daemon with the fake engine: what it counts, says, keeps and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import ESCAPE, Piped, Terminal, on_terminal, run_cli
+from support.daemon import fake, wait_for_state
+from support.eventually import eventually
+from support.http_daemon import HttpDaemon
+from support.json_schemas import problems
+
+QUICK, SLOW = "quick", "slow"
+STEP_S = 0.05
+"""Of the slow model: an answer of it takes long enough for something to happen meanwhile."""
+
+SMALL = ("--prompt-tokens", "4,9", "--output-tokens", "5", "--concurrency", "1,3")
+ENDLESS = ("--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "2",
+           "--repeats", "1000")  # fmt: skip
+
+
+@pytest.fixture
+def daemon() -> Iterator[HttpDaemon]:
+    models = {
+        QUICK: fake(aliases=["q"]),
+        SLOW: fake(fake={"step_s": STEP_S}),
+        "other": fake(),
+    }
+    with HttpDaemon(models) as daemon, daemon.client() as client:
+        for model in models:
+            wait_for_state(client, model, "READY")
+        yield daemon
+
+
+def bench(daemon: HttpDaemon, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return run_cli("bench", *arguments, "--endpoint", daemon.endpoint, stdin=stdin)
+
+
+def measured(daemon: HttpDaemon, *arguments: str, stdin: str = "") -> dict[str, Any]:
+    """What the command prints for programs; it must be as published."""
+    done = bench(daemon, *arguments, "--json", stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert problems(done.stdout, ["bench"]) == []
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def is_idle(daemon: HttpDaemon) -> bool:
+    with daemon.client() as client:
+        return not client.requests()["requests"]
+
+
+# ---------------------------------------------------------------- what it counts
+
+
+@pytest.mark.parametrize("through", ["zmq", "http"])
+def test_every_size_is_measured_in_every_repeat_and_nobody_else_is_seen(
+    daemon: HttpDaemon, through: str
+) -> None:
+    value = measured(daemon, QUICK, *SMALL, "--repeats", "2", "--through", through)
+    found = [
+        (cell["prompt_tokens"], cell["output_tokens"], cell["concurrency"])
+        for cell in value["cells"]
+    ]
+    assert found == [(4, 5, 1), (4, 5, 3), (9, 5, 1), (9, 5, 3)]
+    for cell in value["cells"]:
+        assert cell["repeats"] == 2
+        for name in ("first_token_s", "tokens_per_s", "prefill_tokens_per_s"):
+            assert len(cell["figures"][name]["values"]) == 2, name
+            assert cell["figures"][name]["low"] > 0, name
+    assert (value["is_complete"], value["repeats"], value["through"]) == (True, 2, through)
+    assert (value["other_requests"], value["other_models"], value["remarks"]) == (0, [], [])
+    assert (value["interrupted_answers"], value["cached_tokens"]) == (0, 0)
+    assert is_idle(daemon)
+
+
+def test_each_burst_sends_as_many_requests_as_it_says_and_warms_up_first(
+    daemon: HttpDaemon,
+) -> None:
+    first = number_of(daemon, QUICK)
+    measured(daemon, QUICK, *SMALL, "--repeats", "2")
+    # Bursts of 1, 3, 1 and 3, three times with the warm-up; a look before and after each repeat.
+    assert number_of(daemon, QUICK) - first - 1 == 3 * 8 + 3
+
+
+def number_of(daemon: HttpDaemon, model: str) -> int:
+    """The number of a request that comes now."""
+    with daemon.client() as client:
+        with client.generate(model, prompt="[[fault slow=0.2]]", max_tokens=1000) as stream:
+            next(stream)
+            (listed,) = [
+                one for one in client.requests()["requests"] if one["id"] == stream.request_id
+            ]
+        return int(listed["number"].removeprefix("#"))
+
+
+def test_requests_of_others_are_counted_and_their_models_named(daemon: HttpDaemon) -> None:
+    arguments = ("bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8",
+                 "--concurrency", "1", "--repeats", "2")  # fmt: skip
+    with Piped(*arguments, "--endpoint", daemon.endpoint) as piped, daemon.client() as client:
+        while not piped.note().startswith("1/2"):
+            pass
+        piped.process.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            client.complete("other", prompt="hello", max_tokens=2)
+        piped.process.send_signal(signal.SIGCONT)
+        code, out, _ = piped.end()
+    assert code == 0
+    text = " ".join(out.split())
+    assert "3 other requests were sent to the daemon meanwhile, some for other" in text
+
+
+def test_an_alias_is_the_model_and_one_model_alone_need_not_be_named(daemon: HttpDaemon) -> None:
+    value = measured(daemon, "q", *SMALL, "--repeats", "1")
+    assert value["model"] == QUICK
+    nameless = bench(daemon)
+    assert (nameless.returncode, nameless.stdout) == (64, "")
+    assert "name a model; configured: other, quick, slow" in nameless.stderr
+
+
+# ---------------------------------------------------------------- what is in the way
+
+
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(daemon: HttpDaemon) -> None:
+    first = number_of(daemon, QUICK)
+    for arguments, message in (
+        (("--concurrency", "9"), "quick runs at most 8 requests at once, not 9"),
+        (
+            ("--prompt-tokens", "90000000"),
+            "a prompt of 90000000 tokens and an answer of 128 are more than the context of quick",
+        ),
+    ):
+        done = bench(daemon, QUICK, *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert "hint: " in done.stderr
+    assert number_of(daemon, QUICK) == first + 1
+
+
+def test_through_http_a_key_is_needed_if_there_are_keys(daemon: HttpDaemon) -> None:
+    made = run_cli("key", "new", "bench", "--json", "--endpoint", daemon.endpoint)
+    key = json.loads(made.stdout)["key"]
+    through = (QUICK, *SMALL, "--repeats", "1", "--through", "http")
+    without = bench(daemon, *through)
+    assert (without.returncode, without.stdout) == (1, "")
+    assert "error: the gateway needs a key" in without.stderr
+    wrong = bench(daemon, *through, "--key", "-", stdin="sk-mlxsup-wrong\n")
+    assert wrong.returncode == 1
+    assert "the gateway knows no such key" in wrong.stderr
+    value = measured(daemon, *through, "--key", "-", stdin=f"{key}\n")
+    assert value["is_complete"]
+    assert key not in json.dumps(value)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_run_is_kept_and_compared_with(daemon: HttpDaemon, tmp_path: Path) -> None:
+    kept, sizes = tmp_path / "quick.json", ("--prompt-tokens", "4", "--output-tokens", "4",
+                                            "--concurrency", "1", "--repeats", "3")  # fmt: skip
+    measured(daemon, QUICK, *sizes, "--output", str(kept))
+    assert problems(kept.read_text(), ["bench"]) == []
+    again = bench(daemon, QUICK, *sizes, "--output", str(kept))
+    assert (again.returncode, again.stdout) == (64, "")
+    assert f"{kept} exists" in again.stderr
+    # Without sizes they are those of the file. A step of 50 ms against one of none.
+    done = bench(daemon, SLOW, "--repeats", "3", "--compare", str(kept), "--fail-if-slower", "100")
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"slower: 4 \+ 4 × 1: gap p50 .* was .*: takes [\d,]+% longer", done.stdout)
+    assert "not alike: model was quick, is slow" in done.stdout
+    value = measured(daemon, SLOW, "--repeats", "3", "--compare", str(kept))
+    assert "gap_p50_s" in [one["figure"] for one in value["comparison"]["slower"]]
+    slower = tmp_path / "slow.json"
+    slower.write_text(json.dumps(value))
+    faster = measured(
+        daemon, QUICK, "--repeats", "3", "--compare", str(slower), "--fail-if-slower", "0"
+    )
+    assert faster["comparison"]["slower"] == []
+    assert "gap_p50_s" in [one["figure"] for one in faster["comparison"]["faster"]]
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_ctrl_c_gives_what_was_measured_and_ends_what_runs(
+    daemon: HttpDaemon, tmp_path: Path, is_json: bool
+) -> None:
+    kept = tmp_path / "run.json"
+    more = ["--json"] if is_json else []
+    with Piped(
+        "bench", SLOW, *ENDLESS, "--output", str(kept), *more, "--endpoint", daemon.endpoint
+    ) as piped:
+        if is_json:
+            with daemon.client() as client:
+                eventually(lambda: steps_of(client) >= 60)
+        else:
+            while not piped.note().startswith("3/1000"):
+                pass
+        code, out, err = piped.interrupt()
+    assert code == 130
+    assert "Traceback" not in err
+    value = json.loads(kept.read_text())
+    assert problems(kept.read_text(), ["bench"]) == []
+    assert not value["is_complete"]
+    assert 1 <= value["cells"][0]["repeats"] < 1000
+    if is_json:
+        assert (json.loads(out)["cells"], err) == (value["cells"], "")
+    else:
+        assert "not complete: " in out
+        assert "FIRST TOKEN" in out
+    eventually(lambda: is_idle(daemon))
+
+
+def steps_of(client: Any) -> int:
+    return int(next(row["steps"] for row in client.status()["models"] if row["name"] == SLOW))
+
+
+def test_ctrl_c_before_the_first_figure_leaves_no_file(daemon: HttpDaemon, tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    with Piped(
+        "bench", SLOW, *ENDLESS, "--output", str(kept), "--endpoint", daemon.endpoint
+    ) as piped:
+        assert piped.note().startswith("warming up 1/1")
+        code, out, err = piped.interrupt()
+    assert (code, out, kept.exists()) == (130, "", False)
+    assert "nothing has been measured yet" in err
+    eventually(lambda: is_idle(daemon))
+
+
+def test_a_worker_that_dies_meanwhile_is_said_and_the_run_continues(daemon: HttpDaemon) -> None:
+    with (
+        Piped(
+            "bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "2",
+            "--repeats", "3", "--endpoint", daemon.endpoint,
+        ) as piped,
+        daemon.client() as client,
+    ):  # fmt: skip
+        while not piped.note().startswith("2/3"):
+            pass
+        (pid,) = [row["pid"] for row in client.status()["models"] if row["name"] == SLOW]
+        os.kill(pid, signal.SIGKILL)
+        code, out, _ = piped.end()
+    assert code == 0
+    assert "slow got a new process meanwhile" in " ".join(out.split())
+
+
+def test_a_daemon_that_dies_takes_no_figures_along(daemon: HttpDaemon) -> None:
+    with Piped("bench", SLOW, *ENDLESS, "--endpoint", daemon.endpoint) as piped:
+        while not piped.note().startswith("3/1000"):
+            pass
+        daemon.kill()
+        code, out, err = piped.end()
+    assert code == 69
+    assert "not complete: " in out
+    assert "error: " in err
+    assert "Traceback" not in err
+
+
+# ---------------------------------------------------------------- terminals
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_terminal_shows_all_figures_however_narrow_it_is(
+    daemon: HttpDaemon, columns: int
+) -> None:
+    shown = on_terminal(
+        ["bench", SLOW, "--prompt-tokens", "4", "--output-tokens", "8", "--concurrency", "1,3",
+         "--repeats", "2", "--endpoint", daemon.endpoint],
+        COLUMNS=str(columns),
+    )  # fmt: skip
+    assert "warming up 1/2: 4 + 8 tokens × 1"[: columns - 1] in shown
+    assert "left" in shown
+    # The line of the progress is gone: it was cleared before what stays was written.
+    lines = [line.rpartition("\r")[2] for line in ESCAPE.sub("", shown).split("\n")]
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "warming up" not in text
+    assert "/4:" not in text
+    for word in ("first token", "gap p50", "gap p99", "longest", "tok/s each", "tok/s all",
+                 "prefill tok/s", "memory"):  # fmt: skip
+        assert word in text.lower()
+    assert "±" in text
+
+
+def test_ctrl_c_on_a_terminal_leaves_no_progress_behind(daemon: HttpDaemon) -> None:
+    with Terminal("bench", SLOW, *ENDLESS, "--endpoint", daemon.endpoint) as terminal:
+        terminal.expect("3/1000")
+        terminal.type("\x03")
+        terminal.expect("not complete")
+        terminal.end()
+        assert terminal.process.returncode == 130
+    lines = ESCAPE.sub("", terminal.seen).split("\n")
+    assert all("tokens × " not in line.rpartition("\r")[2] for line in lines)

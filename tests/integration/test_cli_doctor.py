@@ -1,0 +1,204 @@
+"""`mlxsup doctor` names each planted defect, and what it says fixes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from support import planted_defects as planted
+from support.cli import ESCAPE, on_terminal
+from support.doctor_ground import Ground
+from support.json_schemas import problems
+from support.local_hub import LocalHub, local_hub
+from support.planted_defects import Defect, sound, supervisor
+
+Found = dict[str, str]
+
+DEFECTS = (
+    Defect(name="others may enter the runtime folder", plant=planted.open_runtime_folder,
+           subject="runtime folder", words="mode 0755"),
+    Defect(name="the runtime folder is a file", plant=planted.file_as_runtime_dir,
+           subject="runtime folder", words="is not a folder",
+           edit=lambda ground: supervisor(runtime_dir=str(ground.folder / "new"))(ground),
+           edited="set another runtime_dir"),
+    Defect(name="paths of sockets are too long", plant=planted.long_runtime_dir,
+           subject="runtime folder", words="at most 103", edit=sound,
+           edited="set a shorter runtime_dir"),
+    Defect(name="the log folder cannot be made", plant=planted.file_as_log_dir,
+           subject="log folder", words="is not a folder", edit=sound, edited="set log_dir to"),
+    Defect(name="the disk is full", plant=planted.full_disk, subject="log folder",
+           words="1.0 MiB left", edit=planted.emptied_disk, edited="delete what you do not need"),
+    Defect(name="a killed daemon has left its sockets", plant=planted.killed_daemon,
+           subject="daemon", words="was killed and left", level="note"),
+    Defect(name="the lock names another program", plant=planted.strange_lock,
+           subject="daemon", words="another program (sleep)", level="note"),
+    Defect(name="the daemon is stopped", plant=planted.stopped_daemon,
+           subject="daemon", words="is stopped"),
+    Defect(name="two daemons", plant=planted.other_daemon,
+           subject="daemon", words="another daemon runs at ipc://{folder}/other/", level="note",
+           edit=planted.ended_other, edited="mlxsup stop --endpoint ipc://"),
+    Defect(name="a model has failed", plant=planted.broken_model, subject="daemon",
+           words="m has FAILED: ", edit=planted.repaired_model, edited="`mlxsup restart m`"),
+    Defect(name="too few open files", plant=planted.few_files,
+           subject="open files", words="only 64 files may be open", edit=planted.new_shell),
+    Defect(name="an unknown key", plant=planted.append("preloud = true\n"),
+           subject="configuration", words="unknown key models.m.preloud; did you mean preload?",
+           edit=sound, edited="change that line"),
+    Defect(name="no TOML", plant=planted.append("[\n"), subject="configuration",
+           words="is not TOML", edit=sound, edited="change that line"),
+    Defect(name="no configuration", plant=planted.no_config, subject="configuration",
+           words="there is none of", level="note"),
+    Defect(name="a named configuration is missing", plant=planted.named_config,
+           subject="configuration", words="MLXSUP_CONFIG names it", edit=planted.written_config,
+           edited="write it"),
+    Defect(name="a configuration is shadowed", plant=planted.shadow, subject="configuration",
+           words="comes first (./mlxsup.toml)", level="note", edit=planted.unshadowed,
+           edited="name the one you mean"),
+    Defect(name="MLXSUP_ENDPOINT leads elsewhere", plant=planted.other_endpoint,
+           subject="configuration", words="MLXSUP_ENDPOINT is set", level="note"),
+    Defect(name="the budget exceeds the machine", plant=supervisor(memory_budget="900000GiB"),
+           subject="configuration", words="takes at most what this machine has", edit=sound,
+           edited="change that line"),
+    Defect(name="a model exceeds the budget", plant=planted.too_large, subject="memory",
+           words="m does not fit into 1.00 GiB", edit=sound, edited="`mlxsup plan"),
+    Defect(name="a model folder is missing", plant=planted.no_model, subject="models",
+           words="does not exist", edit=planted.model_back, edited="`mlxsup models`"),
+    Defect(name="weights are cut short", plant=planted.cut_weights, subject="models",
+           words="is cut short", edit=planted.whole_weights, edited="copy or download"),
+    Defect(name="weights are a pointer of Git LFS", plant=planted.pointer, subject="models",
+           words="Git LFS pointer"),
+    Defect(name="a shard is missing", plant=planted.missing_shard, subject="models",
+           words=f"{planted.SHARDS[1]} does not exist"),
+    Defect(name="a download is needed and forbidden", plant=planted.forbidden_download,
+           subject="downloads", words="HF_HUB_OFFLINE forbids to download it"),
+    Defect(name="a download is still to come", plant=planted.later_download,
+           subject="downloads", words="is not on this disk yet", level="note"),
+    Defect(name="others may read the hub's token", plant=planted.open_token,
+           subject="downloads", words="others may read the token", level="note"),
+    Defect(name="the gateway's port is taken", plant=planted.taken_port, subject="gateway",
+           words="is taken by ", edit=planted.free_listen, edited="set listen = "),
+    Defect(name="strangers reach the gateway", plant=planted.exposed, subject="gateway",
+           words="there is no key"),
+    Defect(name="others may read the API keys", plant=planted.open_keys, subject="API keys",
+           words="mode 0644"),
+    Defect(name="the gateway's extra is not installed", plant=planted.no_extra,
+           subject="gateway", words="starlette is not installed"),
+    Defect(name="another version of MLX", plant=planted.old_mlx, subject="software",
+           words="mlx is 0.31.0; mlxsup needs mlx<0.33,>=0.32.2"),
+    Defect(name="a service starts a program that is gone", plant=planted.lost_program,
+           subject="service", words="starts /nowhere/mlxsup, which is not there",
+           edit=planted.found_program, edited="`command -v mlxsup`"),
+    Defect(name="a service names a configuration that is gone", plant=planted.lost_config,
+           subject="service", words="/none.toml, which does not exist",
+           edit=planted.found_program, edited="name the right file"),
+    Defect(name="the clock is wrong", plant=planted.wrong_clock, subject="clock",
+           words="was written later"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    with Ground() as ground:
+        yield ground
+
+
+@pytest.fixture
+def hub(ground: Ground) -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        planted.serve_shards(ground, hub)
+        yield hub
+
+
+def about(ground: Ground, defect: Defect, findings: list[Found]) -> list[Found]:
+    """The findings that name the defect."""
+    words = defect.words.replace("{folder}", str(ground.folder))
+    return [
+        one
+        for one in findings
+        if (one["subject"], one["level"]) == (defect.subject, defect.level) and words in one["what"]
+    ]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name for defect in DEFECTS])
+def test_a_planted_defect_is_named_and_the_fix_works(ground: Ground, defect: Defect) -> None:
+    defect.plant(ground)
+    code, findings = ground.doctor()
+    found = about(ground, defect, findings)
+    assert len(found) == 1, findings
+    [finding] = found
+    assert code == (1 if defect.level == "problem" else 0), findings
+    assert finding["why"]
+    if defect.edit is None:
+        assert finding["command"], finding
+        code, findings = ground.doctor(finding["command"])
+    else:
+        assert defect.edited in finding["fix"], finding
+        defect.edit(ground)
+        code, findings = ground.doctor()
+    assert about(ground, defect, findings) == []
+    assert [one for one in findings if one["level"] == "problem"] == []
+    assert code == 0
+
+
+def test_there_are_at_least_twenty() -> None:
+    assert len({defect.name for defect in DEFECTS}) >= 20
+
+
+def test_a_sound_machine_has_no_problem_and_is_left_as_it_is(ground: Ground) -> None:
+    before = sorted(ground.folder.rglob("*"))
+    done = ground.shell("mlxsup doctor")
+    assert done.returncode == 0, done.stdout
+    assert re.fullmatch("(still looking at: .*\n)?", done.stderr)
+    assert "\x1b" not in done.stdout
+    assert not re.search("^problem", done.stdout, re.M)
+    assert done.stdout.splitlines()[-1].startswith("nothing is ")
+    assert sorted(ground.folder.rglob("*")) == before
+    done = ground.shell("mlxsup doctor --json")
+    assert problems(done.stdout, ["doctor"]) == []
+    value = json.loads(done.stdout)
+    assert (value["config"], value["problems"]) == (str(ground.config), 0)
+    assert {one["level"] for one in value["findings"]} <= {"ok", "note"}
+
+
+def test_the_token_is_never_printed(ground: Ground) -> None:
+    planted.open_token(ground)
+    ground.variables["HF_TOKEN"] = "hf_ANOTHER"
+    for options in ("", "--json"):
+        done = ground.shell(f"mlxsup doctor {options}")
+        assert "hf_SECRET" not in done.stdout + done.stderr
+        assert "hf_ANOTHER" not in done.stdout + done.stderr
+        assert "token" in done.stdout
+
+
+def test_commands_repeat_the_options_that_were_given(ground: Ground) -> None:
+    planted.exposed(ground)
+    other = ground.config.rename(ground.folder / "other.toml")
+    done = ground.shell(f"mlxsup doctor --json --config {other}")
+    commands = [one["command"] for one in json.loads(done.stdout)["findings"]]
+    assert f"mlxsup key new laptop --config {other}" in commands
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_on_a_terminal_sentences_fit_and_commands_are_whole(ground: Ground, width: int) -> None:
+    planted.open_runtime_folder(ground)
+    values = ground.variables | {"COLUMNS": str(width)}
+    shown = on_terminal(["doctor", "--config", str(ground.config)], **values)
+    assert "\x1b[31mproblem" in shown
+    lines = ESCAPE.sub("", shown).splitlines()
+    command = f"run: chmod 0700 {ground.folder / 'run'}"
+    assert [line.strip() for line in lines if "run: chmod" in line] == [command]
+    longest_word = max(len(word) for line in lines for word in line.split())
+    for line in lines:
+        assert len(line) <= max(width, longest_word + 9) or "run: " in line, line
+    assert "1 problem" in lines[-1]
+
+
+def test_what_belongs_to_a_proof_is_refused_without_one(ground: Ground) -> None:
+    for words in ("m", "--output figures.json"):
+        done = ground.shell(f"mlxsup doctor {words}")
+        assert (done.returncode, done.stdout) == (64, "")
+        assert "belongs to --prove" in done.stderr

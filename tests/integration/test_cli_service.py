@@ -1,0 +1,322 @@
+"""`mlxsup service`, with service managers that the test plays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxsup.cli.service.facts import MARKER
+
+from support.cli import ESCAPE, run_cli
+from support.daemon import Daemon, fake
+from support.json_schemas import problems
+from support.played_service_managers import PlayedServiceManagers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is played")
+
+ENABLED = [
+    "systemctl --user daemon-reload",
+    "systemctl --user enable --now mlxsup.service",
+]
+REPLACED = [
+    "systemctl --user daemon-reload",
+    "systemctl --user enable mlxsup.service",
+    "systemctl --user restart mlxsup.service",
+]
+UNIT = ".config/systemd/user/mlxsup.service"
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> PlayedServiceManagers:
+    return PlayedServiceManagers(tmp_path)
+
+
+def changes(calls: list[str]) -> list[str]:
+    """Those that change something."""
+    asking = ("show", "is-system-running", "show-user")
+    return [call for call in calls if not any(word in call.split() for word in asking)]
+
+
+# ---------------------------------------------------------------- install
+
+
+def test_install_writes_the_unit_starts_it_and_says_how_it_is(
+    played: PlayedServiceManagers,
+) -> None:
+    done = played.install()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"installed: {played.unit}",
+        "it is active (running), pid 4711",
+    ]
+    assert done.stderr.splitlines() == ENABLED
+    assert changes(played.calls) == ENABLED
+    assert played.files() == [UNIT]
+    text = played.unit.read_text()
+    assert f'--config "{played.config}"' in text
+    assert played.unit.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_second_install_says_so_and_changes_nothing(played: PlayedServiceManagers) -> None:
+    played.install()
+    before = played.unit.stat().st_mtime_ns
+    assert played.calls
+    done = played.install()
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"already installed: {played.unit}; nothing has changed\n")
+    assert changes(played.calls) == []
+    assert played.unit.stat().st_mtime_ns == before
+
+
+def test_other_settings_are_shown_and_not_written_unless_forced(
+    played: PlayedServiceManagers,
+) -> None:
+    played.install()
+    before = played.unit.read_text()
+    played.write_config(drain_timeout_s=100)
+    assert played.calls
+    done = played.install()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert {"-TimeoutStopSec=45", "+TimeoutStopSec=115"} < set(done.stderr.splitlines())
+    assert "error: the service is installed with other settings" in done.stderr
+    assert "hint: `mlxsup service install --force` replaces it" in done.stderr
+    assert (played.unit.read_text(), changes(played.calls)) == (before, [])
+    assert played.install("--force").returncode == 0
+    assert changes(played.calls) == REPLACED
+    assert "TimeoutStopSec=115" in played.unit.read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "words"),
+    [
+        ('=:"', '=:"/other', "other_program", "the service is installed by another mlxsup, /other"),
+        (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
+        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "somebody has changed"),
+    ],
+)
+def test_what_others_have_installed_is_named_and_stays(
+    played: PlayedServiceManagers, old: str, new: str, code: str, words: str
+) -> None:
+    played.install()
+    changed = played.unit.read_text().replace(old, new)
+    played.unit.write_text(changed)
+    assert played.calls
+    done = played.install("--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert problems(done.stdout, [], is_error=True) == []
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == code
+    assert words in error["message"]
+    assert (played.unit.read_text(), changes(played.calls)) == (changed, [])
+    assert played.install("--force").returncode == 0
+    assert played.unit.read_text() != changed
+
+
+def test_a_dry_run_prints_the_file_and_does_nothing(played: PlayedServiceManagers) -> None:
+    for program in ("systemctl", "loginctl"):
+        played.remove(program)
+    done = played.install("--dry-run")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"# {MARKER}\n[Unit]\n")
+    assert done.stderr.splitlines() == [
+        f"would write {played.unit}:",
+        *[f"would run {command}" for command in ENABLED],
+    ]
+    assert (played.files(), played.calls) == ([], [])
+    value = played.value("install", "--config", str(played.config), "--dry-run")
+    assert value["text"] == done.stdout
+    assert [" ".join(command) for command in value["commands"]] == ENABLED
+    assert (value["is_changed"], value["service"]) == (False, None)
+
+
+def test_a_service_of_the_machine_runs_as_the_user_who_asks(
+    played: PlayedServiceManagers,
+) -> None:
+    done = played.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
+    assert "User=nobody\n" in done.stdout
+    assert "would write /etc/systemd/system/mlxsup.service:" in done.stderr
+    assert "would run systemctl enable --now mlxsup.service" in done.stderr
+    assert 'ReadWritePaths="-/nonexistent/.mlxsup"' in done.stdout
+
+
+def test_sudo_without_the_system_is_refused_before_anything_is_written(
+    played: PlayedServiceManagers,
+) -> None:
+    done = played.install(SUDO_USER="nobody")
+    if done.returncode == 0:
+        pytest.skip("only root is taken for somebody else")
+    assert done.returncode == 64
+    assert done.stderr.splitlines() == [
+        "error: sudo does not reach the service manager of nobody",
+        "hint: run it without sudo, or with --system",
+    ]
+    assert played.files() == []
+
+
+def test_it_says_that_the_service_ends_with_the_login(played: PlayedServiceManagers) -> None:
+    played.answer("loginctl.show-user", "echo Linger=no")
+    assert "loginctl enable-linger" in played.install().stderr
+    assert played.value("status")["service"]["starts_at"] == "login"
+
+
+def test_a_daemon_that_is_no_service_is_named_with_its_pid(
+    played: PlayedServiceManagers,
+) -> None:
+    with Daemon({"m": fake()}) as daemon:
+        assert daemon.process is not None
+        done = played.run("install", "--config", str(daemon.config))
+        assert done.returncode == 75
+        assert f"(pid {daemon.process.pid})" in done.stderr
+        assert f"`mlxsup stop --config {daemon.config}`" in done.stderr
+    assert played.files() == []
+
+
+def test_a_command_that_fails_is_named_with_its_last_words(played: PlayedServiceManagers) -> None:
+    played.answer("systemctl.enable", "echo 'Job failed.' >&2; exit 1")
+    done = played.install()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-2:] == [
+        "error: `systemctl --user enable --now mlxsup.service` failed with exit code 1:"
+        " Job failed.",
+        "hint: see `mlxsup service logs` and `mlxsup service status`",
+    ]
+
+
+# ---------------------------------------------------------------- no service manager
+
+
+def test_without_systemd_one_sentence_and_the_next_step(played: PlayedServiceManagers) -> None:
+    played.answer("systemctl.is-system-running", "echo offline; exit 1")
+    done = played.install()
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: systemd does not run ")
+    assert "mlxsup start" in hint
+    assert played.files() == []
+
+
+def test_a_systemd_that_cannot_be_reached_is_named(played: PlayedServiceManagers) -> None:
+    cause = "Failed to connect to bus: No medium found"
+    played.answer("systemctl.is-system-running", f"echo '{cause}' >&2; exit 1")
+    done = played.install()
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == f"error: the user's systemd cannot be reached: {cause}"
+    assert "service install --system" in done.stderr
+    assert played.files() == []
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall", "status", "logs"])
+def test_a_machine_without_systemctl(played: PlayedServiceManagers, command: str) -> None:
+    played.install()
+    for program in ("systemctl", "journalctl"):
+        played.remove(program)
+    where = ["--config", str(played.config)] if command == "install" else []
+    done = played.run(command, *where, PATH=f"{played.home.parent}/bin")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("error: there is no systemd here: ")
+    assert played.unit.exists()
+
+
+def test_without_a_configuration_it_says_how_to_get_one(played: PlayedServiceManagers) -> None:
+    for more in ([], ["--config", str(played.home / "none.toml")]):
+        done = played.run("install", *more)
+        assert done.returncode == 78
+        assert "mlxsup init" in done.stderr
+    played.config.write_text("nonsense = 1\n")
+    assert played.install().returncode == 78
+    assert played.files() == []
+
+
+# ---------------------------------------------------------------- uninstall, status, logs
+
+
+def test_uninstall_stops_and_removes_what_install_has_written(
+    played: PlayedServiceManagers,
+) -> None:
+    played.install()
+    assert played.calls
+    removed = ["systemctl --user disable --now mlxsup.service", "systemctl --user daemon-reload"]
+    dry = played.run("uninstall", "--dry-run")
+    assert dry.stderr.splitlines() == [f"would run {command}" for command in removed]
+    assert changes(played.calls) == []
+    assert played.unit.exists()
+    done = played.run("uninstall")
+    assert (done.returncode, done.stdout) == (0, f"removed: {played.unit}\n")
+    assert changes(played.calls) == removed
+    assert played.files() == []
+    again = played.value("uninstall")
+    assert (again["is_removed"], again["commands"], changes(played.calls)) == (False, [], [])
+
+
+def test_uninstall_leaves_what_somebody_else_has_written(played: PlayedServiceManagers) -> None:
+    played.unit.parent.mkdir(parents=True)
+    played.unit.write_text("[Service]\nExecStart=/bin/true\n")
+    done = played.run("uninstall")
+    assert done.returncode == 1
+    assert "was not written by mlxsup, so it stays" in done.stderr
+    assert (played.files(), changes(played.calls)) == ([UNIT], [])
+
+
+def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> None:
+    done = played.run("status")
+    assert (done.returncode, done.stdout) == (0, f"not installed: there is no {played.unit}\n")
+    assert played.value("status")["service"] is None
+    played.install()
+    done = played.run("status")
+    assert done.returncode == 0
+    rows = {line[:9].strip(): line[11:] for line in done.stdout.splitlines()}
+    assert rows["state"] == "active (running)"
+    assert rows["pid"] == "4711"
+    assert rows["says"] == "1 READY"
+    assert rows["restarts"] == "2"
+    assert rows["starts"] == "at boot"
+    value = played.value("status")
+    assert value["service"]["pid"] == 4711
+    assert value["program"].endswith("/mlxsup")
+
+
+def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
+    played.answer("journalctl.--user-unit", "echo one; echo two")
+    done = played.run("logs", "-n", "7")
+    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
+    assert played.calls == [
+        "journalctl --user-unit mlxsup.service --lines 7 --no-pager --output=short-iso"
+    ]
+    lines = played.run("logs", "--json").stdout.splitlines()
+    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
+    assert [json.loads(line)["line"] for line in lines] == ["one", "two"]
+    played.answer("journalctl.--user-unit", "echo 'no rights' >&2; exit 1")
+    done = played.run("logs")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: journalctl: no rights" in done.stderr
+
+
+def test_in_a_pipe_every_command_is_plain(played: PlayedServiceManagers) -> None:
+    for arguments in (["install", "--config", str(played.config)], ["status"], ["uninstall"]):
+        done = played.run(*arguments)
+        assert not ESCAPE.search(done.stdout + done.stderr)
+    played.value("install", "--config", str(played.config))
+
+
+# ---------------------------------------------------------------- start --service
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 78), (["--service"], 0)])
+def test_launchd_is_not_asked_to_try_again_what_cannot_work(
+    tmp_path: Path, more: list[str], code: int
+) -> None:
+    done = run_cli("start", *more, "--config", str(tmp_path / "none.toml"))
+    assert done.returncode == code
+    assert done.stderr.startswith("error: no configuration file at ")
+
+
+def test_a_second_daemon_of_launchd_ends_with_success_and_says_why() -> None:
+    with Daemon({"m": fake()}) as daemon:
+        assert run_cli("start", "--config", str(daemon.config)).returncode == 75
+        done = run_cli("start", "--service", "--config", str(daemon.config))
+        assert done.returncode == 0
+        assert done.stderr.startswith("error: ")

@@ -1,0 +1,132 @@
+"""`mlxsup service` in a process that takes itself for a Mac's, with launchd played."""
+
+from __future__ import annotations
+
+import json
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.cli.service.facts import MARKER
+
+from support.cli import TIME_LIMIT_S, environment
+from support.json_schemas import problems
+from support.played_service_managers import PlayedServiceManagers
+
+PROGRAM = """
+import sys
+import mlxsup.cli.commands.start, mlxsup.cli.service.install, mlxsup.supervisor.config.load
+from mlxsup.cli.main import main
+sys.platform = "darwin"
+main(sys.argv[1:])
+"""
+RUNNING = "printf '\\tstate = running\\n\\tpid = 4711\\n\\tlast exit code = 70\\n'"
+PLIST = "Library/LaunchAgents/mlxsup.plist"
+
+
+class Mac(PlayedServiceManagers):
+    """The same, with launchd."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.plist = self.home / PLIST
+        self.loaded = folder / "loaded"
+        # Known from bootstrap to bootout; a domain is always there.
+        self.answer("launchctl.bootstrap", f"touch {self.loaded}")
+        self.answer("launchctl.bootout", f"rm {self.loaded}; exit 36")
+        known = f'case "$2" in */mlxsup) [ -f {self.loaded} ] || exit 113;; esac'
+        self.answer("launchctl.print", f"{known}\n{RUNNING}")
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """`mlxsup service` with these arguments."""
+        path = f"{self.home.parent}/bin:/usr/bin:/bin"
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM, "service", *arguments],
+            env=environment(HOME=str(self.home), PATH=path, SUDO_USER="", **variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+
+    def job(self) -> dict[str, Any]:
+        """What is installed."""
+        job: dict[str, Any] = plistlib.loads(self.plist.read_bytes())
+        return job
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Mac:
+    return Mac(tmp_path)
+
+
+def done_by(mac: Mac) -> list[str]:
+    """The commands that change something, without where."""
+    return [call.split()[1] for call in mac.calls if call.split()[1] != "print"]
+
+
+def test_install_twice_force_and_uninstall(mac: Mac) -> None:
+    done = mac.install()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"installed: {mac.plist}", "it is running, pid 4711"]
+    assert mac.job()["ProgramArguments"][1:] == ["start", "--service", "--config", str(mac.config)]
+    assert (mac.home.parent / "logs").is_dir(), "launchd does not make it"
+    assert done_by(mac) == ["bootstrap"]
+    again = mac.value("install", "--config", str(mac.config))
+    assert (again["is_changed"], done_by(mac)) == (False, [])
+    mac.write_config(drain_timeout_s=100)
+    assert mac.install().returncode == 1
+    assert done_by(mac) == []
+    assert mac.install("--force").returncode == 0
+    assert done_by(mac) == ["bootout", "bootstrap"]
+    assert mac.job()["ExitTimeOut"] == 115
+    status = mac.value("status")
+    assert (status["manager"], status["service"]["pid"]) == ("launchd", 4711)
+    done = mac.run("uninstall")
+    assert (done.returncode, done.stdout) == (0, f"removed: {mac.plist}\n")
+    assert done_by(mac) == ["bootout"]
+    assert mac.files() == []
+
+
+def test_uninstall_of_a_job_that_launchd_does_not_know_removes_the_file(mac: Mac) -> None:
+    mac.install()
+    mac.loaded.unlink()
+    assert done_by(mac) == ["bootstrap"]
+    assert mac.value("status")["service"]["state"] == "not loaded"
+    assert mac.run("uninstall").returncode == 0
+    assert (done_by(mac), mac.files()) == ([], [])
+
+
+def test_what_somebody_else_has_written_stays(mac: Mac) -> None:
+    mac.install()
+    mac.plist.write_text(mac.plist.read_text().replace(MARKER, "mine"))
+    assert mac.run("uninstall").returncode == 1
+    assert mac.install().returncode == 1
+    assert done_by(mac) == ["bootstrap"]
+
+
+def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
+    done = mac.run("logs")
+    assert done.returncode == 1
+    assert "mlxsup service install" in done.stderr
+    mac.install()
+    (mac.home.parent / "logs" / "service.out").write_text("one\ntwo\nthree\n")
+    done = mac.run("logs", "-n", "2", "--json")
+    lines = done.stdout.splitlines()
+    assert [json.loads(line)["line"] for line in lines] == ["two", "three"]
+    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
+
+
+def test_without_launchctl_it_says_so(mac: Mac) -> None:
+    mac.remove("launchctl")
+    done = mac.install()
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == (
+        "error: there is no launchd here: launchctl is not installed"
+    )
+    assert mac.files() == []

@@ -1,0 +1,240 @@
+"""`mlxsup top` on a real terminal: what it shows, what its keys do, and a daemon that goes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from support.cli import Piped, Terminal, run_cli
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.full_screen import FullScreen
+from support.json_schemas import problems
+from support.streams import Reader
+
+MODELS = {
+    "alpha": fake(fake={"step_s": 0.05}),
+    "cold": fake(preload=False),
+}
+ENDLESS = 4000
+"""Tokens of an answer that takes minutes."""
+
+QUICK = ("--interval", "0.2s")
+"""Tests need not wait a second for each picture."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(MODELS) as daemon, daemon.client() as client:
+        wait_for_state(client, "alpha", "READY")
+        yield daemon
+
+
+def top(daemon: Daemon, columns: int = 80, rows: int = 24, **variables: str) -> FullScreen:
+    where = ("--endpoint", daemon.endpoint)
+    return FullScreen("top", *QUICK, *where, columns=columns, rows=rows, **variables)
+
+
+def mark(lines: list[str]) -> str | None:
+    """The first word of the row that is selected."""
+    return next((line.split()[1] for line in lines if line.startswith("> ")), None)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("rows", [10, 24])
+def test_models_requests_memory_and_events_hold_in_any_terminal(
+    daemon: Daemon, columns: int, rows: int
+) -> None:
+    with daemon.client() as client:
+        stream = Reader(client, "alpha", "hello", max_tokens=ENDLESS).started()
+        with top(daemon, columns, rows) as screen:
+            lines = screen.wait_for("alpha", "READY", str(stream.stream.request_id), "answering")
+            assert lines[0].startswith("mlxsup ")
+            assert lines[1].startswith("memory [")
+            client.restart("cold")
+            screen.wait_for("cold: LOADING → READY")
+            screen.type("q")
+            screen.end()
+            assert screen.process.returncode == 0
+            screen.check_nothing_left()
+        stream.stream.cancel()
+        stream.finished()
+
+
+def test_keys_unload_and_load_a_model_after_a_question(daemon: Daemon) -> None:
+    with daemon.client() as client, top(daemon) as screen:
+        client.load("cold")
+        screen.wait_for("cold")
+        screen.type("jj")
+        screen.wait_until(lambda lines: mark(lines) == "cold")
+        screen.type("u")
+        screen.wait_for("unload cold? running answers finish first (y/n)")
+        screen.type("n")
+        screen.wait_for("cold is left as it is")
+        assert row(client, "cold")["state"] == "READY"
+        # What is pasted is no answer.
+        screen.type("uy")
+        screen.wait_for("unload cold? running answers finish first (y/n)")
+        screen.type("y")
+        screen.wait_for("cold is unloaded", "STOPPED")
+        assert row(client, "cold")["state"] == "STOPPED"
+        screen.type("l")
+        screen.wait_for("cold is loaded")
+        generation = row(client, "cold")["generation"]
+        screen.type("r")
+        screen.wait_for("restart cold?")
+        screen.type("y")
+        screen.wait_for("cold is restarted")
+        assert row(client, "cold")["generation"] == generation + 1
+        screen.type("q")
+        screen.end()
+        screen.check_nothing_left()
+
+
+def test_keys_pause_resume_and_cancel_a_request(daemon: Daemon) -> None:
+    with daemon.client() as client, top(daemon) as screen:
+        stream = Reader(client, "alpha", "hello", max_tokens=ENDLESS).started()
+        id = str(stream.stream.request_id)
+        screen.wait_for(id, "answering")
+        screen.type("\x1b[F")
+        screen.wait_until(lambda lines: mark(lines) == id)
+        screen.type("p")
+        screen.wait_for(f"{id} of alpha: paus", " paused ")
+        screen.type("p")
+        screen.wait_for(f"{id} of alpha: queued", "answering")
+        screen.type("c")
+        screen.wait_for(f"cancel {id}? its answer ends (y/n)")
+        screen.type("y")
+        assert stream.finished().finish_reason == "cancelled"
+        screen.wait_for(f"{id} of alpha: cancelled after ", "no open requests")
+        screen.type("c")
+        screen.wait_for("nothing is selected")
+        screen.type("?")
+        screen.wait_for("cancel a request", "any key leaves this help")
+        screen.type("qq")
+        screen.end()
+        screen.check_nothing_left()
+
+
+def test_an_order_that_is_refused_says_why_and_nothing_else_is_lost() -> None:
+    broken = Daemon({"alpha": fake(), "broken": {"path": "/nowhere", "preload": False}})
+    with broken, broken.client() as client, top(broken, columns=200) as screen:
+        wait_for_state(client, "alpha", "READY")
+        screen.wait_for("broken")
+        screen.type("jj")
+        screen.wait_until(lambda lines: mark(lines) == "broken")
+        screen.type("l")
+        screen.wait_for("broken: ", "/nowhere", "FAILED")
+        screen.type("q")
+        screen.end()
+        screen.check_nothing_left()
+
+
+def test_a_daemon_that_is_killed_is_said_and_the_next_one_is_found() -> None:
+    daemon = Daemon({"alpha": fake()})
+    with daemon, top(daemon) as screen:
+        screen.wait_for("alpha", "READY")
+        screen.type("j")
+        screen.wait_until(lambda lines: mark(lines) == "alpha")
+        daemon.kill()
+        lines = screen.wait_for("no daemon since ", "still trying")
+        assert mark(lines) is None
+        screen.type("r")
+        screen.wait_for("nothing is selected")
+        daemon.start()
+        screen.wait_for("another daemon answers (pid ", "READY", without="no daemon since")
+        screen.type("q")
+        screen.end()
+        screen.check_nothing_left()
+
+
+def test_ctrl_c_after_a_killed_daemon_leaves_nothing_behind() -> None:
+    daemon = Daemon({"alpha": fake()})
+    with daemon, top(daemon) as screen:
+        screen.wait_for("alpha", "READY")
+        daemon.kill()
+        screen.wait_for("no daemon since ")
+        screen.type("\x03")
+        screen.end()
+        assert screen.process.returncode == 0
+        screen.check_nothing_left()
+
+
+def test_without_a_daemon_it_is_an_error_and_the_screen_is_never_taken() -> None:
+    with FullScreen("top", "--endpoint", "ipc:///tmp/nowhere/client.sock") as screen:
+        shown = screen.end()
+        assert screen.process.returncode == 69
+    assert "error:" in shown
+    assert "\x1b[?1049h" not in shown
+
+
+def test_without_colour_no_style_is_written_and_states_are_words(daemon: Daemon) -> None:
+    with top(daemon, NO_COLOR="1") as screen:
+        screen.wait_for("alpha", "READY")
+        screen.type("j")
+        screen.wait_until(lambda lines: mark(lines) == "alpha")
+        screen.type("q")
+        assert re.search(r"\x1b\[[0-9;]*m", screen.end()) is None
+    with top(daemon) as screen:
+        screen.wait_for("alpha", "READY")
+        screen.type("q")
+        assert "\x1b[32mREADY" in screen.end()
+
+
+def test_a_dumb_terminal_gets_lines(daemon: Daemon) -> None:
+    with Terminal("top", "--endpoint", daemon.endpoint, TERM="dumb") as terminal:
+        terminal.expect("READY")
+        terminal.type("\x03")
+        assert "\x1b" not in terminal.end()
+        assert terminal.process.returncode == 0
+
+
+def test_another_size_is_drawn_at_once(daemon: Daemon) -> None:
+    where = ("--endpoint", daemon.endpoint)
+    with FullScreen("top", "--interval", "1h", *where) as screen:
+        screen.wait_for("alpha")
+        for columns, rows in ((40, 10), (200, 50), (80, 24)):
+            screen.resize(columns, rows)
+            screen.wait_for("alpha")
+        screen.type("q")
+        screen.end()
+        screen.check_nothing_left()
+
+
+def test_in_a_pipe_there_is_a_line_for_each_change_and_none_if_nothing_is_new() -> None:
+    with Daemon({"alpha": fake()}) as daemon, daemon.client() as client:
+        wait_for_state(client, "alpha", "READY")
+        with Piped("top", *QUICK, "--endpoint", daemon.endpoint) as piped:
+            assert re.match(r"\d\d:\d\d:\d\dZ 1 READY; 0 running, 0 waiting; ", piped.line())
+            client.unload("alpha")
+            text = ""
+            while not ("→ STOPPED" in text and "1 STOPPED; 0 running" in text):
+                text += piped.line()
+            changes = re.findall(r"^\S+Z alpha: (\w+) → (\w+)", text, re.MULTILINE)
+            assert [after for _, after in changes] == ["DRAINING", "STOPPING", "STOPPED"]
+            assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
+            code, out, err = piped.end()
+        assert (text + out).count("1 STOPPED;") == 1, "what is not new is not said again"
+        assert (code, "\x1b" in out, "Traceback" in err) == (69, False, False)
+        assert err.startswith("error: ")
+
+
+def test_as_json_each_look_has_the_changes_since_the_one_before(daemon: Daemon) -> None:
+    with (
+        Piped("top", "--json", *QUICK, "--endpoint", daemon.endpoint) as piped,
+        daemon.client() as client,
+    ):
+        looks = [json.loads(piped.line())]
+        assert looks[0]["changes"] == []
+        client.restart("alpha", now=True)
+        states: list[str] = []
+        while not states or states[-1] != "READY":
+            line = piped.line()
+            assert problems(line, ["top"]) == []
+            states += [change["to"] for change in json.loads(line)["changes"]]
+        assert states == ["STOPPING", "PENDING", "LOADING", "READY"]
+        piped.process.send_signal(signal.SIGINT)
+        assert piped.end()[0] == 0

@@ -1,0 +1,167 @@
+"""`mlxsup why` on a daemon that runs, on one that was killed, and in terminals of any width."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxsup.protocol.flight import MODELS_FILE_NAME
+
+from support.cli import ESCAPE, on_terminal, run_cli
+from support.daemon import Daemon, fake, row, wait_for_state
+from support.eventually import eventually
+from support.faults import PATIENT
+from support.json_schemas import problems
+from support.streams import Reader
+
+PROMPT = "[[fault slow=0.01]] my secret diary"
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon({"m": fake(restart=PATIENT), "other": fake()}) as daemon:
+        with daemon.client() as client:
+            for name in ("m", "other"):
+                wait_for_state(client, name, "READY")
+        yield daemon
+
+
+def killed_in_an_answer(daemon: Daemon) -> str:
+    """Kills the worker of `m` in the middle of an answer, which then ends; its id."""
+    with daemon.client() as client:
+        reader = Reader(client, "m", PROMPT, max_tokens=60)
+        assert reader.has_started.wait(60)
+        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        assert reader.finished().resumed == 1
+        return str(reader.stream.request_id)
+
+
+def why(daemon: Daemon, *arguments: str) -> str:
+    done = run_cli("why", *arguments, "--endpoint", daemon.endpoint)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_model_whose_worker_was_killed_says_so_and_what_became_of_the_answer(
+    daemon: Daemon,
+) -> None:
+    request = killed_in_an_answer(daemon)
+    told = why(daemon, "m")
+    assert told.startswith("m is READY")
+    assert "somebody, or the system, killed its process (SIGKILL)" in told
+    [what_became] = [line for line in told.splitlines() if line.strip().startswith(request)]
+    assert ": resumed at token " in what_became
+    assert "then: started again at once, READY after " in told
+    assert "what to do:" in told
+    other = why(daemon, "other")
+    assert "it has not died since" in other
+    about = why(daemon, request)
+    assert "its answer has reached its longest (length)" in about
+    assert "its worker died: somebody, or the system, killed its process" in about
+    assert "60 tokens" in about
+
+
+def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Daemon) -> None:
+    request = killed_in_an_answer(daemon)
+    with daemon.client() as client:
+        reader = Reader(client, "other", PROMPT, max_tokens=4000)
+        assert reader.has_started.wait(60)
+        pid = client.status()["pid"]
+        # It is in the file before the daemon is killed.
+        eventually(lambda: str(reader.stream.request_id) in written(daemon))
+        daemon.kill()
+    done = run_cli("why", "m", "--endpoint", daemon.endpoint)
+    assert done.returncode == 0
+    assert "this is what its flight recorder says" in done.stderr
+    assert f"the daemon (pid {pid}) died without a word" in done.stdout
+    assert "killed its process (SIGKILL)" in done.stdout
+    assert f"{request} (#1), after " in done.stdout
+    everything = why(daemon)
+    assert "1 request had been started and ended with it:" in everything
+    assert f"{reader.stream.request_id} (#" in everything
+    assert "was lost with the daemon" in why(daemon, str(reader.stream.request_id))
+    value = json.loads(why(daemon, "--json"))
+    assert value["daemon"]["has_died"]
+    daemon.start()
+    told = why(daemon)
+    assert told.startswith("the daemon (pid ")
+    assert f"the daemon before it (pid {pid}) died without a word" in told
+    assert "killed its process (SIGKILL)" in why(daemon, "m")
+
+
+def written(daemon: Daemon) -> str:
+    return "".join(path.read_text() for path in daemon.logs.glob("mlxsup-flight*.jsonl"))
+
+
+def test_a_daemon_that_was_asked_to_end_says_that(daemon: Daemon) -> None:
+    assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
+    assert "ended at" in (told := why(daemon))
+    assert "because it was asked to" in told
+
+
+def test_what_nothing_is_known_of_exits_1_with_the_next_step(daemon: Daemon) -> None:
+    done = run_cli("why", "nobody", "--endpoint", daemon.endpoint)
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error == "error: neither a model nor a request that is known is called 'nobody'"
+    assert hint.startswith("hint: models: ")
+    assert f"`mlxsup requests --endpoint {daemon.endpoint}`" in hint
+    done = run_cli("why", "othr", "--endpoint", daemon.endpoint)
+    assert done.stderr.splitlines()[1] == "hint: did you mean other?"
+
+
+def test_an_open_request_and_one_that_waits_say_what_they_do(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        reader = Reader(client, "m", PROMPT, max_tokens=4000)
+        assert reader.has_started.wait(60)
+        assert "is open: answering, after " in why(daemon, str(reader.stream.request_id))
+        reader.stream.cancel()
+
+
+def test_a_damaged_recorder_costs_one_sentence(daemon: Daemon) -> None:
+    killed_in_an_answer(daemon)
+    assert run_cli("stop", "--endpoint", daemon.endpoint).returncode == 0
+    path = daemon.logs / MODELS_FILE_NAME
+    path.write_bytes(b"\xff\x00 damaged\n" + path.read_bytes())
+    told = why(daemon, "m")
+    assert "killed its process (SIGKILL)" in told
+    assert told.count("1 line of the flight recorder cannot be read") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_every_line_fits_the_terminal(daemon: Daemon, columns: int) -> None:
+    killed_in_an_answer(daemon)
+    shown = on_terminal(["why", "m", "--endpoint", daemon.endpoint], COLUMNS=str(columns))
+    lines = ESCAPE.sub("", shown).splitlines()
+    assert len(lines) > 5
+    # Only a word that is longer than the terminal may be cut, and none is.
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_report_has_no_prompt_and_is_never_written_over_a_file(
+    daemon: Daemon, tmp_path: Path, is_json: bool
+) -> None:
+    killed_in_an_answer(daemon)
+    path = tmp_path / "report.tar.gz"
+    arguments = ["why", "--report", str(path), "--endpoint", daemon.endpoint]
+    more = ["--json"] if is_json else []
+    done = run_cli(*arguments, *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not is_json or problems(done.stdout, ["why"]) == []
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+        texts = [file.read() for name in names if (file := archive.extractfile(name)) is not None]
+    assert "mlxsup-report/logs/m.log" in names
+    assert "mlxsup-report/status.json" in names
+    assert any(b"killed" in text or b"SIGKILL" in text for text in texts)
+    assert not any(b"secret diary" in text for text in texts)
+    again = run_cli(*arguments)
+    assert again.returncode == 64
+    assert f"there is a file at {path} already" in again.stderr

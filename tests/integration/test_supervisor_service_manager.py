@@ -1,0 +1,138 @@
+"""What is sent to a service manager, over a real socket and by a played clock."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import State
+from mlxsup.supervisor.core.outline import Outline
+from mlxsup.supervisor.service_manager import MAX_NAMES, ServiceManager, summary
+
+from support.notify_socket import NotifySocket
+
+
+def outline(*states: tuple[str, State], is_ending: bool = False) -> Outline:
+    named = tuple((ModelName(name), state) for name, state in states)
+    return Outline(states=named, is_busy=False, is_ending=is_ending)
+
+
+READY = outline(("a", State.READY))
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_messages_reach_a_path_and_an_abstract_name(tmp_path: Path, is_abstract: bool) -> None:
+    with NotifySocket(None if is_abstract else tmp_path) as played:
+        ServiceManager.from_environment(played.variables()).ready()
+        assert played.take() == ["READY=1", "STATUS=ready"]
+
+
+def test_the_variables_are_taken_out_of_the_environment(tmp_path: Path) -> None:
+    with NotifySocket(tmp_path) as played:
+        environment = {"A": "b", **played.variables(watchdog_s=4.0, pid=os.getpid())}
+        ServiceManager.from_environment(environment)
+        assert environment == {"A": "b"}
+
+
+def test_the_watchdog_is_fed_at_half_of_its_interval(tmp_path: Path) -> None:
+    now = 100.0
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address, 10.0, lambda: now)
+        fed = []
+        for _ in range(21):
+            manager.pulse(READY)
+            fed.append(["WATCHDOG=1"] in played.take_all())
+            now += 1.0
+        assert [second for second, is_fed in enumerate(fed) if is_fed] == [0, 5, 10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fed"),
+    [
+        ({}, True),
+        ({"WATCHDOG_PID": str(os.getpid())}, True),
+        ({"WATCHDOG_PID": str(os.getpid() + 1)}, False),
+        ({"WATCHDOG_PID": "x"}, False),
+        ({"WATCHDOG_USEC": "0"}, False),
+        ({"WATCHDOG_USEC": "soon"}, False),
+        ({"WATCHDOG_USEC": "-5"}, False),
+        ({"WATCHDOG_USEC": "9" * 5000}, False),
+    ],
+)
+def test_only_a_watchdog_of_this_process_is_fed(
+    tmp_path: Path, changes: dict[str, str], is_fed: bool
+) -> None:
+    with NotifySocket(tmp_path) as played:
+        variables = played.variables(watchdog_s=2.0) | changes
+        manager = ServiceManager.from_environment(variables)
+        manager.pulse(READY)
+        assert (["WATCHDOG=1"] in played.take_all()) == is_fed
+
+
+def test_the_status_is_said_when_it_changes(tmp_path: Path) -> None:
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address)
+        for one in (READY, READY, outline(("a", State.READY), ("b", State.FAILED)), outline()):
+            manager.pulse(one)
+        assert played.take_all() == [
+            ["STATUS=1 READY"],
+            ["STATUS=1 READY, 1 FAILED (b)"],
+            ["STATUS=no models"],
+        ]
+
+
+def test_a_status_names_a_few_models_however_many_have_failed() -> None:
+    states = [(f"{'m' * 60}{number}", State.FAILED) for number in range(500)]
+    text = summary(outline(*states).states)
+    assert text.startswith("500 FAILED (")
+    assert text.count("m" * 60) == MAX_NAMES
+    assert text.endswith(", …)")
+    assert len(text.encode()) < 4096 - len("STATUS=")
+
+
+def test_a_reload_begins_with_the_time_and_ends_with_ready_also_if_it_was_refused(
+    tmp_path: Path,
+) -> None:
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address, monotonic=lambda: 12.5)
+        manager.reloading()
+        manager.reloaded(2)
+        manager.pulse(READY)
+        manager.reloading()
+        manager.reloaded(0)
+        manager.pulse(READY)
+        begins = ["RELOADING=1", "MONOTONIC_USEC=12500000"]
+        refusal = "reload refused: 2 mistakes in the configuration"
+        assert played.take_all() == [
+            begins,
+            ["READY=1", f"STATUS={refusal}"],
+            [f"STATUS=1 READY; {refusal}"],
+            begins,
+            ["READY=1", "STATUS=reloaded"],
+            ["STATUS=1 READY"],
+        ]
+
+
+def test_the_end_is_said_once_and_more_time_is_asked_for_each_second(tmp_path: Path) -> None:
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address)
+        for _ in range(3):
+            manager.pulse(outline(("a", State.DRAINING), is_ending=True))
+        manager.reloading()  # no state follows the last one
+        manager.reloaded(0)
+        heard = played.take_all()
+        assert heard == [["STOPPING=1", "STATUS=stopping"], *[["EXTEND_TIMEOUT_USEC=60000000"]] * 3]
+
+
+def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -> None:
+    for address in ("", "relative", "/nowhere/at/all", "@nobody-at-all", "/" + "a" * 300):
+        ServiceManager.from_environment({"NOTIFY_SOCKET": address}).ready()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
+        unread.bind(str(tmp_path / "s"))
+        manager = ServiceManager(str(tmp_path / "s"))
+        for _ in range(5000):  # more than any system keeps; a sender that waits would stay here
+            manager.ready()

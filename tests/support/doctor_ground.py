@@ -1,0 +1,189 @@
+"""A user's home for `mlxsup doctor`: its own folder, configuration, shell, and tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from .cli import environment
+from .daemon import toml_of
+from .hub_caches import write_folder
+
+TIME_LIMIT_S = 120.0
+
+PIP = """\
+# Stands for pip: whatever is installed, the marked files that hide or replace packages are gone.
+import os, shutil, sys
+assert sys.argv[1] == "install", sys.argv
+folder = os.environ["GROUND_PLANTED"]
+shutil.rmtree(folder)
+os.mkdir(folder)
+"""
+
+HIDING = """\
+import sys
+sys.modules["starlette"] = None
+"""
+
+FULL = """\
+import shutil
+shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**12, 10**12 - 10**6, 10**6)
+"""
+
+
+class Ground:
+    """A folder that is a home and the current folder, with a sound `mlxsup.toml` in it.
+
+    Attributes:
+        folder: the home.
+        config: the configuration file.
+        planted: a folder on the path of Python, which the fake pip empties.
+        variables: added to the environment of the shell.
+        prelude: what the shell runs before anything else.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mlxsup-d-", dir="/tmp"))
+        self.config = self.folder / "mlxsup.toml"
+        self.planted = self.folder / "planted"
+        self.prelude = ""
+        self._sockets: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        (self.folder / "tools").mkdir()
+        self.planted.mkdir()
+        write_folder(self.folder / "model")
+        python = os.environ.get("PYTHONPATH", "")
+        self.variables = {
+            "HOME": str(self.folder),
+            "HF_HOME": str(self.folder / "hf"),
+            "PATH": f"{self.folder / 'tools'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.planted), python])),
+            "GROUND_PLANTED": str(self.planted),
+        }
+        self.tool("mlxsup", f'exec {sys.executable} -m mlxsup.cli "$@"')
+        self.tool("sudo", 'exec "$@"')
+        self.write(self.model())
+
+    # ------------------------------------------------------------ what is there
+
+    def model(self) -> dict[str, Any]:
+        """The entry of a model with complete files."""
+        return {"path": str(self.folder / "model")}
+
+    def write(self, entry: dict[str, Any], **tables: dict[str, Any]) -> None:
+        """Writes the configuration.
+
+        Args:
+            entry: of the model m.
+            tables: others; keys of `supervisor` are added to those that there are.
+        """
+        top = {"runtime_dir": str(self.folder / "run"), "log_dir": str(self.folder / "logs")}
+        supervisor = top | tables.pop("supervisor", {})
+        self.config.write_text(toml_of({"supervisor": supervisor, **tables, "models.m": entry}))
+
+    def tool(self, name: str, line: str) -> None:
+        """A program on the path of the shell."""
+        path = self.folder / "tools" / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+    def fake_pip(self) -> None:
+        """From now on, pip installs nothing, and removes what was planted."""
+        package = self.planted / "pip"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(PIP)
+
+    def start_other(self, *command: str) -> subprocess.Popen[bytes]:
+        """A process that lives until the end."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+            env=environment(**self.variables),
+        )
+        self._processes.append(process)
+        return process
+
+    def taken_port(self) -> int:
+        """A port of this machine at which something listens until the end."""
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        self._sockets.append(listener)
+        return int(listener.getsockname()[1])
+
+    # ------------------------------------------------------------ what runs
+
+    def shell(self, lines: str) -> subprocess.CompletedProcess[str]:
+        """Runs lines of a shell, after the prelude."""
+        return subprocess.run(
+            ["/bin/sh", "-c", f"{self.prelude}\n{lines}"],
+            cwd=self.folder,
+            env=environment(**self.variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+
+    def doctor(self, before: str = "true") -> tuple[int, list[dict[str, str]]]:
+        """The exit code of `mlxsup doctor` and its findings.
+
+        Args:
+            before: is run in the same shell before, and must succeed.
+        """
+        done = self.shell(f"{before} >/dev/null || exit 99\nmlxsup doctor --json")
+        assert done.stdout, (done.returncode, done.stderr)
+        return done.returncode, json.loads(done.stdout)["findings"]
+
+    def end(self, pid: int) -> None:
+        """SIGKILL, and waits until it is gone."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            process.kill()
+            psutil.wait_procs([process], TIME_LIMIT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for listener in self._sockets:
+            listener.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for lock in self.folder.rglob("lock"):
+            with suppress(ValueError, IndexError):
+                pid = int(lock.read_text().split()[0])
+                if pid != os.getpid():
+                    self._end_daemon(pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end_daemon(self, pid: int) -> None:
+        """Ends a daemon of this home, and nobody else who has its pid by now."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if str(self.folder) in process.environ().get("HOME", ""):
+                workers = process.children(recursive=True)
+                process.kill()
+                psutil.wait_procs([process, *workers], TIME_LIMIT_S)

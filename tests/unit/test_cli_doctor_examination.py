@@ -1,0 +1,74 @@
+"""Everything is looked at, and nothing is waited for longer than the limit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from mlxsup.cli.doctor.examination import examine
+from mlxsup.cli.doctor.finding import Finding, Level, note, ok, problem
+from mlxsup.cli.doctor.report import report_lines, summary
+from mlxsup.cli.terminal.output import Output
+
+
+def nobody(_: Sequence[str]) -> None:
+    """Nothing is slow."""
+
+
+def test_a_check_that_hangs_is_a_finding_and_loses_no_other() -> None:
+    release, slow = threading.Event(), list[str]()
+
+    def hang() -> Iterator[Finding]:
+        release.wait()
+        yield ok("disk", "late")
+
+    try:
+        found = examine(
+            {"disk": hang, "rest": lambda: [ok("rest", "fine")]}, on_slow=slow.extend, limit_s=0.2
+        )
+        shown = [(one.subject, one.level) for one in found]
+    finally:
+        release.set()
+    assert shown == [("disk", Level.NOTE), ("rest", Level.OK)]
+    assert slow == ["disk"]
+
+
+def test_what_cannot_be_read_is_a_finding() -> None:
+    def refuse() -> Iterator[Finding]:
+        yield ok("a", "before")
+        raise PermissionError(13, "Permission denied", "/root")
+
+    [one] = examine({"a": refuse}, on_slow=nobody)
+    assert one.level is Level.NOTE
+    assert "Permission denied" in one.what
+
+
+def test_a_bug_of_ours_is_none() -> None:
+    def wrong() -> Iterator[Finding]:
+        raise KeyError("a")
+        yield
+
+    with pytest.raises(KeyError):
+        list(examine({"a": wrong}, on_slow=nobody))
+
+
+def test_the_worst_comes_last_and_names_of_files_are_harmless() -> None:
+    findings = [
+        problem("b", "file \x1b[31m is wrong", why="it matters", command="rm '\x1b'"),
+        ok("a", "fine"),
+        note("c", "so", why="because", fix="do it"),
+    ]
+    lines = report_lines(findings, Output())
+    assert [line.split()[0] for line in lines] == [
+        "ok", "note", "why:", "fix:", "problem", "why:", "run:", "1",
+    ]  # fmt: skip
+    assert "\x1b" not in "".join(lines)
+    assert lines[-1] == "1 problem, 1 note"
+
+
+def test_the_summary_counts() -> None:
+    assert summary([]) == "nothing is wrong"
+    assert summary([note("a", "b", why="c")]) == "nothing is broken; 1 note"
+    assert summary([problem("a", "b", why="c")] * 2) == "2 problems"

@@ -1,0 +1,84 @@
+"""The entries of the flight recorder, and their form in its files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlxsup.protocol import flight
+from mlxsup.protocol.flight import (
+    MAX_LINE_BYTES,
+    DaemonEnded,
+    DaemonStarted,
+    Entry,
+    LostRow,
+    ModelChanged,
+    Recorded,
+    RequestContinued,
+    RequestEnded,
+    RequestPaused,
+    RequestStarted,
+    WorkerDied,
+    read_line,
+)
+
+ENTRIES: list[Entry] = [
+    DaemonStarted(pid=7, version="1", before_alive_at=5.5),
+    DaemonEnded(code=70),
+    ModelChanged(model="m", generation=2, before="READY", after="PENDING", note="é\x1b"),
+    WorkerDied(
+        model="m",
+        generation=2,
+        reason="crash",
+        after="PENDING",
+        code=70,
+        rows=[LostRow(id="r", number=3, tokens=4, fate="quarantined", is_suspect=True)],
+        ready_s=1.5,
+    ),
+    RequestStarted(id="r", number=3, model="m", queued_s=0.25),
+    RequestPaused(id="r", number=3, model="m", reason="user", tokens=4),
+    RequestContinued(id="r", number=3, model="m", after="crash", generation=3, tokens=4),
+    RequestEnded(id="r", number=3, model="m", outcome="stop", tokens_per_s=2.5),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.KIND)
+def test_what_is_written_is_read_again(entry: Entry) -> None:
+    recorded = Recorded(number=9, at=17.5, entry=entry)
+    line = recorded.to_line()
+    assert line.count(b"\n") == 1
+    assert read_line(line.decode()) == recorded
+
+
+def test_every_kind_of_entry_is_tried_here() -> None:
+    kinds = {*flight.OF_DAEMON, *flight.OF_MODELS, *flight.OF_REQUESTS}
+    assert {type(entry) for entry in ENTRIES} == kinds
+
+
+def test_a_field_that_a_later_version_has_is_ignored() -> None:
+    value = Recorded(number=1, at=2.0, entry=DaemonEnded(code=0)).to_map()
+    assert read_line(json.dumps(value | {"mood": "good"})).entry == DaemonEnded(code=0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "{", "[]", "null", '"x"', "[" * 5000,
+        '{"n": 1, "at": 2, "kind": "unheard_of"}',
+        '{"n": 1, "at": 2, "kind": ["daemon_ended"], "code": 0}',
+        '{"n": 1, "at": 2, "kind": "daemon_ended"}',
+        '{"n": 1, "at": 2, "kind": "daemon_ended", "code": "0"}',
+        '{"n": true, "at": 2, "kind": "daemon_ended", "code": 0}',
+        '{"n": 1, "at": "2", "kind": "daemon_ended", "code": 0}',
+        '{"n": 1, "at": NaN, "kind": "daemon_ended", "code": 0}',
+        '{"n": 1, "at": 1e300, "kind": "daemon_ended", "code": 0}',
+        '{"n": 1, "at": 2, "kind": "worker_died", "model": "m", "generation": 1, "reason": "x",'
+        ' "after": "y", "rows": [{"id": 7, "number": 1}]}',
+        '{"n": 1, "at": 2, "kind": "daemon_ended", "code": 0}' + " " * MAX_LINE_BYTES,
+    ],
+    ids=lambda line: line[:40],
+)  # fmt: skip
+def test_a_damaged_line_is_a_value_error(line: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        read_line(line)
