@@ -20,7 +20,7 @@ LOOK_S = 0.1
 """How often to look whether anything is done."""
 
 BUSY_S = 0.05
-"""So many seconds of the processor show that something was done; looking takes fewer."""
+"""A thread that has used this much processor time is at work; looking around takes less."""
 
 QUIET_S = 1.0
 """What takes no longer than this needs no explanation."""

@@ -1,4 +1,4 @@
-"""What is told about the daemon: whether it lives, and what it did last if it was killed."""
+"""What `why` says about the daemon: whether it lives, and what it did last if it was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about a model: what ended it, what ran, what became of that, and what to do."""
+"""What `why` says about a model: what ended it, what ran, what became of that, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about a request: where its time went, what interrupted it, and how it ended."""
+"""What `why` says about a request: where its time went, what interrupted it, and how it ended."""
 
 from __future__ import annotations
 

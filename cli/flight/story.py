@@ -1,4 +1,4 @@
-"""What is told about a model, a request or a daemon: sentences, and what to do."""
+"""What `why` says about a model, a request or a daemon: sentences, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADVICE = "what to do:"
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What is told about one subject.
+    """What `why` says about one subject.
 
     Attributes:
         kind: `daemon`, `model` or `request`.

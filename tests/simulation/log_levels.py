@@ -1,5 +1,5 @@
-"""The oracle's own account of how much is logged: once that is changed, workers that serve are told
-at once, and others when they become READY."""
+"""The oracle's own account of how much is logged: a change reaches workers that serve at once, and
+others when they become READY."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LogLevels:
         self._is_due = False
 
     def told(self, life: Life, level: str) -> None:
-        """A worker is told."""
+        """A worker is notified."""
         is_right = life.model in self._due and level == self._level
         check("log level of a worker", is_right, f"{life.model}: {level}")
         self._due.remove(life.model)

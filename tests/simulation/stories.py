@@ -18,7 +18,7 @@ LONGEST = 200
 
 
 def ended(record: Record, event: Exited | SpawnFailed) -> None:
-    """A process has ended, or could not be started: of the latest one of its model that is told."""
+    """A process has ended, or could not be started: the one that the story ends with."""
     book = record.books.get(event.model)
     if book is None or book.life is None or book.life.generation != event.generation:
         return

@@ -1,4 +1,4 @@
-"""The daemon's socket as a ROUTER of a test's own, and a connection to it on a clock of its own."""
+"""The daemon's socket, played by a ROUTER, and a connection to it with a clock that tests move."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ LOGS = {
         f"{PROMPT}Error: {PROMPT}",
         PROMPT,
         f"Authorization: Bearer {KEY}",
-        '  File "/work/mlx.py", line 3, in step',
+        '  File "/opt/mlx.py", line 3, in step',
         "Fatal Python error: Segmentation fault",
     ],
     "mlxsup-gateway.log": [f"{STAMP} ERROR request failed path=/v1/{PROMPT} id=x", HUB_TOKEN],
@@ -132,7 +132,7 @@ def test_what_helps_to_find_a_fault_is_in_the_report(tmp_path: Path) -> None:
     [death] = [one for one in run["entries"] if one["kind"] == "worker_died"]
     assert (death["code"], death["detail"], death["reason"]) == (70, LEFT_OUT, "crash")
     assert "worker dies code=70 cause=(left out)" in found["logs/m.log"]
-    assert '  File "/work/mlx.py", line 3, in step' in found["logs/m.log"]
+    assert '  File "/opt/mlx.py", line 3, in step' in found["logs/m.log"]
     assert "Fatal Python error: Segmentation fault" in found["logs/m.log"]
     assert "ValueError: (left out)" in found["logs/m.log"]
     assert "model state model=m from=READY to=PENDING note=(left out)" in found["logs/mlxsup.log"]

@@ -18,7 +18,7 @@ CAUSE = "waits for the network: the hub does not answer"
 
 
 class Hub:
-    """A model of which every download ends as it is told.
+    """A model whose downloads all end as the test says.
 
     Attributes:
         driver: the core.

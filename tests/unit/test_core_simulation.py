@@ -25,10 +25,10 @@ WITHOUT_DECISIONS = {
 BEFORE_EVENTS = {"plan", "change", "pins", "sentences"}
 """Of memory: figures that are found before the core gets them, and words."""
 
-ONLY_TOLD = {"flight", "outline"}
-"""What is told of decisions, to the flight recorder and to a service manager."""
+REPORTS = {"flight", "outline"}
+"""What only reports decisions, to the flight recorder and to a service manager."""
 
-OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | ONLY_TOLD
+OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | REPORTS
 
 REPLAYED_SEEDS = 24
 SEEDS = 200

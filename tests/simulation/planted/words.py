@@ -7,7 +7,7 @@ from .mutant import bug
 MUTANTS = (
     bug("log_level: who serves is not told", "log_level",
         "        for model in models:\n            self.tell(model)\n", ""),
-    bug("log_level: who loads is told", "log_level",
+    bug("log_level: a loading worker is notified", "log_level",
         "if self._level is not None and model.life.state in SERVES:",
         "if self._level is not None:"),
     bug("log_level: the daemon is not told", "log_level",
