@@ -11,7 +11,7 @@ MUTANTS = (
         "                    self._swap(model, swap)\n                    return\n",
         "                    return\n"),
     bug("swaps: late", "swapping", "lack.asked_since + settings.swap_after_s",
-        "lack.asked_since + 10 * settings.swap_after_s"),
+        "lack.asked_since + 1000 * settings.swap_after_s"),
     bug("swaps: a lower class makes others go", "swapping",
         "priority=wants or Priority.BATCH", "priority=Priority.INTERACTIVE"),
     bug("swaps: what must run through is interrupted", "swapping",
