@@ -68,6 +68,8 @@ def _show(forecast: Mapping[str, Any], output: Output) -> None:
         case "evicts":
             gone = ", ".join(forecast["evicts"])
             sentence = f"{name} would be loaded after evicting {gone}: it {reason}"
+        case "downloads":
+            sentence = f"{name} would be downloaded first: it {reason}"
         case "swaps":
             busy = ", ".join(forecast["swaps"])
             sentence = f"{name} would be loaded after swapping out {busy}: it {reason}"

@@ -33,7 +33,8 @@ def forecast(
     """The answer: `model`, `outcome`, `needed_bytes`, `evicts` and `swaps` (names), and `reason`, a
     phrase.
 
-    `outcome` is `loaded` (nothing to do), `fits`, `evicts`, `swaps` or `waits`.
+    `outcome` is `loaded` (nothing to do), `downloads` (what it needs is not known before), `fits`,
+    `evicts`, `swaps` or `waits`.
 
     Raises:
         RemoteError: the load would be refused, with this same error.
@@ -54,6 +55,9 @@ def forecast(
         why = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
         reason = f"makes room {why}, and is loaded again in its turn"
         return {**answer, "outcome": "waits", "reason": reason}
+    if model.life.settings.download is not None:
+        reason = "lacks files: how much memory it needs is known once they are downloaded"
+        return {**answer, "outcome": "downloads", "reason": reason}
     budget_bytes = settings.budget.size_bytes if settings.budget else 0
     whole_bytes = settings.budget.whole_bytes if settings.budget else 0
     match _foresee(model, others, settings, now):

@@ -100,6 +100,8 @@ def test_it_is_pending_with_its_progress_and_who_waits_gets_notices(hub: LocalHu
         said = daemon.run("status").stdout
         assert "PENDING" in said
         assert "download" in said
+        foreseen = daemon.run("load", "m", "--dry-run")
+        assert foreseen.stdout.startswith("m would be downloaded first: it lacks files"), foreseen
         hub.release.set()
         reader.join()
         assert len(reader.tokens) == 3

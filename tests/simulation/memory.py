@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EPSILON_S = 1e-6
 SLACK_S = 0.1
 RESIDENCY_LOADS = 3.0
+OUTCOMES = {"loaded", "downloads", "fits", "evicts", "swaps", "waits"}
 
 
 def measured(record: Record, book: Book, life: Life) -> None:
@@ -226,6 +227,9 @@ def check_forecast(record: Record, book: Book, value: dict[str, object]) -> None
     is_going = book.drain_until is not None or book.swaps_until is not None
     is_up = life is not None and life.cause is None and not is_going
     check("dry run: loaded", (value["outcome"] == "loaded") == is_up, f"{book.name}: {value}")
+    lacks_files = book.entry.download is not None
+    foreseen = ("loaded", "downloads", "waits") if lacks_files else OUTCOMES - {"downloads"}
+    check("dry run: downloads", value["outcome"] in foreseen, f"{book.name}: {value}")
     budget = record.plan.budget_bytes
     if value["outcome"] == "fits" and budget is not None:
         others = [other for other in record.books.values() if other is not book]

@@ -23,7 +23,7 @@ from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_driver import LAUNCH, Driver, entry
-from support.core_memory import GIB, limited, sized
+from support.core_memory import GIB, MemoryDriver, limited, sized
 
 TINY = Repository("org/tiny")
 OTHER = Repository("org/other", "v2")
@@ -231,6 +231,13 @@ def test_a_reload_that_finds_the_files_changes_nothing() -> None:
     found = entry(launch=replace(LAUNCH, path=FOLDER))
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(found,)))
     assert driver.state() is State.READY
+
+
+def test_a_dry_run_of_a_model_that_lacks_files_does_not_say_that_it_fits() -> None:
+    driver = MemoryDriver([lacking()], limited(4 * GIB))
+    answer = driver.foresees("m")
+    assert (answer["outcome"], answer["needed_bytes"], answer["evicts"]) == ("downloads", 0, [])
+    assert "lacks files" in answer["reason"]
 
 
 def test_who_waits_is_notified_of_each_percent_of_the_download() -> None:
