@@ -5,6 +5,10 @@ core's own assertions away, and the invariants are not called. It counts only in
 core as it is passes; otherwise the check may have failed for the same reason as without the bug.
 Each bug is planted in a separate process, whose import of that one module reads changed text; this
 one imports nothing of the core.
+
+A run looks first at the seed in which a bug was seen the last time (SEEN_IN, written by
+--remember): that spares nearly all of the search, and decides nothing, because a bug that this
+seed does not show is looked for in all others.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import multiprocessing
 import os
 import signal
@@ -20,18 +25,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import CodeType, ModuleType
 
 from .planted import MUTANTS, Mutant
 from support.verdict import EXIT_CODES, Verdict
 
 CORE = "mlxsup.supervisor.core."
-MOST_SEEDS = 1000
+MOST_SEEDS = 2000
 LIMIT_S = 400
 """Of processor time for one bug; one that hangs is neither seen nor missed."""
 
-Job = tuple[int, int, int]
-"""The number of a bug, the first seed to look at, and the last one."""
+SEEN_IN = Path(__file__).parent / "planted" / "seen_in.json"
+"""The seed that showed each bug, by its name."""
+
+Job = tuple[int, tuple[int, ...]]
+"""The number of a bug, and the seeds to look at, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +92,7 @@ def _hangs(number: int, frame: object) -> None:
     raise TimeoutError(f"no end within {LIMIT_S} s")
 
 
-def plant(number: int, first: int, last: int) -> Sight:
+def plant(number: int, seeds: Sequence[int]) -> Sight:
     """Runs seeds with one bug in this very process; call it in a separate one."""
     mutant = MUTANTS[number]
     sys.meta_path.insert(0, _Finder(mutant))
@@ -91,7 +100,7 @@ def plant(number: int, first: int, last: int) -> Sight:
     from .violation import Violation
     from .world import World
 
-    for seed in range(first, last + 1):
+    for seed in seeds:
         try:
             World(seed, has_invariants=False).run()
         except Violation as violation:
@@ -116,18 +125,18 @@ def passes(seed: int) -> bool:
 
 
 def confirmed(
-    sight: Sight, passes: Callable[[int], bool], look_from: Callable[[int], Sight]
+    sight: Sight, passes: Callable[[int], bool], look_after: Callable[[int], Sight]
 ) -> Sight:
     """What remains of a sight: the first in a seed that the core passes without the bug.
 
     Args:
         sight: the first one of all.
         passes: whether the core as it is passes a seed.
-        look_from: looks for the next sight, from a seed on.
+        look_after: looks for the next sight, in the seeds that follow one.
     """
     while sight.check and not passes(sight.seed):
         print(f"{sight.name}: not counted: seed {sight.seed} fails without it", flush=True)
-        sight = look_from(sight.seed + 1)
+        sight = look_after(sight.seed)
     return sight
 
 
@@ -152,12 +161,20 @@ def sights(jobs: Sequence[Job], processes: int) -> Iterator[Sight]:
         def is_passed(seed: int) -> bool:
             return second.apply(passes, (seed,))
 
-        for (number, _, last), sight in zip(jobs, pool.imap(_plant, jobs, 1), strict=True):
+        for job, sight in zip(jobs, pool.imap(_plant, jobs, 1), strict=True):
 
-            def look_from(seed: int, number: int = number, last: int = last) -> Sight:
-                return second.apply(plant, (number, seed, last))
+            def look_after(seed: int, job: Job = job) -> Sight:
+                number, seeds = job
+                return second.apply(plant, (number, seeds[seeds.index(seed) + 1 :]))
 
-            yield confirmed(sight, is_passed, look_from)
+            yield confirmed(sight, is_passed, look_after)
+
+
+def in_order(last: int, seen_in: int | None) -> tuple[int, ...]:
+    """Every seed up to the last one, first of all the one that showed the bug before."""
+    if seen_in is None:
+        return tuple(range(1, last + 1))
+    return (seen_in, *(seed for seed in range(1, last + 1) if seed != seen_in))
 
 
 def main() -> int:
@@ -168,6 +185,7 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=MOST_SEEDS)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--remember", action="store_true")
     given = parser.parse_args()
     if __debug__:
         again = [sys.executable, "-O", "-m", "simulation.mutants", *sys.argv[1:]]
@@ -177,7 +195,12 @@ def main() -> int:
         if spec is None or CORE + mutant.module in sys.modules:
             print("not shown: the core is imported already, or is not there")
             return EXIT_CODES[Verdict.NOT_SHOWN]
-    jobs = [(n, 1, given.seeds) for n, m in enumerate(MUTANTS) if given.only in m.name]
+    seen_in: dict[str, int] = json.loads(SEEN_IN.read_text())
+    jobs = [
+        (number, in_order(given.seeds, seen_in.get(mutant.name)))
+        for number, mutant in enumerate(MUTANTS)
+        if given.only in mutant.name
+    ]
     jobs = jobs[given.skip : given.skip + given.most]
     missed, unclear = 0, 0
     for sight in sights(jobs, given.jobs):
@@ -185,6 +208,12 @@ def main() -> int:
         print(f"{sight.name}: {sight.problem or said}", flush=True)
         unclear += bool(sight.problem)
         missed += not (sight.problem or sight.check)
+        if sight.check:
+            seen_in[sight.name] = sight.seed
+    if given.remember:
+        known = {mutant.name for mutant in MUTANTS}
+        kept = {name: seed for name, seed in sorted(seen_in.items()) if name in known}
+        SEEN_IN.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     print(f"{len(jobs) - missed - unclear} of {len(jobs)} planted bugs were seen from outside")
     if missed:
         return EXIT_CODES[Verdict.MISSED]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from simulation.mutants import Sight, confirmed
+from simulation.mutants import SEEN_IN, Sight, confirmed, in_order
 from simulation.planted import MUTANTS
 from simulation.suspicion import Says, Suspicion
 from simulation.violation import Violation
@@ -87,17 +89,29 @@ def test_planted_bugs_are_up_to_date() -> None:
 
 
 def test_a_bug_counts_only_in_a_seed_that_the_core_passes_without_it() -> None:
-    seen = {1: Sight(name="bug", check="heals", seed=5), 6: Sight(name="bug", check="line", seed=9)}
+    first = Sight(name="bug", check="heals", seed=5)
+    second = Sight(name="bug", check="line", seed=9)
     asked: list[int] = []
 
-    def look_from(seed: int) -> Sight:
+    def look_after(seed: int) -> Sight:
         asked.append(seed)
-        return seen.get(seed, Sight(name="bug"))
+        return second if seed == first.seed else Sight(name="bug")
 
-    assert confirmed(look_from(1), lambda seed: seed != 5, look_from) == seen[6]
-    assert asked == [1, 6]
-    assert confirmed(seen[6], lambda seed: False, look_from) == Sight(name="bug")
-    assert confirmed(seen[1], lambda seed: True, look_from) == seen[1]
+    assert confirmed(first, lambda seed: seed != first.seed, look_after) == second
+    assert asked == [first.seed]
+    assert confirmed(second, lambda seed: False, look_after) == Sight(name="bug")
+    assert confirmed(first, lambda seed: True, look_after) == first
+
+
+def test_the_seed_that_showed_a_bug_comes_first_and_no_other_is_left_out() -> None:
+    assert in_order(4, None) == (1, 2, 3, 4)
+    assert in_order(4, 3) == (3, 1, 2, 4)
+    assert in_order(4, 7) == (7, 1, 2, 3, 4)
+
+
+def test_seeds_are_remembered_of_planted_bugs_alone() -> None:
+    seen_in = json.loads(SEEN_IN.read_text())
+    assert set(seen_in) <= {mutant.name for mutant in MUTANTS}
 
 
 def test_a_planted_bug_is_seen_where_tokens_are_not_counted() -> None:
@@ -114,7 +128,8 @@ def _are_seen(*options: str, count: int) -> None:
     """From outside, without the core's own assertions."""
     run = _started("-O", "-m", "simulation.mutants", *options)
     said = run.communicate()[0].splitlines()
-    assert said[-1] == f"{count} of {count} planted bugs were seen from outside", said
+    not_seen = "\n".join(line for line in said[:-1] if not re.search(r", seed \d+$", line))
+    assert said[-1] == f"{count} of {count} planted bugs were seen from outside", not_seen
     assert run.returncode == 0
 
 
