@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .exit_status import CliError, ExitStatus
+from .held_interrupt import held_interrupt
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -57,24 +58,26 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
     """
     path = log_dir / OUTPUT_NAME
     output = _open_output(path)
+    process = None
     try:
         begin = os.fstat(output).st_size
-        process = subprocess.Popen(
-            # -P: nothing may be imported from whatever folder is the current one.
-            [sys.executable, "-P", "-m", "mlxsup.cli", "start", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    finally:
-        os.close(output)
-    try:
+        with held_interrupt():
+            process = subprocess.Popen(
+                # -P: nothing may be imported from whatever folder is the current one.
+                [sys.executable, "-P", "-m", "mlxsup.cli", "start", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         _wait(process, endpoint, path, begin)
     except BaseException:
         # Given up or interrupted: otherwise nobody would know that it runs.
-        _end(process)
+        if process is not None:
+            _end(process)
         raise
+    finally:
+        os.close(output)
     return Started(endpoint=endpoint, pid=process.pid, output=path)
 
 

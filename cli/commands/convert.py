@@ -20,6 +20,7 @@ from mlxsup.store.short_names import short_name
 
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
+from ..held_interrupt import held_interrupt
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
 
@@ -147,22 +148,24 @@ def _run(source: Path, target: Path, bits: int | None, output: Output) -> None:
 
     more = [] if bits is None else [str(bits)]
     command = [sys.executable, "-P", "-m", MODULE, str(source), str(target), *more]
+    child = None
     with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | OFFLINE,
-        )
         try:
+            with held_interrupt():
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=os.environ | OFFLINE,
+                )
             assert child.stdout is not None
             for line in child.stdout:
                 output.note(line.rstrip("\n"))
             code = child.wait()
         finally:
-            if child.poll() is None:
+            if child is not None and child.poll() is None:
                 child.terminate()  # it removes what it has written
                 child.wait()
         if code:

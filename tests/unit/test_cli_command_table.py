@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 
 from mlxsup.cli.command_table import ALIASES, COMMANDS, ENDING_COMMANDS, HABITS, expand, guess
@@ -20,7 +19,8 @@ def test_every_file_of_a_command_is_in_the_table_and_says_what_it_does() -> None
 
 
 def test_the_help_lists_every_command_and_no_other_name_for_one() -> None:
-    shown = root.get_help(click.Context(root, info_name="mlxsup"))
+    with root.make_context("mlxsup", [], resilient_parsing=True) as context:
+        shown = root.get_help(context)
     listed = [line.split()[0] for line in shown.partition("Commands:")[2].splitlines()[1:]]
     assert listed == list(COMMANDS)
     assert not {*ALIASES, *HABITS, "help"} & set(COMMANDS)
