@@ -224,11 +224,17 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
     holder = None if error.is_turned_away else lock_holder(error.endpoint)
     if holder is not None:
         pid, state = holder.pid, ": it is stopped" if holder.is_stopped else ""
-        hint = f"resume it with `kill -CONT {pid}`" if holder.is_stopped else "see its log"
+        if holder.is_stopped:
+            hint = f"resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`"
+        else:
+            hint = (
+                f"see its log, or end it with `kill {pid}`, and with `kill -KILL {pid}` if it is"
+                " still there a minute later"
+            )
         return CliError(
             f"the daemon with pid {pid} does not answer at {error.endpoint}{state}",
             code="connection_lost",
-            hint=f"{hint}, or end it with `kill -KILL {pid}`",
+            hint=hint,
             status=ExitStatus.NO_DAEMON,
         )
     return CliError(

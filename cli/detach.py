@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from .exit_status import CliError, ExitStatus
 from .held_interrupt import held_interrupt
+from .private_folders import make_private_folder
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -83,7 +85,7 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
 
 def _open_output(path: Path) -> int:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = os.open(path, flags, 0o600)
         if os.fstat(descriptor).st_size > MAX_OUTPUT_BYTES:
@@ -91,13 +93,32 @@ def _open_output(path: Path) -> int:
             path.replace(path.with_name(f"{path.name}.1"))
             descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise CliError(
-            f"cannot write to the log folder {path.parent}: {error.strerror}",
-            code="runtime_folder",
-            hint="set log_dir to a folder that you can write to",
-            status=ExitStatus.RUNTIME_FOLDER,
-        ) from None
+        raise _unwritable(path, error) from None
     return descriptor
+
+
+def _unwritable(path: Path, error: OSError) -> CliError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = "set log_dir to a folder that you can write to"
+    return CliError(
+        f"cannot write to the log folder {path.parent}: {error.strerror}",
+        code="runtime_folder",
+        hint=f"free some space, or {where}" if is_full else where,
+        status=ExitStatus.RUNTIME_FOLDER,
+    )
+
+
+def _check_writable(path: Path) -> None:
+    """Finds out why a daemon may have ended without a word.
+
+    Raises:
+        CliError: nothing more can be written there.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(b"\n")
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 def _wait(process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int) -> None:
@@ -126,7 +147,11 @@ def _pid_at(endpoint: str) -> int | None:
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:
-    """The error that the daemon printed before it ended, as if it had happened here."""
+    """The error that the daemon printed before it ended, as if it had happened here.
+
+    Raises:
+        CliError: it could print nothing.
+    """
     with output.open("rb") as file:
         file.seek(begin)
         text = file.read().decode("utf-8", "replace").strip()
@@ -134,6 +159,7 @@ def _failure(code: int, output: Path, begin: int) -> CliError:
     _, marker, said = text.rpartition("error: ")
     message, _, hint = said.partition("\nhint: ")
     if not marker:
+        _check_writable(output)
         message, hint = f"the daemon ended with exit code {code}", f"see {output}"
     return CliError(message, code=CODES.get(status, "failed"), hint=hint, status=status)
 

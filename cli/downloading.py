@@ -171,4 +171,4 @@ class _Shown:
             return ""
         rate = arrived / (now - since)
         left_s = (progress.total_bytes - progress.done_bytes) / rate
-        return f", {rate / 2**20:.1f} MiB/s, {format_duration(left_s)} left"
+        return f", {format_bytes(rate)}/s, {format_duration(left_s)} left"

@@ -165,7 +165,8 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     if name is not None and command == PROGRAM:
         meant = guess(str(name))
         hint = f"did you mean `{PROGRAM} {meant}`?" if meant else hint
-    return CliError(error.format_message(), code="usage", hint=hint)
+    # What may stand for a choice is listed by click in a line each.
+    return CliError(" ".join(error.format_message().split()), code="usage", hint=hint)
 
 
 def _command_path(arguments: list[str]) -> str:

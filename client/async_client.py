@@ -191,7 +191,8 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         Returns:
             The names of the models that were `added`, `changed` and `removed`, the other `settings`
             that have changed, and in `later` the keys that take effect at the next start. A dry run
-            also has in `foreseen` what would happen to each of the models.
+            also has in `foreseen` what would happen to each of the models, and in `evicts` and
+            `refuses` which would be evicted, and which could not be loaded.
 
         Raises:
             RequestError: the file is wrong; `detail["problems"]` lists everything that is wrong.

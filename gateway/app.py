@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -43,10 +44,10 @@ from .responses.events import ResponseShape
 from .responses.requests import read_response
 
 MISSING = {
-    "/v1/embeddings": "embeddings",
-    "/v1/audio/{rest:path}": "audio",
-    "/v1/images/{rest:path}": "images",
-    "/v1/moderations": "moderation",
+    "/v1/embeddings": "embeddings are",
+    "/v1/audio/{rest:path}": "audio is",
+    "/v1/images/{rest:path}": "images are",
+    "/v1/moderations": "moderation is",
 }
 """Parts of the API that no model of a daemon can answer yet."""
 
@@ -230,7 +231,7 @@ def _missing(what: str) -> Any:
     """A route that says what is not there."""
 
     async def say(request: Request) -> NoReturn:
-        message = f"mlxsup serves language models only: {what} are not there yet"
+        message = f"mlxsup serves language models only: {what} not there yet"
         raise Failure(
             HTTPStatus.NOT_IMPLEMENTED, message, code="not_implemented", is_retryable=False
         )
@@ -262,7 +263,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     """What Starlette refuses by itself: unknown paths, and methods that a path does not take."""
     path = f"{request.method} {request.url.path[:200]}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message = f"{path}: no such path; see docs/gateway.md"
+        message = f"{path}: no such path; {_advice_on(request)}"
     else:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "others").split(", ")))
         message = f"{path}: this path takes {allowed}"
@@ -274,3 +275,15 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         headers=dict(error.headers or {}),
     )
     return await _on_failure(request, failure)
+
+
+def _advice_on(request: Request) -> str:
+    """Which path may have been meant: `/v1` is easily forgotten, or written twice."""
+    routes = (route.path for route in request.app.routes if isinstance(route, Route))
+    known = [path for path in routes if not path.startswith("/page/") and "{" not in path]
+    close = difflib.get_close_matches(request.url.path, known, n=1)
+    return (
+        f"did you mean {close[0]}?"
+        if close
+        else "OpenAI's API is at /v1/chat/completions, Anthropic's at /v1/messages"
+    )

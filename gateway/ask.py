@@ -41,7 +41,7 @@ class Ask:
 
     def choices(self) -> list[dict[str, Any]]:
         """The arguments of `generate` for each answer, in the order of `choices`."""
-        seed = self.parameters.get("seed")
+        seed = self.parameters.get("seed", self.preset.get("seed"))
         return [
             {
                 **self._effective(is_chat="messages" in given),

@@ -67,9 +67,13 @@ class Operator:
         is_page = hmac.compare_digest(given.encode(), self.token.encode())
         if is_page and not caller.has_key:
             return
+        # Where no keys are needed, a first one would lock out every program that has none.
         raise Failure(
             HTTPStatus.FORBIDDEN,
-            "this needs the key of an operator: `mlxsup key new NAME --operator` makes one",
+            "this needs the key of an operator: `mlxsup key new NAME --operator` makes one"
+            if caller.has_key
+            else "while no keys are needed, only the page at / may do this: use it, or the command "
+            "line (`mlxsup load`, `unload`, `restart`)",
             code="operator_only",
         )
 

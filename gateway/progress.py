@@ -48,10 +48,9 @@ class Progress:
         self._out, self._shape = out, shape
 
     def close(self) -> None:
-        """The answer has ended: nothing follows."""
+        """The answer has ended: no further comment is begun. One that waits for its turn is sent,
+        because the head of the response may go with it."""
         self._out = None
-        if self._comment is not None:
-            self._comment.cancel()
 
     def __call__(self, notice: Notice) -> None:
         """A request has something new to wait for."""

@@ -127,6 +127,8 @@ class WaitReason(StrEnum):
     """The model's process is being replaced."""
     BACKOFF = "backoff"
     """The model's process crashed; another one starts after a delay."""
+    DOWNLOAD = "download"
+    """The model's download failed, which is no crash; it is tried again after a delay."""
 
 
 class Batching(StrEnum):

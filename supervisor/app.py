@@ -62,7 +62,7 @@ from .core.events import (
     Started,
     Tick,
 )
-from .downloads import DownloadKeeper, with_folder
+from .downloads import DownloadKeeper
 from .facts import daemon_facts
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
@@ -309,8 +309,7 @@ class App:
 
     def _downloaded(self, repository: Repository, folder: str) -> None:
         """A repository is complete: the models that lacked it are planned with what is there."""
-        before, self._config = self._config, with_folder(self._config, repository, folder)
-        self._briefing.found([one for one in self._config.models if one not in before.models])
+        self._briefing.found(repository, folder)
         self._appraised()
 
     def _appraised(self) -> None:
@@ -365,8 +364,8 @@ class App:
                 self.dispatch(ReloadRefused(now=now, problems=tuple(error.problems), caller=caller))
             return
         later = changed_for_later(old, config)
-        settings = self._briefing.settings_of(config)
-        read = Reloaded(now=now, settings=settings, models=config.models, later=later)
+        settings = self._briefing.settings_of(config, is_dry=is_dry)
+        read = Reloaded(now=now, settings=settings, models=config.models, later=later, needs=needs)
         if not is_dry:
             self._clients.limit_to(room)
             self._announcer.reloaded(later)

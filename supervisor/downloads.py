@@ -7,7 +7,6 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -21,7 +20,6 @@ from mlxsup.protocol.download import (
     read_report,
 )
 
-from .config.load import DaemonConfig
 from .core.actions import EndDownload, StartDownload
 from .core.events import DownloadSaid
 from .workers.incarnation import Surroundings
@@ -180,14 +178,3 @@ class _Unit:
 
 def _broken(message: str) -> DownloadFailed:
     return DownloadFailed(problem=DownloadProblem.INTERNAL, message=message)
-
-
-def with_folder(config: DaemonConfig, repository: Repository, folder: str) -> DaemonConfig:
-    """The configuration, now that a repository is complete in that folder."""
-    models = tuple(
-        replace(one, download=None, launch=replace(one.launch, path=folder))
-        if one.download == repository
-        else one
-        for one in config.models
-    )
-    return replace(config, models=models)

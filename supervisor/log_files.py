@@ -34,7 +34,8 @@ class RotatingFile:
     """An append-only file that is renamed when it has grown; never raises.
 
     When nothing can be written (full disk), what was to be written is dropped, that is reported
-    once a minute, and the file says how much is missing once it can be written again.
+    once a minute, and the file says how much is missing once it can be written again. A line that
+    was cut off, by that or by the end of an earlier daemon, is ended before the next one begins.
 
     Args:
         path: the current file; older ones get `.1`, `.2`.
@@ -58,6 +59,7 @@ class RotatingFile:
         self._descriptor: int | None = None
         self._size = 0
         self._dropped_bytes = 0
+        self._may_be_cut_off = True
         self._reported_at: float | None = None
 
     def write(self, data: bytes) -> None:
@@ -69,6 +71,7 @@ class RotatingFile:
             self._append(data)
         except OSError as error:
             self._dropped_bytes += len(data)
+            self._may_be_cut_off = True
             self._report_trouble(error)
             self.close()
 
@@ -92,8 +95,14 @@ class RotatingFile:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._descriptor).st_size
+            if self._may_be_cut_off and _ends_within_a_line(self.path):
+                self._write_all(self._descriptor, b"\n")
+            self._may_be_cut_off = False
+        self._write_all(self._descriptor, data)
+
+    def _write_all(self, descriptor: int, data: bytes) -> None:
         while data:
-            written = os.write(self._descriptor, data)
+            written = os.write(descriptor, data)
             self._size += written
             data = data[written:]
 
@@ -112,6 +121,17 @@ class RotatingFile:
         if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
             self._reported_at = now
             self._report(f"{self.path} cannot be written, lines are lost: {error.strerror}")
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether what follows in this file would continue its last line."""
+    if not path.is_file():  # a pipe or a device is not read
+        return False
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 class LogFile:

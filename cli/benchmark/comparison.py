@@ -54,9 +54,10 @@ def compare(run: Run, now: Mapping[str, Any], before: SavedRun) -> dict[str, Any
     }
 
 
-def is_slower_by(comparison: Mapping[str, Any], percent: float) -> bool:
-    """Whether a figure is slower beyond the spread, and by more than this."""
-    return any(one["slower_percent"] > percent for one in comparison["slower"])
+def passes(comparison: Mapping[str, Any], percent: float) -> bool:
+    """Whether figures were compared, and none is slower beyond the spread and by more than this."""
+    too_slow = any(one["slower_percent"] > percent for one in comparison["slower"])
+    return comparison["compared"] > 0 and not too_slow
 
 
 def _pairs(

@@ -98,7 +98,7 @@ def bench(
     Repeats of all sizes take turns, after a warm-up. Ctrl-C shows what has been measured so far.
     MODEL may be left out if only one is configured.
     """
-    from ..benchmark.comparison import is_slower_by
+    from ..benchmark.comparison import passes
     from ..benchmark.saved import check_new, read_saved
     from ..benchmark.sizes import Wishes
 
@@ -130,8 +130,11 @@ def bench(
         raise failure
     if is_interrupted:
         return ExitStatus.INTERRUPTED
-    is_slower = percent is not None and is_slower_by(value["comparison"], percent)
-    return ExitStatus.FAILED if is_slower else ExitStatus.OK
+    if percent is None or passes(value["comparison"], percent):
+        return ExitStatus.OK
+    if not value["comparison"]["compared"]:
+        output.note(f"hint: measure {earlier} again with the same sizes and at least 3 repeats")
+    return ExitStatus.FAILED
 
 
 def _check_options(

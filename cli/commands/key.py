@@ -60,6 +60,7 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
             )
     created = timestamp(time.time())
     with key_file(target) as path:
+        is_first = read_keys(path) is None
         made = add_key(
             path, name=name, account=account or name, is_operator=is_operator, created=created
         )
@@ -72,6 +73,8 @@ def new(name: str, account: str | None, is_operator: bool, target: Target, outpu
         return
     output.data(made)
     output.note(f"keep it: nothing shows it again; `mlxsup key revoke {name}` ends it")
+    if is_first:
+        output.note("from now on every request over HTTP needs a key")
     if account is not None and target.config is not None and not _is_listed(account, target.config):
         output.note(
             f"{target.config} has no table [clients.{account}] yet: see config.example.toml"
@@ -94,7 +97,9 @@ def list_keys(target: Target, output: Output) -> None:
     elif keys:
         output.data("\n".join(_table(keys)))
     elif keys is None:
-        output.data("no keys: this machine's programs need none, and others are not served")
+        output.data(
+            "no keys: none is needed, but a gateway that other machines reach refuses every request"
+        )
     else:
         output.data(f"no keys: every request is refused until there is one, or {path} is removed")
 

@@ -15,6 +15,7 @@ from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
 from ..terminal.status_table import show_models
 
+LATER = "when their turn is over, or once they are idle"
 HEADERS = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
 
 
@@ -48,11 +49,10 @@ def reload(is_dry: bool, target: Target, output: Output) -> None:
         output.note(f"takes effect at the next start: {', '.join(value['later'])}")
     if value["over_budget_bytes"]:
         over = format_bytes(value["over_budget_bytes"])
-        when = "would be evicted" if is_dry else "are evicted now"
-        output.note(
-            f"{over} more is reserved than the new memory budget: idle models {when},"
-            " busy ones when their turn is over, or once they are idle"
-        )
+        what = _freed(value) if is_dry else f"idle models are evicted now, busy ones {LATER}"
+        output.note(f"{over} more is reserved than the new memory budget: {what}")
+    for refused in value.get("refuses", ()):
+        output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
     if output.is_json:
         output.object({**value, "models": rows})
     elif is_dry and value["foreseen"]:
@@ -63,6 +63,16 @@ def reload(is_dry: bool, target: Target, output: Output) -> None:
         output.data(_summary(value, is_dry=is_dry))
     if value["settings"] and rows:
         output.note(f"settings {'that change' if is_dry else 'changed'}: {_settings(value)}")
+
+
+def _freed(value: Mapping[str, Any]) -> str:
+    """How a reload would free what is too much, and of whom."""
+    parts = []
+    if value["evicts"]:
+        parts.append(f"{', '.join(value['evicts'])} would be evicted")
+    if value["still_over_bytes"]:
+        parts.append(f"busy models would go {LATER}")
+    return "; ".join(parts) or "workers would give back what they do not need"
 
 
 def _show_foreseen(foreseen: list[dict[str, Any]], output: Output) -> None:

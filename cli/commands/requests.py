@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..answer_options import check_text
 from ..connection import Target, connect, daemon_options
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
@@ -33,6 +34,8 @@ def requests(is_following: bool, name: str | None, target: Target, output: Outpu
     Shows every open request: what runs, what is paused, and what waits, in order, with its place,
     how much of its prompt has been read, when it should start or answer, and what it has cost.
     """
+    if name is not None:
+        check_text("--client", name, "mlxsup requests")
     with connect(target) as client:
         if is_following:
             _follow(client, name, output)

@@ -242,15 +242,10 @@ def _facts_of(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
         CliError: the configuration is missing or wrong, or no service can be made of it.
     """
     from ..service.managers import find_facts
-    from .start import NO_FILE_HINT, find_configuration, read_configuration
+    from .start import find_configuration, read_configuration
 
-    try:
-        path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
-        configuration = read_configuration(path)
-    except CliError as error:
-        if error.hint == NO_FILE_HINT:
-            error.hint = "write one with `mlxsup init`, or name one with --config FILE"
-        raise
+    path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
+    configuration = read_configuration(path)
     return find_facts(
         path,
         drain_s=configuration.core.drain_timeout_s,

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from ..connection import Target
 
-NO_FILE_HINT = (
-    "name one with `mlxsup start --config FILE`, or use none: `mlxsup start --model FOLDER`"
-)
+NO_FILE_HINT = "write one with `mlxsup init`, or name one with --config FILE"
+NO_FILE_TO_START_HINT = f"{NO_FILE_HINT}, or use none: `mlxsup start --model FOLDER`"
 
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
@@ -106,7 +105,7 @@ def start(
         refuse_wrong_folders(configuration)
         arguments = [argument for model in models for argument in ("--model", model)]
     else:
-        path = find_configuration(config_path)
+        path = find_configuration(config_path, hint=NO_FILE_TO_START_HINT)
         configuration = read_configuration(path)
         warn_of_folders(configuration, output)
         arguments = ["--config", str(path.expanduser().resolve())]
@@ -329,7 +328,7 @@ def read_configuration(path: Path, *, has_sockets: bool = False) -> DaemonConfig
         raise CliError(
             f"no configuration file at {path}",
             code="bad_configuration",
-            hint=NO_FILE_HINT,
+            hint=f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one",
             status=ExitStatus.BAD_CONFIGURATION,
         )
     from mlxsup.supervisor.config.load import load_config
@@ -362,8 +361,12 @@ def configuration_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def find_configuration(given: Path | None) -> Path:
+def find_configuration(given: Path | None, *, hint: str = NO_FILE_HINT) -> Path:
     """The file that `start` reads.
+
+    Args:
+        given: that of `--config`.
+        hint: what to do if there is no file.
 
     Raises:
         CliError: there is none in any of its places.
@@ -375,6 +378,6 @@ def find_configuration(given: Path | None) -> Path:
     raise CliError(
         f"no configuration file: there is none of {looked}",
         code="bad_configuration",
-        hint=NO_FILE_HINT,
+        hint=hint,
         status=ExitStatus.BAD_CONFIGURATION,
     )

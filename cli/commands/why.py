@@ -6,7 +6,7 @@ import difflib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class Known:
         status: its answer; None if none answers.
         requests: the open ones.
         silence: what is wrong with it if it does not answer.
+        remedy: what helps then, if it lives.
     """
 
     recording: Recording
@@ -49,6 +50,7 @@ class Known:
     status: Mapping[str, Any] | None
     requests: Sequence[Mapping[str, Any]] = field(default_factory=list)
     silence: str = ""
+    remedy: str = ""
 
     @property
     def models(self) -> list[str]:
@@ -98,6 +100,8 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
         return
     if known.silence:
         output.note(f"{known.silence}; this is what its flight recorder says")
+    if known.remedy:
+        output.note(f"hint: {target.repeat_in(known.remedy)}")
     blocks = ["\n".join(story.lines(width_of(sys.stdout))) for story in stories]
     output.data("\n\n".join(blocks))
 
@@ -147,6 +151,7 @@ def _look_without_daemon(target: Target, error: CliError, now: float) -> Known:
     if latest is not None and holder is not None and holder.pid == latest.pid:
         latest.is_alive = True
     return Known(
+        remedy=error.hint if holder is not None else "",
         recording=recording,
         folder=folder,
         config=target.find().config,
@@ -170,7 +175,8 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
     recording = known.recording
     if name is None:
         rows = known.status["models"] if known.status is not None else ()
-        models = [of_model(recording, row["name"], row, now) for row in rows]
+        whole = replace(recording, damage="")  # the story of the daemon names it once
+        models = [of_model(whole, row["name"], row, now) for row in rows]
         return [of_daemon(recording, now), *models]
     row = row_called(known.status, name) if known.status is not None else None
     if row is not None:
@@ -206,7 +212,8 @@ def _unknown(known: Known, name: str) -> CliError:
         models = ", ".join(known.models[:MOST_LISTED]) or "none"
         hint = (
             f"models: {models}; `mlxsup requests` lists the open requests, and of those that have"
-            " ended about the latest 10,000 are kept"
+            " ended about the latest 10,000 are kept. One that was refused when it came is not: its"
+            " client has the reason, and after `mlxsup log-level debug` so does mlxsup.log"
         )
     return CliError(
         f"neither a model nor a request that is known is called {name!r}",

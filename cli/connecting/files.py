@@ -101,7 +101,7 @@ def undo(tool: str) -> tuple[Path, str | None, str | None]:
     """
     last = _last(tool)
     if last is None:
-        hint = f"`mlxsup connect {tool} --write` writes something"
+        hint = f"`mlxsup connect {tool}` prints what it needs"
         raise CliError(f"nothing was written for {tool}", code="nothing_to_undo", hint=hint)
     now = read(last.path)
     if _digest(now) != last.digest:

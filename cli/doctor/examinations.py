@@ -51,4 +51,4 @@ def _services(setting: Setting) -> Iterable[Finding]:
 def _daemon(setting: Setting) -> Iterator[Finding]:
     facts = gather_daemon(setting)
     yield from check_daemon(facts)
-    yield from check_gateway(gather_gateway(setting, facts.status))
+    yield from check_gateway(gather_gateway(setting, facts))

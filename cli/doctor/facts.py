@@ -242,7 +242,7 @@ class OtherDaemon:
 
     Attributes:
         pid: its process.
-        endpoint: where it listens; empty if that is not known.
+        endpoint: where it listens.
     """
 
     pid: int

@@ -23,6 +23,7 @@ LAST_LINES = "`mlxsup logs MODEL --previous` has its last lines"
 AGAIN = "once that is done: `mlxsup restart MODEL`"
 REPORT = "please report it, with the file that `mlxsup why MODEL --report FILE` writes"
 NOBODY = "no request is to blame"
+QUARANTINE = "if it happens again with the same request, that request is quarantined by itself"
 WAS_IT_THE_SYSTEM = (
     "was it the system, for want of memory? `journalctl -k | grep -i 'out of memory'`; on a Mac,"
     " `log show --last 1h | grep -i jetsam`"
@@ -76,7 +77,11 @@ def explain(died: WorkerDied) -> Explanation:
     ):
         what += f"; its last words: {died.detail}"
     pid = str(died.pid or "PID")
-    advice = tuple(one.replace("PID", pid).replace("MODEL", died.model) for one in kind.advice)
+    advice = tuple(
+        one.replace("PID", pid).replace("MODEL", died.model)
+        for one in kind.advice
+        if died.rows or one != QUARANTINE
+    )
     return Explanation(name=kind.name, what=what, advice=advice)
 
 
@@ -260,10 +265,7 @@ KINDS: tuple[Kind, ...] = (
         name="killed_from_outside",
         fits=lambda died: died.signal == "SIGKILL",
         what="somebody, or the system, killed its process (SIGKILL)",
-        advice=(
-            WAS_IT_THE_SYSTEM,
-            f"nothing else; {NOBODY}",
-        ),
+        advice=(WAS_IT_THE_SYSTEM, NOBODY),
     ),
     Kind(
         name="terminated_from_outside",
@@ -277,7 +279,7 @@ KINDS: tuple[Kind, ...] = (
         what="it crashed in native code ({signal})",
         advice=(
             f"{STACKS}, if it could write them",
-            "if it happens again with the same request, that request is quarantined by itself",
+            QUARANTINE,
         ),
     ),
     Kind(
@@ -292,7 +294,7 @@ KINDS: tuple[Kind, ...] = (
         what="a step of its engine failed: {detail}",
         advice=(
             LAST_LINES,
-            "if it happens again with the same request, that request is quarantined by itself",
+            QUARANTINE,
         ),
     ),
     Kind(

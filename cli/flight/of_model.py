@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxsup.protocol.flight import (
     CONTINUES,
+    GIVEN_UP,
     PAUSED,
     LostRow,
     ModelChanged,
@@ -27,6 +28,9 @@ from .story import Story, counted, moment, seconds
 EARLIER_SHOWN = 3
 RECENT_S = 24 * 3600.0
 """An older death of a model that is well again needs no advice."""
+
+BRINGS_BACK = ("`mlxsup restart ", "`mlxsup reload`", "`mlxsup start`")
+"""A cause whose advice has one of these says itself how its model comes back."""
 
 WELL = ("READY", "STOPPED", "LOADING", "DRAINING")
 
@@ -58,8 +62,8 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
         since = story.entries[0].at if story.entries else None
         known = f" since {moment(since, now)}, which is as far as is recorded" if since else ""
         story.say(f"it has not died{known}")
-    if row is not None and row["state"] == "FAILED" and not story.advice:
-        story.advice += [f"`mlxsup logs {name}`", f"`mlxsup restart {name}`"]
+    if row is not None and row["state"] == "FAILED":
+        _advise_failed(story, deaths[-1] if deaths else None)
     if recording.damage:
         story.say(recording.damage)
     return story
@@ -204,15 +208,9 @@ def _ready_again(death: Death, model: str) -> str:
 
 def _first_ready(run: Run, model: str, number: int) -> float | None:
     for one in run.entries:
-        entry = one.entry
-        if one.number <= number or not isinstance(entry, ModelChanged | WorkerDied):
-            continue
-        if entry.model != model:
-            continue
-        if isinstance(entry, WorkerDied):
-            return None
-        if entry.after == "READY":
-            return one.at
+        match one.entry:
+            case ModelChanged(model=name, after="READY") if name == model and one.number > number:
+                return one.at
     return None
 
 
@@ -233,3 +231,14 @@ def _advise(story: Story, death: Death, row: Mapping[str, Any] | None, now: floa
     is_well = row is not None and row["state"] in WELL
     if not is_well or now - death.recorded.at < RECENT_S:
         story.advice += explain(death.died).advice
+
+
+def _advise_failed(story: Story, death: Death | None) -> None:
+    """A model that has FAILED does not come back by itself."""
+    if death is None:
+        story.advice.append(f"`mlxsup logs {story.name}`")
+    elif death.died.reason == GIVEN_UP:
+        return  # it is loaded again once that process has ended
+    known = explain(death.died).advice if death is not None else ()
+    if not any(command in one for one in known for command in BRINGS_BACK):
+        story.advice.append(f"once the cause is gone: `mlxsup restart {story.name}`")

@@ -58,9 +58,11 @@ def of_request(
     ]
     first = next(one.entry for one in entries if isinstance(one.entry, OF_REQUESTS))
     story = Story(kind="request", name=first.id, entries=entries)
-    ended = entries[-1].entry if isinstance(entries[-1].entry, RequestEnded) else None
-    if isinstance(ended, RequestEnded):
-        story.say(f"{_named(ended)}: ended at {moment(entries[-1].at, now)}, {_outcome(ended)}")
+    # Not always the last: the death of a worker is recorded after the ends that it has brought.
+    end = next((one for one in entries if isinstance(one.entry, RequestEnded)), None)
+    ended = end.entry if end is not None else None
+    if end is not None and isinstance(ended, RequestEnded):
+        story.say(f"{_named(ended)}: ended at {moment(end.at, now)}, {_outcome(ended)}")
         _tell_times(story, ended)
     elif open_now is not None:
         tokens = counted(open_now["tokens_sent"], "token")
@@ -72,7 +74,7 @@ def of_request(
         story.say(f"{_named(first)} was lost with the daemon: {last}")
         story.advice += ["`mlxsup why` says how the daemon ended", "send it again"]
     _tell_events(story, run)
-    if ended is not None and ended.outcome in ADVICE:
+    if isinstance(ended, RequestEnded) and ended.outcome in ADVICE:
         story.advice.append(ADVICE[ended.outcome].replace("MODEL", ended.model))
     if recording.damage:
         story.say(recording.damage)

@@ -72,7 +72,7 @@ class Recording:
     """The runs of the daemons of one place, oldest first.
 
     Attributes:
-        runs: at least one entry is in each.
+        runs: at least one entry is in each, unless it is that of a daemon that lives.
         damage: what could not be read, in one sentence; empty if nothing is wrong.
     """
 
@@ -133,12 +133,11 @@ def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -
     ordered = sorted(runs.values(), key=lambda run: run.started.at if run.started else 0.0)
     if status is not None:
         _add_memory(ordered, status, now)
-    _date_ends(ordered, written_at(folder / MODELS_FILE_NAME))
     for run in ordered:
         run.entries.sort(key=lambda one: one.number)
-    return Recording(
-        runs=[run for run in ordered if run.started or run.entries], damage=reader.damage
-    )
+    _date_ends(ordered, written_at(folder / MODELS_FILE_NAME))
+    known = [run for run in ordered if run.started or run.entries or run.is_alive]
+    return Recording(runs=known, damage=reader.damage)
 
 
 def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:

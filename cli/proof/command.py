@@ -19,6 +19,7 @@ from mlxsup.protocol.version import VERSION
 from ..connection import Target
 from ..exit_status import CliError, ExitStatus
 from ..own_daemon import visit_own_daemon
+from ..private_folders import make_private_folder
 from ..terminal.columns import wrapped
 from ..terminal.output import SCHEMA_VERSION, Output, width_of
 from .figures import Figure, Verdict
@@ -147,7 +148,7 @@ def _value(
 
 def _new_file(log_dir: Path, moment: float) -> Path:
     with suppress(OSError):  # saving says why
-        log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(log_dir)
     stamp = timestamp(moment).replace("-", "").replace(":", "")
     return log_dir / f"proof-{stamp}.json"
 

@@ -111,7 +111,7 @@ def _of_configuration(named: str | None, configuration: DaemonConfig) -> DaemonC
         )
     for model in configuration.models:
         if named in (None, str(model.name), *model.aliases):
-            plain = replace(model, aliases=(), pinned=False, preload=False, idle_unload_s=0.0)
+            plain = replace(model, pinned=False, preload=False, idle_unload_s=0.0)
             return replace(configuration, models=(plain,))
     raise unknown_model(str(named), names)
 

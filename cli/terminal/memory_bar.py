@@ -13,8 +13,8 @@ TITLE = "memory"
 
 
 def memory_bar(value: Mapping[str, Any], width: int) -> str:
-    """`memory [###==.....] 3.1 GiB used, 5.0 GiB of 10.0 GiB reserved`; without a bar on a terminal
-    that is too narrow for one.
+    """`memory [###==.....] 3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`; without a bar on a
+    terminal that is too narrow for one.
 
     The bar is as long as the budget, or as what is used or reserved if that is more. A `#` is used,
     an `=` is reserved and not used, and a dot is neither. Without a budget it is as long as the
@@ -41,7 +41,7 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
 
 
 def amounts(value: Mapping[str, Any]) -> str:
-    """`3.1 GiB used, 5.0 GiB of 10.0 GiB reserved`."""
+    """`3.10 GiB used, 5.00 GiB of 10.00 GiB reserved`."""
     memory = value.get("memory") or {}
     used = f"{format_bytes(used_bytes(value))} used"
     budget = memory.get("budget_bytes")

@@ -17,6 +17,7 @@ QUEUED_WORDS = {
     "memory": ", the model waits for memory",
     "restart": ", the model restarts",
     "backoff": ", the model restarts after a crash",
+    "download": ", the model's download failed and is tried again",
 }
 """What a request waits for besides a row or a load, which has a notice of another kind."""
 

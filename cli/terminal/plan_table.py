@@ -7,11 +7,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .columns import kept_columns
 from .output import Output, width_of
 from .quantities import format_bytes
 
 HEADERS = ("MODEL", "NEEDS", "WEIGHTS", "PROCESS", "CACHE", "CONTEXT", "ROWS", "FITS")
-LEFT_ALIGNED = (0, 7)
+LEFT_ALIGNED = ("MODEL", "FITS")
+DROPPED_FIRST = ("CACHE", "PROCESS", "WEIGHTS", "ROWS", "CONTEXT")
+"""What a terminal that is too narrow for all columns does without, in this order."""
+
+GAP = 2
 MIN_MODEL_WIDTH = 8
 ESTIMATED = "~"
 """Before a figure that nobody has measured."""
@@ -26,15 +31,12 @@ def plan_lines(output: Output, value: Mapping[str, Any]) -> list[str]:
     """
     width = width_of(sys.stdout)
     rows = [_cells(model) for model in value["models"]]
-    widths = [max(len(row[i]) for row in (HEADERS, *rows)) for i in range(len(HEADERS))]
-    if width is not None:
-        others = sum(widths[1:]) + 2 * (len(widths) - 1)
-        widths[0] = min(widths[0], max(MIN_MODEL_WIDTH, width - others))
+    headers, rows, widths = _layout(rows, width)
     budget = value["budget"]
     lines = _wrap(f"budget: {format_bytes(budget['bytes'])} ({budget['reason']})", width)
-    lines += ["", output.style(_line(HEADERS, widths), sys.stdout, bold=True)]
+    lines += ["", output.style(_line(headers, headers, widths), sys.stdout, bold=True)]
     for model, row in zip(value["models"], rows, strict=True):
-        lines.append(_line(row, widths))
+        lines.append(_line(row, headers, widths))
         for remark in _remarks(model, are_swapped=value["swap"]):
             lines += [
                 output.style(line, sys.stdout, dim=True) for line in _wrap(remark, width, indent=2)
@@ -106,13 +108,28 @@ def _size(figure: Mapping[str, Any]) -> str:
     return f"{mark}{format_bytes(figure['bytes'])}"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _layout(
+    rows: Sequence[Sequence[str]], width: int | None
+) -> tuple[list[str], list[list[str]], list[int]]:
+    """The headers, cells and widths of the columns that a terminal has room for."""
+    widths = [max(len(row[i]) for row in (HEADERS, *rows)) for i in range(len(HEADERS))]
+    dropped_first = [HEADERS.index(header) for header in DROPPED_FIRST]
+    least = [min(widths[0], MIN_MODEL_WIDTH), *widths[1:]]
+    kept = kept_columns(least, width, GAP, dropped_first)
+    shown = [widths[place] for place in kept]
+    if width is not None:
+        others = sum(shown[1:]) + GAP * (len(shown) - 1)
+        shown[0] = min(shown[0], max(MIN_MODEL_WIDTH, width - others))
+    return [HEADERS[p] for p in kept], [[row[p] for p in kept] for row in rows], shown
+
+
+def _line(cells: Sequence[str], headers: Sequence[str], widths: Sequence[int]) -> str:
     name = cells[0] if len(cells[0]) <= widths[0] else f"{cells[0][: widths[0] - 1]}…"
     padded = [
-        cell.ljust(width) if place in LEFT_ALIGNED else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip((name, *cells[1:]), widths, strict=True))
+        cell.ljust(width) if header in LEFT_ALIGNED else cell.rjust(width)
+        for header, cell, width in zip(headers, (name, *cells[1:]), widths, strict=True)
     ]
-    return "  ".join(padded).rstrip()
+    return (" " * GAP).join(padded).rstrip()
 
 
 def _wrap(text: str, width: int | None, indent: int = 0) -> list[str]:

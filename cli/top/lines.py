@@ -104,7 +104,7 @@ class _JsonLines:
 
 
 def summary(looked: Looked) -> str:
-    """`1 READY, 1 LOADING; 3 running, 5 waiting, 93.5 tok/s; 3.1 GiB used, 5.0 GiB of …`."""
+    """`1 READY, 1 LOADING; 3 running, 5 waiting, 93.5 tok/s; 3.10 GiB used, 5.00 GiB of …`."""
     models = looked.status["models"]
     states = Counter(model["state"] for model in models)
     counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "no models"

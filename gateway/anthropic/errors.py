@@ -7,6 +7,7 @@ from typing import Any
 from mlxsup.client import ErrorCode
 
 from ..failure import Failure
+from ..openai.errors import renamed
 
 OVERLOADED = 529
 """What Anthropic's servers answer if they are too busy; its clients try again."""
@@ -37,8 +38,9 @@ def kind_of(failure: Failure) -> str:
 
 def body_of(failure: Failure, request_id: str) -> dict[str, Any]:
     """The JSON of an error."""
+    message = renamed(failure.message, "stop", "stop_sequences")
     return {
         "type": "error",
-        "error": {"type": kind_of(failure), "message": failure.message},
+        "error": {"type": kind_of(failure), "message": message},
         "request_id": request_id,
     }

@@ -76,14 +76,29 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
     """What the client of the gateway gets for an error of the daemon."""
     if isinstance(error, ConnectionLost):
         return _failure(LOST, error.message, code="daemon_lost", param="", after_s=None)
-    param = ""
+    param, message = "", error.message
     if error.code is ErrorCode.UNKNOWN_MODEL:
-        param = "model"
+        param, message = "model", message + advice_of(error.detail.get("close"))
     elif isinstance(given := error.detail.get("parameter"), str):
         param = PARAMS.get(given, given)
+        message = renamed(message, given, param)
     after_s = error.detail.get("retry_after_s")
     code = NAMES.get(error.code, error.code.value)
-    return _failure(ROWS[error.code], error.message, code=code, param=param, after_s=after_s)
+    return _failure(ROWS[error.code], message, code=code, param=param, after_s=after_s)
+
+
+def renamed(message: str, ours: str, theirs: str) -> str:
+    """A message about a field under the name that it was sent with; it begins with the name."""
+    return theirs + message[len(ours) :] if message.startswith(f"{ours} ") else message
+
+
+def advice_of(close: Any) -> str:
+    """The end of a message about a name that nothing has.
+
+    Args:
+        close: the names like it; empty or None: there is none.
+    """
+    return f"; did you mean {' or '.join(map(str, close))}?" if close else ""
 
 
 def interrupted() -> Failure:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from ..failure import Failure
 from ..names import Meant, row_of
+from .errors import advice_of
 
 OWNER = "mlxsup"
 
@@ -35,9 +36,8 @@ def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
     data = []
     for row in status["models"]:
         data.append(_model(row, row["name"], created))
-        of_it = {"parent": row["name"], "aliases": []}
         for preset in row["presets"]:
-            data.append(_model(row, f"{row['name']}:{preset}", created) | of_it)
+            data.append(_preset(row, f"{row['name']}:{preset}", created))
     return {"object": "list", "data": data}
 
 
@@ -55,13 +55,16 @@ def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) 
     """
     row = row_of(status, meant.model)
     if row is not None:
-        return _model(row, name, created)
+        base, _, preset = name.rpartition(":")
+        is_preset = row_of(status, base) is row and preset in row["presets"]
+        return (_preset if is_preset else _model)(row, name, created)
     known = [row["name"] for row in status["models"]]
-    close = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {close[0]}?" if close else f"configured: {', '.join(known) or 'none'}"
+    names = {one.lower(): one for one in _names_of(status)}
+    close = [names[one] for one in difflib.get_close_matches(name.lower(), names)]
     raise Failure(
         HTTPStatus.NOT_FOUND,
-        f"no model is called {name[:100]!r}; {advice}",
+        f"no model is called {name[:100]!r}; configured: {', '.join(sorted(known)) or 'none'}"
+        + advice_of(close),
         code="model_not_found",
         param="model",
     )
@@ -77,6 +80,18 @@ def status_of(state: str) -> dict[str, Any]:
     """`status` of a model in this state: `value`, and `failed` if it is not loaded for that."""
     value: dict[str, Any] = {"value": STATES.get(state, "unloaded")}
     return {**value, "failed": True} if state == "FAILED" else value
+
+
+def _names_of(status: Mapping[str, Any]) -> Iterator[str]:
+    """Every name that `GET /v1/models` lists."""
+    for row in status["models"]:
+        yield row["name"]
+        yield from row["aliases"]
+        yield from (f"{row['name']}:{preset}" for preset in row["presets"])
+
+
+def _preset(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
+    return _model(row, name, created) | {"parent": row["name"], "aliases": []}
 
 
 def _model(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:

@@ -244,8 +244,7 @@ class ClientEvents:
         check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
         launch = launch_asked_for(model.life.settings.launch, message.context_length)
         model.keep_alive_s = message.keep_alive
-        if message.keep_alive is not None:
-            model.idle_since = now  # however long it has been idle, it stays so long from now on
+        model.idle_since = now  # however long it has been idle, it stays so long from now on
         if launch != model.life.settings.launch:
             self._outbox.add(AppraiseLaunch(model=model.name, launch=launch, caller=caller))
         else:

@@ -59,6 +59,7 @@ from .outbox import Outbox
 from .outline import Outline, outline_of
 from .pausing import Pausing
 from .reload import changed_settings, differences, foreseen
+from .reload_memory import foreseen_memory
 from .requests.ledger import Ledger
 from .residents import overshoot_bytes
 from .serving import Serving
@@ -294,10 +295,11 @@ class Core:
 
     def _foreseen(self, event: Reloaded) -> dict[str, Any]:
         drain_s = event.settings.drain_timeout_s
+        memory = foreseen_memory(self.fleet, event.settings, event.models, event.needs, event.now)
         return {
             "later": list(event.later),
-            "over_budget_bytes": overshoot_bytes(self.fleet, event.settings.budget),
             "foreseen": foreseen(self.fleet, event.models, drain_s, event.now),
+            **memory,
         }
 
     # ------------------------------------------------------------ after every event

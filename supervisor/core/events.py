@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 from mlxsup.protocol.client_messages import ClientMessage
@@ -300,6 +300,7 @@ class Reloaded(_Event):
         caller: who asked for it; None for a signal.
         later: keys that have changed but only take effect at the next start.
         is_dry: whether to answer what it would change, and to change nothing.
+        needs: for that answer, what the models of the file that was read need.
     """
 
     settings: CoreSettings
@@ -307,6 +308,7 @@ class Reloaded(_Event):
     caller: Caller | None = None
     later: tuple[str, ...] = ()
     is_dry: bool = False
+    needs: Mapping[ModelName, Need] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class Model:
         asked_back_at: when its worker was last asked to give back what it keeps for reuse.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
             for ever; None: as configured.
-        idle_since: when its last request ended, or when it became READY.
+        idle_since: when its last request ended, it was last asked to be loaded, or became READY.
         load_s: how long its latest load took, from the spawn to READY.
         residency: its turn, from READY to the end of its process; None while there is none.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.

@@ -270,7 +270,8 @@ def wait_reason(model: Model) -> WaitReason:
         return WaitReason.TURN if has_turns else WaitReason.ROWS
     match model.life.state:
         case State.BACKOFF:
-            return WaitReason.BACKOFF
+            is_crash = not (isinstance(phase, Backoff) and phase.download_cause)
+            return WaitReason.BACKOFF if is_crash else WaitReason.DOWNLOAD
         case State.DRAINING | State.STOPPING:
             return WaitReason.RESTART
         case _:

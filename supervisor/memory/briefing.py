@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.text import size_text
@@ -42,8 +43,9 @@ class MemoryBriefing:
         self._log = log
         # What it was when the daemon started: later, its own workers hold some of it.
         self._automatic: Budget | None = None
-        # One entry for each model of the configuration, in both.
+        # One entry at most for each model of the configuration, in all three.
         self._launches: dict[ModelName, LaunchSettings] = {}
+        self._lacking: dict[ModelName, Repository] = {}
         self.needs: Mapping[ModelName, Need] = {}
 
     def watch(self, proc: Path) -> Watch:
@@ -67,10 +69,15 @@ class MemoryBriefing:
         whole, cause = size_text(budget.whole_bytes), budget.shortage
         self._log.write("warning", "memory budget lowered", size=size, whole=whole, cause=cause)
 
-    def settings_of(self, config: DaemonConfig) -> CoreSettings:
-        """The settings of the core, with the budget; without one if the machine does not say it."""
+    def settings_of(self, config: DaemonConfig, *, is_dry: bool = False) -> CoreSettings:
+        """The settings of the core, with the budget; without one if the machine does not say it.
+
+        Args:
+            config: which.
+            is_dry: whether nothing changes, so that nothing is logged.
+        """
         budget = self._budget(config.memory_budget)
-        if budget is not None:
+        if budget is not None and not is_dry:
             size = size_text(budget.size_bytes)
             self._log.write("info", "memory budget", size=size, reason=budget.reason)
         spare_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
@@ -95,6 +102,7 @@ class MemoryBriefing:
     def adopt(self, models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]) -> None:
         """These are the models now."""
         self._launches = {model.name: model.launch for model in models}
+        self._lacking = {model.name: model.download for model in models if model.download}
         self.needs = needs
 
     def relaunched(self, name: ModelName, launch: LaunchSettings) -> Need | None:
@@ -106,10 +114,12 @@ class MemoryBriefing:
         self._launches[name] = launch
         return need
 
-    def found(self, models: Sequence[ModelSettings]) -> None:
-        """The files of these models have arrived, and are read."""
-        for model in models:
-            self.relaunched(model.name, model.launch)
+    def found(self, repository: Repository, folder: str) -> None:
+        """A repository is complete, in that folder: the models that lacked it are read, each with
+        the launch that it is loaded with, which a load may have asked for."""
+        for name, lacking in self._lacking.items():
+            if lacking == repository:
+                self.relaunched(name, replace(self._launches[name], path=folder))
 
     def measured(self, launch: LaunchSettings) -> None:
         """A worker with these settings has measured its model."""

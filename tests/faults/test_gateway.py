@@ -76,6 +76,21 @@ def test_a_gateway_that_dies_comes_back_and_other_streams_do_not_notice(daemon: 
         assert row(client, "m")["generation"] == 1
 
 
+def test_a_gateway_that_is_asked_to_end_says_so_in_every_stream(daemon: HttpDaemon) -> None:
+    readers = [SseReader(daemon, chat(f"{n}", max_tokens=3000)) for n in range(2)]
+    for reader in readers:
+        reader.started()
+    with daemon.client() as client:
+        first = gateway_of(client)
+        os.kill(first["pid"], signal.SIGTERM)
+        for reader in readers:
+            reader.finished()
+            assert reader.events[-1]["error"]["code"] == "shutting_down"
+            assert reader.is_cut
+        eventually(lambda: not row(client, "m")["running"], what="free rows")
+        gateway_of(client, after=first["pid"])
+
+
 def test_a_gateway_that_dies_again_and_again_is_said_to_be_in_a_crash_loop(
     daemon: HttpDaemon,
 ) -> None:

@@ -92,6 +92,15 @@ def test_each_burst_sends_as_many_requests_as_it_says_and_warms_up_first(
     assert number_of(daemon, QUICK) - first - 1 == 3 * 8 + 3
 
 
+def test_every_other_repeat_of_all_sizes_runs_backwards(daemon: HttpDaemon) -> None:
+    done = bench(daemon, QUICK, "--prompt-tokens", "4,9", "--output-tokens", "5",
+                 "--concurrency", "1", "--repeats", "3")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^(?:warming up )?(\d)/\d: (\d) \+ 5 tokens", done.stderr, re.MULTILINE)
+    assert [int(prompt) for _, prompt in shown] == [4, 9, 4, 9, 9, 4, 4, 9]
+    assert [int(number) for number, _ in shown] == [1, 2, 1, 2, 3, 4, 5, 6]
+
+
 def number_of(daemon: HttpDaemon, model: str) -> int:
     """The number of a request that comes now."""
     with daemon.client() as client:
@@ -146,6 +155,23 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(daemon: HttpD
     assert number_of(daemon, QUICK) == first + 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--key", "-"), "--key is for --through http"),
+        (("--fail-if-slower", "5"), "--fail-if-slower needs --compare FILE"),
+        (("--compare", "x.json", "--repeats", "2"), "--compare needs at least 3 repeats, to tell"),
+        (("--compare", "x.json"), "x.json: No such file or directory"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused_before_anything_else(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = run_cli("bench", QUICK, *arguments, stdin="secret\n")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith(f"error: {message}")
+
+
 def test_through_http_a_key_is_needed_if_there_are_keys(daemon: HttpDaemon) -> None:
     made = run_cli("key", "new", "bench", "--json", "--endpoint", daemon.endpoint)
     key = json.loads(made.stdout)["key"]
@@ -177,6 +203,12 @@ def test_a_run_is_kept_and_compared_with(daemon: HttpDaemon, tmp_path: Path) -> 
     assert done.returncode == 1, done.stdout
     assert re.search(r"slower: 4 \+ 4 × 1: gap p50 .* was .*: takes [\d,]+% longer", done.stdout)
     assert "not alike: model was quick, is slow" in done.stdout
+    other = ("--prompt-tokens", "5", "--repeats", "3", "--compare", str(kept))
+    done = bench(daemon, QUICK, *other, "--fail-if-slower", "100")
+    assert done.returncode == 1, done.stdout
+    assert "nothing could be compared with" in done.stdout
+    assert f"hint: measure {kept} again with the same sizes" in done.stderr
+    assert bench(daemon, QUICK, *other).returncode == 0
     value = measured(daemon, SLOW, "--repeats", "3", "--compare", str(kept))
     assert "gap_p50_s" in [one["figure"] for one in value["comparison"]["slower"]]
     slower = tmp_path / "slow.json"
@@ -264,6 +296,22 @@ def test_a_daemon_that_dies_takes_no_figures_along(daemon: HttpDaemon) -> None:
     assert "not complete: " in out
     assert "error: " in err
     assert "Traceback" not in err
+
+
+def test_as_json_a_run_that_has_failed_prints_its_error_alone_and_keeps_its_figures(
+    daemon: HttpDaemon, tmp_path: Path
+) -> None:
+    kept = tmp_path / "run.json"
+    more = ("--json", "--output", str(kept), "--endpoint", daemon.endpoint)
+    with Piped("bench", SLOW, *ENDLESS, *more) as piped:
+        with daemon.client() as client:
+            eventually(lambda: steps_of(client) >= 60)
+        daemon.kill()
+        code, out, err = piped.end()
+    assert (code, err) == (69, "")
+    assert problems(out, [], is_error=True) == [], "one object"
+    assert problems(kept.read_text(), ["bench"]) == []
+    assert not json.loads(kept.read_text())["is_complete"]
 
 
 # ---------------------------------------------------------------- terminals

@@ -80,7 +80,9 @@ def test_it_writes_shows_the_difference_and_takes_it_back(
     undone = connect(daemon, tmp_path, "zed", "--undo")
     assert (undone.returncode, path.read_text()) == (0, before)
     assert '-  "language_models": {' in undone.stdout
-    assert connect(daemon, tmp_path, "zed", "--undo").returncode == 1
+    nothing = connect(daemon, tmp_path, "zed", "--undo")
+    assert nothing.returncode == 1
+    assert nothing.stderr.splitlines()[1:] == ["hint: `mlxsup connect zed` prints what it needs"]
 
 
 def test_the_model_that_is_ready_comes_first_unless_another_one_is_asked_for(

@@ -91,6 +91,9 @@ USAGE: list[list[str]] = [
     ["show"],
     ["doctor", "m"],
     ["doctor", "--output", "figures.json"],
+    ["log-level"],
+    ["connect"],
+    ["completion"],
     ["start", "--model", "a", "--config", "b"],
     ["start", "--model", "x/a", "--model", "y/a"],
     ["start", "--model", "not a name"],
@@ -105,6 +108,7 @@ def test_usage_errors_exit_64_with_a_hint(arguments: list[str]) -> None:
     lines = done.stderr.splitlines()
     assert lines[0].startswith("error: ")
     if "tcp://127.0.0.1:1" not in arguments:
+        assert len(lines) == 2
         assert lines[1].startswith("hint: ")
     done = run_cli(*arguments, "--json")
     assert (done.returncode, done.stderr) == (64, "")
@@ -124,6 +128,15 @@ def test_hints_of_usage_errors_name_the_command(arguments: list[str], hint: str)
     done = run_cli(*arguments)
     assert done.returncode == 64
     assert done.stderr.splitlines()[1:] == [f"hint: {hint}"]
+
+
+def test_a_client_without_a_name_is_a_wrong_option() -> None:
+    done = run_cli("requests", "--client", "")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.splitlines() == [
+        "error: --client takes at least one character, not an empty string",
+        "hint: see `mlxsup requests -h`",
+    ]
 
 
 @pytest.mark.parametrize("option", ["--json", "--endpoint", "-f"])

@@ -180,6 +180,11 @@ def test_commands_repeat_the_options_that_were_given(ground: Ground) -> None:
     done = ground.shell(f"mlxsup doctor --json --config {other}")
     commands = [one["command"] for one in json.loads(done.stdout)["findings"]]
     assert f"mlxsup key new laptop --config {other}" in commands
+    planted.too_large(ground)
+    other = ground.config.rename(other)
+    done = ground.shell(f"mlxsup doctor --json --config {other}")
+    fixes = [one["fix"] for one in json.loads(done.stdout)["findings"]]
+    assert any(f"`mlxsup plan --config {other}`" in fix for fix in fixes), fixes
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -33,6 +33,17 @@ with FullScreen(has_colour=True) as screen:
 """
 
 
+LEAVES_WHAT_WAS_TYPED = """
+import select, sys
+from mlxsup.cli.terminal.full_screen import FullScreen
+with FullScreen(has_colour=True) as screen:
+    screen.show(["hello"])
+    select.select([sys.stdin], [], [])
+unread, _, _ = select.select([sys.stdin], [], [], 0)
+print("left" if unread else "nothing")
+"""
+
+
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with Daemon({"alpha": fake()}) as daemon, daemon.client() as client:
@@ -92,6 +103,15 @@ def test_after_an_exception_the_terminal_is_what_it_was_and_shows_it(code: str) 
         assert screen.mode == screen.mode_before
         assert "RuntimeError: boom" in shown.rpartition("\x1b[?1049l")[2]
         assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l")
+
+
+def test_what_was_typed_for_it_and_not_read_does_not_reach_the_shell() -> None:
+    with Script(LEAVES_WHAT_WAS_TYPED) as screen:
+        screen.wait_for("hello")
+        screen.type("rm -r everything\n")
+        shown = screen.end()
+        assert screen.process.returncode == 0
+        assert shown.rpartition("\x1b[?1049l")[2].split()[-1] == "nothing"
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(daemon: Daemon) -> None:

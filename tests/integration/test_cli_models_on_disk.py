@@ -55,6 +55,18 @@ def test_three_commands_lead_from_a_home_with_models_to_an_answer(home: Path) ->
         assert started.interrupt()[0] == 0
 
 
+@pytest.mark.parametrize("word", ["init", "start"])
+def test_a_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) -> None:
+    model = home / ".lmstudio/models/mlx-community/Tiny-Llama-Instruct-4bit"
+    command = ["init"] if word == "init" else ["start", "--model", str(model), "--save"]
+    folder = home / "new"
+    (folder / "mlxsup.schema.json" / "of somebody").mkdir(parents=True)
+    done = run_cli(*command, str(folder / "c.toml"), **variables(home))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot write {folder}/c.toml: " in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["mlxsup.schema.json"]
+
+
 def test_the_file_is_valid_and_names_what_it_leaves_out(home: Path) -> None:
     write_repository(home / "hub", "b/Second-8bit")
     value = json_of(home, "init", str(home / "mlxsup.toml"))

@@ -124,6 +124,16 @@ def test_on_a_terminal_nothing_is_wider_than_it(tmp_path: Path) -> None:
     assert "388.0 MiB more than there is" in text
 
 
+def test_a_narrow_terminal_does_without_some_columns(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"a-model-with-a-long-name": given("100MiB")})
+    seen = on_terminal(["plan", "--config", str(config)], COLUMNS="40")
+    lines = ESCAPE.sub("", seen).splitlines()
+    assert max(map(len, lines)) <= 40
+    header = next(line for line in lines if line.startswith("MODEL"))
+    assert header.split() == ["MODEL", "NEEDS", "CONTEXT", "ROWS", "FITS"]
+    assert any(line.startswith("a-model") and line.endswith("yes") for line in lines)
+
+
 def test_a_folder_that_cannot_be_read_is_a_row_and_the_rest_is_planned(tmp_path: Path) -> None:
     models = {"gone": {"path": str(tmp_path / "gone")}, "here": given("100MiB")}
     plan = planned(write_config(tmp_path, models, memory_budget="512MiB"))
@@ -151,7 +161,11 @@ def test_a_budget_larger_than_the_machine_is_a_mistake_of_the_configuration(
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
     done = run_cli("plan", "--config", str(tmp_path / "none.toml"))
     assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith(f"error: no configuration file at {tmp_path / 'none.toml'}")
+    missing = tmp_path / "none.toml"
+    assert done.stderr.splitlines() == [
+        f"error: no configuration file at {missing}",
+        f"hint: write one with `mlxsup init {missing}`, or name another one",
+    ]
 
 
 @pytest.mark.mlx

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,15 @@ from support.lossy import SABOTAGE
 
 STEP_S = 0.01
 NAMES = ["seeded_answer", "two_kills", "other_model", "unload"]
+
+
+UNLOADS_NOTHING = """
+import sys
+from mlxsup.cli.main import main
+from mlxsup.client import Client
+Client.unload = lambda self, model: {}
+main(sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -52,6 +62,7 @@ def sabotaged(folder: Path, what: str) -> dict[str, str]:
 
 def test_all_figures_pass_and_are_saved(folder: Path) -> None:
     config = write_config(folder, "m", pinned=True)
+    config.write_text(config.read_text().replace("aliases = []", 'aliases = ["best"]'))
     done = run_cli("doctor", "--prove", "--config", str(config), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert problems(done.stdout, ["doctor"]) == []
@@ -65,6 +76,7 @@ def test_all_figures_pass_and_are_saved(folder: Path) -> None:
     assert 0 < kills["kills"][0]["tokens"] < kills["kills"][1]["tokens"] < kills["tokens"]
     assert figures["other_model"]["values"]["pieces"] > 0
     assert figures["unload"]["values"]["alive"] == []
+    assert figures["unload"]["values"]["held_bytes"] > 0
     path = Path(proof.pop("path"))
     assert path.parent == folder / "logs"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -117,6 +129,25 @@ def test_a_planted_defect_fails_its_figure(folder: Path, what: str, name: str, w
     assert value["has_passed"] is False
     verdicts = {one["name"]: one["verdict"] for one in value["figures"]}
     assert [one for one in NAMES if verdicts[one] == "FAILED"] == [name]
+
+
+def test_processes_that_an_unload_leaves_fail_their_figure(folder: Path) -> None:
+    config = write_config(folder, "m")
+    done = subprocess.run(
+        [sys.executable, "-c", UNLOADS_NOTHING, "doctor", "--prove", "--config", str(config),
+         "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    proof = json.loads(done.stdout)["proof"]
+    [*others, figure] = proof["figures"]
+    assert {one["verdict"] for one in others} == {"passed"}
+    assert (figure["verdict"], len(figure["values"]["alive"])) == ("FAILED", 2)
+    assert figure["text"].startswith("processes are left: ")
 
 
 def test_a_model_that_fits_only_once_is_proved_without_a_copy(folder: Path) -> None:

@@ -266,6 +266,27 @@ def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
             assert mlxsup(hub, home, "stop").returncode == 0
 
 
+@pytest.mark.mlx
+def test_run_on_a_terminal_asks_answers_and_leaves(home: Path, tmp_path: Path) -> None:
+    with local_hub() as hub:
+        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
+        try:
+            with Terminal("run", REPO, **variables(hub, home)) as terminal:
+                terminal.expect("> ")
+                terminal.type("tell me\r")
+                terminal.expect("> ")
+                with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
+                    [served] = client.status()["models"]
+                assert (served["state"], served["name"]) == ("READY", "tiny-model")
+                terminal.type("/exit\r")
+                said = ESCAPE.sub("", terminal.end())
+                assert terminal.process.returncode == 0, said
+                assert "Traceback" not in said
+            assert mlxsup(hub, home, "status").returncode == 0, "the daemon stays"
+        finally:
+            assert mlxsup(hub, home, "stop").returncode == 0
+
+
 def test_run_of_a_name_needs_a_daemon(hub: LocalHub, home: Path) -> None:
     done = mlxsup(hub, home, "run", "smollm2")
     assert done.returncode == 69

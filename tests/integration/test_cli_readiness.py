@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,13 @@ from support.streams import Reader
 NEVER = {"load_stall": "sleep"}
 SLOW = {"step_s": 0.02}
 WIDTHS = (40, 80, 200)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home folder with a short path, because sockets go there."""
+    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +110,7 @@ def test_wait_and_check_say_what_is_broken(daemon: Daemon) -> None:
     with Daemon({"good": fake(preload=False), "bad": {"path": "/nowhere"}}) as other:
         with other.client() as client:
             wait_for_state(client, "bad", "FAILED")
-        code, out, err = run(other, "wait", "bad")
+        code, out, err = run(other, "wait", "bad", "--timeout", "0")
         assert (code, out) == (1, "")
         assert err.startswith("error: bad has FAILED: ")
         code, out, err = run(other, "status", "--check")
@@ -164,17 +172,15 @@ def test_options_of_start_that_need_another_one_are_refused(arguments: list[str]
     assert not Path("x.toml").exists()
 
 
-def test_what_start_saves_is_what_it_runs_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / "m")
-    file = tmp_path / "saved.toml"
+def test_what_start_saves_is_what_it_runs_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    write_folder(home / "m")
+    file = home / "saved.toml"
     arguments = ["start", "--model", "m", "--save", "saved.toml", "--http", "no address"]
     assert run_cli(*arguments).returncode == 64
     assert not file.exists()
-    with Piped("start", "--model", "m", "--save", "saved.toml", HOME=str(tmp_path)) as started:
+    with Piped("start", "--model", "m", "--save", "saved.toml", HOME=str(home)) as started:
         assert started.note() == "the configuration is saved in saved.toml\n"
         assert started.line().startswith("listening at ")
         status = json.loads(run_cli("status", "--json", "--config", "saved.toml").stdout)
@@ -194,8 +200,8 @@ def test_what_start_saves_is_what_it_runs_with(
         assert started.end()[0] == 0
     assert run_cli("config", "check", "saved.toml").returncode == 0
     first = file.read_text().splitlines()[0]
-    assert json.loads((tmp_path / first.removeprefix("#:schema ")).read_text())["title"] == "mlxsup"
-    (tmp_path / "none").touch()
+    assert json.loads((home / first.removeprefix("#:schema ")).read_text())["title"] == "mlxsup"
+    (home / "none").touch()
     failed = run_cli("start", "--model", "m", "--save", "none/c.toml")
     assert failed.returncode == 1
     assert "cannot write none/c.toml: Not a directory" in failed.stderr

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.service.facts import MARKER
+from mlxsup.cli.service.systemd import Systemd
 
 from support.cli import ESCAPE, run_cli
 from support.daemon import Daemon, fake
@@ -58,6 +60,8 @@ def test_install_writes_the_unit_starts_it_and_says_how_it_is(
     text = played.unit.read_text()
     assert f'--config "{played.config}"' in text
     assert played.unit.stat().st_mode & 0o777 == 0o644
+    made = [played.home / ".mlxsup", played.config.parent / "run", played.config.parent / "logs"]
+    assert [one.stat().st_mode & 0o777 for one in made] == [0o700] * 3, "or no daemon starts there"
 
 
 def test_a_second_install_says_so_and_changes_nothing(played: PlayedServiceManagers) -> None:
@@ -175,6 +179,19 @@ def test_a_daemon_that_is_no_service_is_named_with_its_pid(
     assert played.files() == []
 
 
+def test_the_daemon_of_the_service_itself_is_no_stranger(played: PlayedServiceManagers) -> None:
+    daemon = Daemon({"m": fake()})
+    install = ["install", "--config", str(daemon.config)]
+    assert played.run(*install).returncode == 0
+    with daemon:
+        again = played.run(*install)
+        assert (again.returncode, again.stdout.split(":")[0]) == (0, "already installed")
+        daemon.write_config({"m": fake()}, {"drain_timeout_s": 100})
+        assert played.calls
+        forced = played.run(*install, "--force")
+        assert (forced.returncode, changes(played.calls)) == (0, REPLACED), forced.stderr
+
+
 def test_a_command_that_fails_is_named_with_its_last_words(played: PlayedServiceManagers) -> None:
     played.answer("systemctl.enable", "echo 'Job failed.' >&2; exit 1")
     done = played.install()
@@ -197,6 +214,22 @@ def test_without_systemd_one_sentence_and_the_next_step(played: PlayedServiceMan
     assert error.startswith("error: systemd does not run ")
     assert "mlxsup start" in hint
     assert played.files() == []
+
+
+@pytest.mark.parametrize("is_contained", [True, False])
+def test_in_a_container_its_own_restarts_are_advised(
+    played: PlayedServiceManagers, monkeypatch: pytest.MonkeyPatch, is_contained: bool
+) -> None:
+    mark = played.home / "mark" if not is_contained else played.config
+    monkeypatch.setattr("mlxsup.cli.service.systemd.CONTAINER_MARKS", (mark,))
+    monkeypatch.setenv("PATH", f"{played.home.parent}/bin:/usr/bin:/bin")
+    played.answer("systemctl.is-system-running", "echo offline; exit 1")
+    with pytest.raises(CliError) as caught:
+        Systemd(played.home, is_system=False).check(Path("/bin/mlxsup"))
+    where = "in this container" if is_contained else "on this machine"
+    assert caught.value.message == f"systemd does not run {where}"
+    assert ("restart policy" in caught.value.hint) == is_contained
+    assert ("mlxsup start --detach" in caught.value.hint) != is_contained
 
 
 def test_a_systemd_that_cannot_be_reached_is_named(played: PlayedServiceManagers) -> None:
@@ -279,6 +312,19 @@ def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> N
     assert value["program"].endswith("/mlxsup")
 
 
+def test_what_a_daemon_that_has_ended_exited_with_is_shown(played: PlayedServiceManagers) -> None:
+    played.install()
+    assert played.value("status")["service"]["last_exit"] is None, "it runs"
+    ended = "ActiveState=failed\\nSubState=failed\\nMainPID=0\\nExecMainStatus=78\\n"
+    played.answer("systemctl.show", f"printf '{ended}'")
+    done = played.run("status")
+    assert done.returncode == 0
+    assert "last exit  78" in done.stdout.splitlines()
+    assert "pid" not in done.stdout
+    assert "`mlxsup service logs` may say why it does not run" in done.stderr
+    assert played.value("status")["service"]["last_exit"] == 78
+
+
 def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
     played.answer("journalctl.--user-unit", "echo one; echo two")
     done = played.run("logs", "-n", "7")
@@ -286,6 +332,10 @@ def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
     assert played.calls == [
         "journalctl --user-unit mlxsup.service --lines 7 --no-pager --output=short-iso"
     ]
+    played.run("logs", "--follow", "--system")
+    [followed] = played.calls
+    assert followed.startswith("journalctl --unit mlxsup.service --lines 50 ")
+    assert followed.endswith(" --follow")
     lines = played.run("logs", "--json").stdout.splitlines()
     assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
     assert [json.loads(line)["line"] for line in lines] == ["one", "two"]

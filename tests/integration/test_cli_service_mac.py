@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import plistlib
 import subprocess
 import sys
@@ -130,3 +131,35 @@ def test_without_launchctl_it_says_so(mac: Mac) -> None:
         "error: there is no launchd here: launchctl is not installed"
     )
     assert mac.files() == []
+
+
+def test_a_job_that_takes_a_while_to_end_is_gone_before_the_next_one_begins(mac: Mac) -> None:
+    mac.install()
+    mac.write_config(drain_timeout_s=100)
+    # launchctl returns at once, and launchd knows the job for three more looks.
+    left = mac.loaded.with_name("left")
+    mac.answer("launchctl.bootout", f"printf xxx > {left}; exit 36")
+    known = (
+        f"[ -f {mac.loaded} ] || exit 113; [ -f {left} ] || {{ {RUNNING}; exit 0; }};"
+        f" [ -s {left} ] || {{ rm {left} {mac.loaded}; exit 113; }}; truncate -s -1 {left}"
+    )
+    mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
+    mac.answer("launchctl.bootstrap", f"[ ! -f {mac.loaded} ] || exit 5; touch {mac.loaded}")
+    done = mac.install("--force")
+    assert done.returncode == 0, done.stderr
+    assert done_by(mac)[-2:] == ["bootout", "bootstrap"]
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+def test_the_job_is_the_graphical_session_s_if_there_is_one(mac: Mac, has_session: bool) -> None:
+    """Over SSH there is none."""
+    if not has_session:
+        known = f"[ -f {mac.loaded} ] || exit 113"
+        mac.answer("launchctl.print", f'case "$2" in gui/*) exit 113;; */mlxsup) {known};; esac')
+    domain = f"{'gui' if has_session else 'user'}/{os.getuid()}"
+    assert mac.install().returncode == 0
+    changing = [call for call in mac.calls if call.split()[1] != "print"]
+    assert changing == [f"launchctl bootstrap {domain} {mac.plist}"]
+    assert mac.run("uninstall").returncode == 0
+    changing = [call for call in mac.calls if call.split()[1] != "print"]
+    assert changing == [f"launchctl bootout {domain}/mlxsup"]

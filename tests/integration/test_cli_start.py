@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 from mlxsup.cli.command_table import COMMANDS
 from mlxsup.cli.main import root
 
-from support.cli import Piped, run_cli
-from support.daemon import Daemon, fake, is_alive, wait_for_state
+from support.cli import Piped, environment, run_cli
+from support.cli import command as command_line
+from support.daemon import Daemon, fake, is_alive, toml_of, wait_for_state
 from support.eventually import eventually
 from support.hub_caches import write_folder, write_repository
 from support.json_schemas import problems
@@ -84,6 +86,18 @@ def test_what_ends_a_daemon_is_told_with_the_file_that_was_named(home: Path) -> 
             )
     finally:
         assert run_cli("stop", "--config", str(config)).returncode == 0
+
+
+def test_a_detached_start_makes_a_runtime_folder_that_its_daemon_takes(home: Path) -> None:
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "new/run"\n[models.m]\nengine = "fake"\n')
+    done = run_cli("start", "--config", str(config), "--detach")
+    assert done.returncode == 0, done.stderr
+    assert run_cli("stop", "--config", str(config)).returncode == 0
+    # Without log_dir the logs are in it, and the output of the start is there before the daemon.
+    assert (home / "new/run/logs/daemon.out").exists()
+    for folder in ("new", "new/run", "new/run/logs"):
+        assert stat.S_IMODE((home / folder).stat().st_mode) == 0o700, folder
 
 
 def test_detached_daemon_that_does_not_come_up_is_told_of(home: Path) -> None:
@@ -228,3 +242,18 @@ def test_completion_scripts_are_for_this_program() -> None:
         done = run_cli("completion", shell)
         assert done.returncode == 0
         assert f"_MLXSUP_COMPLETE={word}" in done.stdout
+
+
+def test_a_daemon_that_can_write_nothing_is_said_to_lack_a_disk(home: Path) -> None:
+    config = home / "mlxsup.toml"
+    config.write_text(toml_of({"supervisor": {"runtime_dir": "run"}, "models.m": fake()}))
+    limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh"]  # no file can become longer than 0
+    start = command_line("start", "--config", str(config), "--detach")
+    done = subprocess.run(
+        [*limited, *start], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 73, done
+    assert done.stderr.splitlines() == [
+        f"error: cannot write to the log folder {home}/run/logs: File too large",
+        "hint: set log_dir to a folder that you can write to",
+    ]

@@ -128,6 +128,11 @@ def test_an_order_that_is_refused_says_why_and_nothing_else_is_lost() -> None:
         screen.wait_until(lambda lines: mark(lines) == "broken")
         screen.type("l")
         screen.wait_for("broken: ", "/nowhere", "FAILED")
+        screen.type("j")
+        screen.wait_until(lambda lines: lines[-1].startswith("r restart"))
+        screen.type("l")  # it is done, so that another order can follow
+        lines = screen.wait_until(lambda lines: lines[-1].startswith("broken: "))
+        assert "/nowhere" in lines[-1]
         screen.type("q")
         screen.end()
         screen.check_nothing_left()
@@ -182,6 +187,13 @@ def test_without_colour_no_style_is_written_and_states_are_words(daemon: Daemon)
         screen.wait_for("alpha", "READY")
         screen.type("q")
         assert "\x1b[32mREADY" in screen.end()
+
+
+@pytest.mark.parametrize("interval", ["0", "0.05s", "61m", "soon", "-1s", "nan"])
+def test_an_interval_that_is_too_short_or_too_long_is_refused(interval: str) -> None:
+    done = run_cli("top", "--interval", interval)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert f"'{interval}' is not " in done.stderr
 
 
 def test_a_dumb_terminal_gets_lines(daemon: Daemon) -> None:

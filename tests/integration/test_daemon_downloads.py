@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,51 @@ def test_a_request_for_a_model_that_is_nowhere_is_answered(tmp_path: Path) -> No
             assert snapshot(daemon.folder).is_dir()
             client.restart("m")
             assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+@pytest.mark.mlx
+def test_a_context_that_a_load_has_asked_for_is_planned_once_the_files_are_there(
+    tmp_path: Path,
+) -> None:
+    folder = make_tiny_model(tmp_path / "m", seed=3)
+    entry = {"repo": REPO, "preload": False}
+    with local_hub() as hub:
+        hub.add(REPO, contents(folder))
+        with serving(hub, m=entry, given={**entry, "context_length": 1}) as (_, client):
+            client.load("m", context_length=1)
+            client.load("given")
+            assert row(client, "m")["context_length"] == 1
+            assert row(client, "m")["needed_bytes"] == row(client, "given")["needed_bytes"]
+
+
+@pytest.mark.mlx
+def test_a_model_that_a_reload_has_added_is_planned_once_the_files_are_there(
+    tmp_path: Path,
+) -> None:
+    folder = make_tiny_model(tmp_path / "m", seed=3)
+    with local_hub() as hub:
+        hub.add(REPO, contents(folder))
+        with serving(hub, other=fake()) as (daemon, client):
+            added = f'\n[models.m]\nrepo = "{REPO}"\npreload = false\n'
+            daemon.config.write_text(daemon.config.read_text() + added)
+            client.reload()
+            client.load("m")
+            assert row(client, "m")["needed_bytes"] > 0
+
+
+@pytest.mark.mlx
+def test_a_model_that_was_removed_while_it_was_stopped_is_downloaded_again(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", seed=3)
+    with local_hub() as hub:
+        hub.add(REPO, contents(folder))
+        with serving(hub, m={"repo": REPO, "preload": False}) as (daemon, client):
+            before = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
+            client.unload("m")
+            shutil.rmtree(snapshot(daemon.folder).parents[1])  # as `mlxsup rm` does
+            after = client.complete("m", prompt="tell me", max_tokens=4, seed=1)
+            assert after.token_ids == before.token_ids
+            assert hub.fetched(WEIGHTS_NAME) == [0, 0]
+            assert row(client, "m")["restarts"] == 0
 
 
 def test_it_is_pending_with_its_progress_and_who_waits_gets_notices(hub: LocalHub) -> None:

@@ -132,6 +132,7 @@ def test_a_step_under_way_keeps_its_limit_when_a_reload_lowers_it_P7() -> None:
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) -> None:
     with daemon.client() as client:
         before = client.status()
+        logged = daemon.log_text().count("memory budget")
         stream = Reader(client, "busy", "runs", max_tokens=2000).started()
         daemon.write_config(
             {"kept": fake(fake=SLOW, idle_unload_s=500), "new": fake(fake=SLOW, preload=False)}
@@ -150,8 +151,26 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(daemon: Daemon) ->
         after = client.status()
         assert [row["name"] for row in after["models"]] == ["kept", "busy"]
         assert [row["pid"] for row in after["models"]] == [row["pid"] for row in before["models"]]
+        assert daemon.log_text().count("memory budget") == logged, "it is no other one yet"
         daemon.config.write_text("nonsense")
         wrong = daemon.run("reload", "--dry-run")
         assert wrong.returncode == 78
         assert "hint: correct the file, then `mlxsup reload --endpoint" in wrong.stderr
         stream.stream.cancel()
+
+
+def test_a_dry_run_names_who_would_be_evicted_and_who_could_not_be_loaded() -> None:
+    models = {name: fake(memory="1GiB") for name in ("a", "b")}
+    with Daemon(models, {"memory_budget": "3GiB"}) as daemon, daemon.client() as client:
+        wait_for_state(client, "a", "READY")
+        wait_for_state(client, "b", "READY")
+        large = {**models, "large": fake(memory="3GiB", preload=False)}
+        daemon.write_config(large, {"memory_budget": "1.5GiB"})
+        said = daemon.run("reload", "--dry-run").stderr
+        assert "512.0 MiB more is reserved than the new memory budget: a would be evicted\n" in said
+        assert "large could not be loaded: it needs 3.00 GiB, and the memory budget is 1.5" in said
+        assert client.reload(dry_run=True)["evicts"] == ["a"]
+        assert [one["state"] for one in client.status()["models"]] == ["READY", "READY"]
+        client.reload()
+        wait_for_state(client, "a", "STOPPED")
+        assert row(client, "b")["state"] == "READY"

@@ -110,6 +110,13 @@ def test_an_address_that_others_reach_is_served_with_a_key_and_refused_without_o
         assert daemon.ask("GET", "/v1/models", key=key)[0] == 401
 
 
+def test_the_first_key_says_that_all_need_one_now_and_no_keys_what_that_means() -> None:
+    at = ("--config", str(HttpDaemon({"m": fake()}).config))
+    assert "other machines reach refuses every request" in run_cli("key", "list", *at).stdout
+    said = [run_cli("key", "new", name, *at).stderr for name in ("laptop", "phone")]
+    assert ["every request over HTTP needs a key" in one for one in said] == [True, False]
+
+
 def test_keys_that_others_can_read_keep_a_daemon_from_starting_and_a_gateway_from_serving() -> None:
     daemon = HttpDaemon({"m": fake()})
     daemon.config.write_text(f"[gateway]\n{daemon.config.read_text()}")

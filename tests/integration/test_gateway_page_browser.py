@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxsup.protocol.text import size_text
+
 from support.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.daemon import fake, row, wait_for_state
 from support.eventually import eventually
@@ -296,6 +298,12 @@ def test_it_has_no_serious_problem_for_those_who_see_or_hear_it_otherwise(
     assert [one for one in found if one[1] in ("serious", "critical")] == []
     assert browser.evaluate(BEYOND % size[0]) == 0, "nothing is beyond the right edge"
     assert browser.problems == []
+
+
+def test_sizes_are_written_as_by_the_command_line(browser: Browser) -> None:
+    counts = [0, 1, 1025, 104858, 2**20 + 1, 631_984_128, 2**30, 2**30 + 1, 3 * 2**40]
+    script = f"import('/page/view.js').then(({{size}}) => {counts}.map(size))"
+    assert browser.evaluate(script) == [size_text(count) for count in counts]
 
 
 def test_in_the_dark_it_is_dark(daemon: HttpDaemon, browser: Browser) -> None:

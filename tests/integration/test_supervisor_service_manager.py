@@ -136,3 +136,15 @@ def test_nobody_who_listens_and_nobody_who_reads_does_any_harm(tmp_path: Path) -
         manager = ServiceManager(str(tmp_path / "s"))
         for _ in range(5000):  # more than any system keeps; a sender that waits would stay here
             manager.ready()
+
+
+def test_the_watchdog_is_fed_while_running_requests_finish(tmp_path: Path) -> None:
+    now = 0.0
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager(played.address, 10.0, lambda: now)
+        fed = []
+        for _ in range(11):
+            manager.pulse(outline(("a", State.DRAINING), is_ending=True))
+            fed.append(["WATCHDOG=1"] in played.take_all())
+            now += 1.0
+        assert [second for second, is_fed in enumerate(fed) if is_fed] == [0, 5, 10]

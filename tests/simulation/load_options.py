@@ -77,8 +77,7 @@ class LoadOptions:
         if message.dry_run:
             return False
         book.keep_alive_s = message.keep_alive
-        if message.keep_alive is not None:
-            book.busy_at = record.now
+        book.busy_at = record.now
         if message.context_length is None:
             return True
         launch = replace(book.entry.launch, context_length=message.context_length)

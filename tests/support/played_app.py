@@ -209,7 +209,7 @@ class Case:
             needs={},
             needs_of=lambda config: {},
             adopt=lambda models, needs: None,
-            settings_of=lambda config: config.core,
+            settings_of=lambda config, is_dry=False: config.core,
             watch=lambda proc: None,
         )
         parts = {

@@ -52,6 +52,7 @@ class PlayedStream:
         self._cancelled = asyncio.Event()
         self._end: Result | None = None
         self.is_cancelled = False
+        self.cancels = 0
 
     def __aiter__(self) -> Self:
         return self
@@ -95,6 +96,7 @@ class PlayedStream:
         return self._end
 
     def cancel(self) -> None:
+        self.cancels += 1
         if self._end is None:
             self.is_cancelled = True
             self._cancelled.set()

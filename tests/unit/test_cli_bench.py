@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.benchmark.burst import Burst, percentile
-from mlxsup.cli.benchmark.comparison import compare, is_slower_by
+from mlxsup.cli.benchmark.comparison import compare, passes
 from mlxsup.cli.benchmark.figures import BY_NAME, FIGURES, Values, add_burst, summaries
 from mlxsup.cli.benchmark.remarks import remarks_of
 from mlxsup.cli.benchmark.run import Look, Run
@@ -27,6 +27,8 @@ from mlxsup.cli.benchmark.sizes import (
 from mlxsup.cli.commands.bench import sizes
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.terminal.bench_table import figure_text
+
+from support.full_disk import full_disk
 
 CELL = Cell(prompt_tokens=10, output_tokens=3, concurrency=2)
 OTHER = Cell(prompt_tokens=20, output_tokens=3, concurrency=2)
@@ -270,15 +272,15 @@ def test_only_what_does_not_overlap_is_slower_or_faster() -> None:
     assert found["slower"][1]["slower_percent"] == pytest.approx(100 * (1.3 / 1.1 - 1))
     assert found["faster"][0]["slower_percent"] == pytest.approx(-40.0)
     assert found["conditions"] == []
-    assert is_slower_by(found, 99.0)
-    assert not is_slower_by(found, 101.0)
+    assert not passes(found, 99.0)
+    assert passes(found, 101.0)
 
 
 def test_faster_never_fails() -> None:
     before = saved(tokens_per_s=[1.0, 1.0, 1.0])
     found = compare(run_of(tokens_per_s=[9.0, 9.0, 9.0]), VALUE, before)
     assert names(found["faster"]) == ["tokens_per_s"]
-    assert not is_slower_by(found, 0.0)
+    assert passes(found, 0.0)
 
 
 def test_too_few_repeats_and_other_sizes_tell_nothing() -> None:
@@ -287,6 +289,7 @@ def test_too_few_repeats_and_other_sizes_tell_nothing() -> None:
     run.values[OTHER] = {"tokens_per_s": [1.0, 1.0, 1.0]}
     found = compare(run, VALUE, before)
     assert (found["compared"], found["too_few"], found["not_there"]) == (0, 1, 1)
+    assert not passes(found, 100.0), "what was not compared is not known to be as fast"
 
 
 def test_memory_and_the_longest_gap_are_shown_and_not_compared() -> None:
@@ -352,5 +355,9 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
         with pytest.raises(CliError, match=r"run\.json"):
             refuse(path)
     assert path.read_text() == "mine"
+    cut = tmp_path / "cut.json"
+    with full_disk(100), pytest.raises(CliError, match="File too large"):
+        write_new(cut, "x" * 1000)
+    assert not cut.exists(), "half a run is no run"
     with pytest.raises(CliError, match="does not exist"):
         check_new(tmp_path / "nowhere" / "run.json")

@@ -62,6 +62,9 @@ def test_a_turn_that_failed_is_the_one_that_is_answered_again() -> None:
     assert again.turn == "two"
     conversation.forget()
     assert conversation.ask_again() is None
+    conversation.ask("three")
+    conversation.forget()
+    assert conversation.ask_again() is None
 
 
 # ---------------------------------------------------------------- the file
@@ -93,6 +96,9 @@ def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
     conversation.take(conversation.ask("two"), "2")
     save(conversation, own)
     assert len(json.loads(own.read_text())["messages"]) == 4
+    with pytest.raises(CliError, match=r"other\.json exists"):
+        save(conversation, other)
+    assert other.read_text() == "precious"
     with pytest.raises(CliError, match="exists"):
         save(talk("one", "1"), own)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "own.json"]

@@ -98,6 +98,8 @@ CASES: list[tuple[str, list[Finding], Level, str, str]] = [
      Level.NOTE, "only 1.00 GiB of 64.00 GiB", ""),
     ("a network disk", [*check_places(runtime(file_system="nfs4"))],
      Level.PROBLEM, "is on a network disk (nfs4)", ""),
+    ("a folder on a disk that is read-only", [*check_places(runtime(refusal="Read-only file"))],
+     Level.PROBLEM, "cannot be used: Read-only file", ""),
     ("another user's folder", [*check_places(runtime(owner=0))],
      Level.PROBLEM, "belongs to another user (uid 0)", ""),
     ("a folder that others use, too", [*check_places(runtime(mode=0o755, is_private_use=False))],

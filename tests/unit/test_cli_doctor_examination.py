@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
-from mlxsup.cli.doctor.examination import examine
+from mlxsup.cli.doctor import examination
+from mlxsup.cli.doctor.examination import examine, settle
 from mlxsup.cli.doctor.finding import Finding, Level, note, ok, problem
 from mlxsup.cli.doctor.report import report_lines, summary
 from mlxsup.cli.terminal.output import Output
@@ -33,6 +36,29 @@ def test_a_check_that_hangs_is_a_finding_and_loses_no_other() -> None:
         release.set()
     assert shown == [("disk", Level.NOTE), ("rest", Level.OK)]
     assert slow == ["disk"]
+
+
+def test_what_ends_one_after_the_other_is_waited_for_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a played clock: one of the examinations ends every six seconds."""
+    now = 0.0
+    works = [Future[None]() for _ in range(5)]
+
+    def wait(
+        waiting: set[Future[None]], limit_s: float, return_when: str
+    ) -> tuple[set[Future[None]], set[Future[None]]]:
+        nonlocal now
+        now += 6.0
+        ended = {one for one in works[: int(now / 6.0)] if one in waiting}
+        return ended, waiting - ended
+
+    monkeypatch.setattr(examination, "wait", wait)
+    clock = SimpleNamespace(monotonic=lambda: now, process_time=lambda: 0.0)
+    monkeypatch.setattr(examination, "time", clock)
+    assert settle(works, limit_s=10.0)
+    assert now == 30.0
+    assert not settle([Future()], limit_s=10.0), "nothing of it ever ends"
 
 
 def test_what_cannot_be_read_is_a_finding() -> None:

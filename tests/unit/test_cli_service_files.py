@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.exit_status import ExitStatus
+from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.service import launchd_plist, systemd_unit
 from mlxsup.cli.service.facts import (
     MARKER,
@@ -17,6 +17,9 @@ from mlxsup.cli.service.facts import (
     kept_variables,
     own_program,
 )
+from mlxsup.cli.service.permanent import service_option
+from mlxsup.cli.terminal.output import Output
+from mlxsup.supervisor.runtime_folder import files_needed
 
 from support.service_facts import facts, mac_facts
 
@@ -55,6 +58,37 @@ def test_what_another_start_does_not_help_against_is_not_started_again() -> None
         ExitStatus.ALREADY_RUNNING,
         ExitStatus.BAD_CONFIGURATION,
     }
+
+
+def test_a_daemon_that_ends_at_once_each_time_is_given_up() -> None:
+    before, _, after = systemd_unit.unit_text(facts()).partition("[Service]\n")
+    unit, service = keys(before), keys(after)
+    [window], [burst] = unit["StartLimitIntervalSec"], unit["StartLimitBurst"]
+    [pause] = service["RestartSec"]
+    a_start_s = 60  # with many models and a slow disk
+    assert int(window) > int(burst) * (int(pause) + a_start_s)
+
+
+def test_the_unit_allows_as_many_open_files_as_the_most_models_need() -> None:
+    [most] = keys(systemd_unit.unit_text(facts()))["LimitNOFILE"]
+    assert int(most) >= files_needed(500)
+
+
+@pytest.mark.parametrize("is_service", [False, True])
+@pytest.mark.parametrize("status", [*PERMANENT_EXITS, ExitStatus.FAILED, ExitStatus.NO_DAEMON])
+def test_only_what_another_start_does_not_help_against_is_success_to_launchd(
+    is_service: bool, status: ExitStatus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(output: Output) -> None:
+        raise CliError("it cannot start", status=ExitStatus(status))
+
+    start = service_option(fail)
+    if is_service and status in PERMANENT_EXITS:
+        assert start(is_service=True, output=Output()) == ExitStatus.OK
+        assert "error: it cannot start" in capsys.readouterr().err
+    else:
+        with pytest.raises(CliError):
+            start(is_service=is_service, output=Output())
 
 
 @pytest.mark.parametrize(("drain_s", "stop_s"), [(30.0, 45), (0.0, 15), (2.1, 18), (600.0, 615)])

@@ -159,6 +159,18 @@ def test_a_daemon_that_is_gone_is_said_in_words_and_nothing_can_be_selected() ->
     assert not other.is_same_daemon(again)
 
 
+def test_the_title_counts_requests_that_nobody_has_listed() -> None:
+    assert ", 11 requests, " in shown(facts(MODELS, REQUESTS, more=7))[0]
+
+
+def test_what_was_known_before_a_loss_has_no_colour_of_something_that_is_so() -> None:
+    known = facts(MODELS)
+    for one, has_colour in ((known, True), (known.after(Lost(at=AT, error=CliError("x"))), False)):
+        lines = screen(one, see(Controls(), one.items()), columns=80, rows=24, style=coloured)
+        [ready] = [line for line in lines if "READY" in line]
+        assert ("\x1b[32m" in ready, "\x1b[2m" in ready) == (has_colour, not has_colour)
+
+
 def test_events_are_the_newest_and_bounded() -> None:
     known = with_events(facts(MODELS), MAX_EVENTS + 5)
     assert len(known.events) == MAX_EVENTS

@@ -182,6 +182,35 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     assert set(explain(death).advice) <= set(story.advice)
 
 
+@pytest.mark.parametrize("fault", DEATHS)
+def test_each_class_of_death_says_how_a_model_that_has_failed_comes_back(
+    fault: str, tmp_path: Path
+) -> None:
+    state, happens, name, _ = DEATHS[fault]
+    driver = in_state(state, **({"launch": LIMITED} if name == "killed_over_memory" else {}))
+    recorder = Recorder(driver)
+    happens(driver)
+    recording = recorder.read(tmp_path)
+    advice = "\n".join(of_model(recording, "m", {**driver.row(), "state": "FAILED"}, BEGAN).advice)
+    commands = "`mlxsup restart m`", "`mlxsup reload`", "`mlxsup start`", "it is loaded again once"
+    assert any(command in advice for command in commands)
+    assert advice.count("`mlxsup restart m`") <= 1
+    assert "nothing else" not in advice
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_only_a_death_with_requests_speaks_of_a_request_that_does_it_again(rows: int) -> None:
+    driver = Driver()
+    recorder = Recorder(driver)
+    driver.load()
+    driver.come_up()
+    if rows:
+        driver.serve("r")
+    driver.exit(signal="SIGSEGV")
+    advice = "\n".join(explain(recorder.deaths[-1]).advice)
+    assert ("with the same request" in advice) == bool(rows)
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_no_played_worker_does_has_its_cause_too(name: str) -> None:
     explanation = explain(BY_HAND[name])

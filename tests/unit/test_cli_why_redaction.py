@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.flight.archive import FOLDER, write_report
-from mlxsup.cli.flight.recording import read_recording
+from mlxsup.cli.flight.archive import FOLDER, MOST_ENTRIES, write_report
+from mlxsup.cli.flight.recording import Recording, Run, read_recording
 from mlxsup.cli.flight.redaction import (
     CAUSES,
     LEFT_OUT,
@@ -20,6 +20,7 @@ from mlxsup.cli.flight.redaction import (
     redacted,
     redacted_line,
 )
+from mlxsup.protocol.flight import ModelChanged, Recorded
 from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.core.health.death_cause import Cause
@@ -27,6 +28,7 @@ from mlxsup.supervisor.core.health.death_cause import Cause
 from support.core_states import in_state
 from support.documents import rows_of, section
 from support.flight import Recorder
+from support.full_disk import full_disk
 
 PROMPT = "please keep my secret diary"
 KEY = f"{PREFIX}Qm9vIGJhciBiYXogcXV4IDEyMzQ1"
@@ -112,7 +114,11 @@ def report(tmp_path: Path) -> dict[str, str]:
     return found
 
 
-def test_nothing_that_was_planted_is_in_the_report(tmp_path: Path) -> None:
+def test_nothing_that_was_planted_is_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", HUB_TOKEN)
+    monkeypatch.setenv("MLXSUP_ENDPOINT", PROMPT)
     found = report(tmp_path)
     assert set(found) == {
         "README.txt", "versions.json", "configuration.json", "status.json", "flight.json",
@@ -120,6 +126,7 @@ def test_nothing_that_was_planted_is_in_the_report(tmp_path: Path) -> None:
     }  # fmt: skip
     leaks = [(name, word) for name, text in found.items() for word in PLANTED if word in text]
     assert leaks == []
+    assert {"HF_TOKEN", "MLXSUP_ENDPOINT"} <= set(json.loads(found["versions.json"])["variables"])
 
 
 def test_what_helps_to_find_a_fault_is_in_the_report(tmp_path: Path) -> None:
@@ -172,6 +179,29 @@ def test_a_file_that_is_there_is_not_written_over_nor_a_link_followed(tmp_path: 
     assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(CliError, match="cannot write"):
         write_report(tmp_path / "no" / "r", recording, folder=folder, config=None, status=None)
+
+
+def test_of_a_report_that_the_disk_does_not_take_nothing_is_left(tmp_path: Path) -> None:
+    folder, config, status = planted(tmp_path)
+    recording = read_recording(folder, None, 2e9)
+    path = tmp_path / "r.tar.gz"
+    with full_disk(500), pytest.raises(CliError, match=r"cannot write .*: File too large"):
+        write_report(path, recording, folder=folder, config=config, status=status)
+    assert not path.exists()
+    write_report(path, recording, folder=folder, config=config, status=status)
+    assert path.stat().st_size > 500
+
+
+def test_of_very_many_entries_the_latest_are_in_the_report(tmp_path: Path) -> None:
+    change = ModelChanged(model="m", generation=1, before="READY", after="STOPPED")
+    run = Run(entries=[Recorded(number=n, at=1.0, entry=change) for n in range(MOST_ENTRIES + 7)])
+    path = tmp_path / "r.tar.gz"
+    write_report(path, Recording(runs=[run]), folder=tmp_path, config=None, status=None)
+    with tarfile.open(path) as archive:
+        file = archive.extractfile(f"{FOLDER}/flight.json")
+        assert file is not None
+        [told] = json.loads(file.read())["runs"]
+    assert [one["n"] for one in told["entries"]] == list(range(7, MOST_ENTRIES + 7))
 
 
 def test_what_is_no_toml_is_left_out_and_said(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli.flight.causes import explain
 from mlxsup.cli.flight.of_daemon import of_daemon
 from mlxsup.cli.flight.of_model import of_model
 from mlxsup.cli.flight.of_request import of_request
@@ -118,6 +119,44 @@ def test_a_request_says_where_its_time_went_and_what_interrupted_it(tmp_path: Pa
     [crash] = [line for line in told if "its worker died" in line]
     assert "(SIGKILL); the request resumed at token 1 after 2.0 s" in crash
     assert request_told(recorder, tmp_path, "#1") == told
+
+
+def test_a_request_that_its_worker_s_death_has_ended_says_that(tmp_path: Path) -> None:
+    _, recorder = crashed_and_resumed()
+    recording = recorder.read(tmp_path)
+    [(run, number)] = recording.runs_of_request("ends")
+    story = of_request(recording, run, number, None, NOW)
+    assert story.sentences[0].startswith("ends (#2) of m for ")
+    assert story.sentences[0].endswith(", it failed with worker_crashed")
+    assert "2023-11-14T22:13:30Z" in story.sentences[0]
+    assert any("`mlxsup why m` says what its worker died of" in one for one in story.advice)
+
+
+@pytest.mark.parametrize("state", ["READY", "FAILED"])
+@pytest.mark.parametrize("days", [0, 2])
+def test_an_old_death_needs_advice_only_while_the_model_is_not_well(
+    tmp_path: Path, state: str, days: int
+) -> None:
+    driver, recorder = crashed_and_resumed()
+    row = driver.row() | {"state": state, "cause": "it crashed"}
+    now = recorder.recorded[-1].at + days * 86_400.0 + 60.0
+    story = of_model(recorder.read(tmp_path, code=0), "m", row, now)
+    of_death = set(explain(recorder.deaths[-1]).advice)
+    assert bool(of_death & set(story.advice)) == (days == 0 or state == "FAILED")
+
+
+def test_earlier_deaths_are_the_latest_ones_and_the_rest_is_counted(tmp_path: Path) -> None:
+    driver = in_state(State.READY)
+    recorder = Recorder(driver)
+    for signal in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL"):
+        driver.now += 1000.0  # long enough for the restart window
+        driver.exit(signal=signal, last_lines=())
+        driver.come_up()
+    told = told_of(recorder.read(tmp_path, code=0), row=driver.row())
+    start = told.index("before that: 5 deaths, the latest first")
+    shown = [line.partition("(")[2].rstrip(")") for line in told[start + 1 : start + 4]]
+    assert shown == ["SIGFPE", "SIGILL", "SIGBUS"]
+    assert told[start + 4] == "  and 2 more"
 
 
 def test_what_ran_when_the_daemon_was_killed_is_named_as_lost(tmp_path: Path) -> None:

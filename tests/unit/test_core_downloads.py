@@ -17,6 +17,7 @@ from mlxsup.protocol.download import (
     Repository,
 )
 from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import NoticeKind, State
 from mlxsup.supervisor.core.actions import EndDownload, Spawn, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid, Reloaded
@@ -266,3 +267,54 @@ def test_who_lacks_files_holds_no_memory_though_an_earlier_process_did() -> None
     assert driver.row("a")["reserved_bytes"] == 0
     driver.load("b")
     assert driver.state("b") is State.LOADING
+
+
+def lost(**changes: Any) -> ModelSettings:
+    """What was there when the configuration was read."""
+    return entry("m", repo=TINY.repo, revision=TINY.revision, **changes)
+
+
+def test_files_that_were_removed_since_the_start_are_downloaded_again() -> None:
+    driver = Driver([lost()])
+    driver.ask()
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    assert driver.state() is State.PENDING
+    assert starts(driver) == [(1, TINY)]
+    assert driver.row()["queued"] == 1
+    say(driver, done())
+    driver.come_up()
+    assert driver.row()["running"] == ["r1"]
+    assert driver.row()["restarts"] == 0
+
+
+def test_a_download_after_which_files_are_still_missing_is_not_made_again() -> None:
+    driver = Driver([lost()])
+    load = driver.load()
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    say(driver, done())
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    assert driver.state() is State.FAILED
+    assert starts(driver) == []
+    assert not driver.failure_of(load).error["retryable"]
+
+
+def test_a_folder_that_is_missing_is_not_downloaded() -> None:
+    driver = Driver([entry()])
+    driver.load()
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    assert driver.state() is State.FAILED
+    assert starts(driver) == []
+
+
+def test_who_waits_for_the_network_is_not_told_of_a_crash() -> None:
+    driver = Driver([lacking()])
+    driver.ask(notices=True)
+    away = DownloadFailed(problem=DownloadProblem.NETWORK, message="the hub answers with HTTP 500")
+    say(driver, away)
+    assert driver.state() is State.BACKOFF
+    [notice] = [one for one in driver.sent(Notice) if one.kind is NoticeKind.QUEUED]
+    assert notice.detail["reason"] == "download"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.client_messages import Reply, StatusQuery
+from mlxsup.protocol.client_messages import Done, Reply, StatusQuery
 from mlxsup.protocol.flight import (
     Entry,
     LostRow,
@@ -18,8 +18,10 @@ from mlxsup.protocol.flight import (
     RequestStarted,
     WorkerDied,
 )
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.plain import to_map
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat, RowDelta, Step
 from mlxsup.supervisor.core.flight import (
     CHANGES_OF_A_MODEL,
     DEATHS_OF_A_MODEL,
@@ -81,6 +83,45 @@ def test_models_that_come_and_go_take_no_more_and_more_memory() -> None:
     assert (len(kept), kept[0], kept[-1]) == (MOST_MODELS, "m5", f"m{MOST_MODELS + 4}")
 
 
+def test_a_model_that_has_just_changed_outlives_those_that_changed_before_it() -> None:
+    flight = Flight()
+    for number in (*range(MOST_MODELS), 0, MOST_MODELS):
+        flight.keep(changed(f"m{number}"), 0.0)
+    kept = [one["model"] for one in flight.entries(0.0)]
+    assert kept.count("m0") == 2
+    assert "m1" not in kept
+    assert f"m{MOST_MODELS}" in kept
+
+
+def test_the_end_of_a_request_is_recorded_with_what_its_client_was_told() -> None:
+    driver = Driver()
+    recorder = Recorder(driver)
+    driver.load()
+    driver.ask("r1")
+    driver.now += 2.5  # waits for the load
+    driver.come_up()
+    driver.now += 4.0
+    driver.accept(1)
+    driver.now += 0.25
+    first = RowDelta(key=RequestKey(1), text="x", tokens=pack_tokens([9]), cached_tokens=2)
+    driver.worker(Step(step=1, rows=[first], took_s=0.125))
+    driver.now += 8.0
+    driver.pause()
+    driver.row_left(1)
+    driver.now += 16.0
+    driver.resume()
+    driver.token(1)
+    driver.token(1)
+    driver.now += 32.0
+    driver.token(1, finish=FinishReason.STOP)
+    [done] = driver.sent(Done)
+    [end] = [one for one in recorder.entries if isinstance(one, RequestEnded)]
+    said = to_map(done.usage) | to_map(done.timings)
+    assert len(set(said.values())) == len(said), "or a mistaken one could not be seen"
+    assert {name: getattr(end, name) for name in said} == said
+    assert end.outcome == done.finish_reason
+
+
 def test_a_request_from_its_start_to_its_end_with_a_crash_and_a_pause_between() -> None:
     driver = Driver()
     recorder = Recorder(driver)
@@ -120,7 +161,8 @@ def test_a_death_has_what_its_process_did_and_held_before_it() -> None:
     driver = in_state(State.READY)
     recorder = Recorder(driver)
     driver.token(1)
-    driver.beat(WorkerPhase.DECODE, step=1)
+    held = Heartbeat(step=1, phase=WorkerPhase.DECODE, phase_s=0.0, active_bytes=5, cache_bytes=3)
+    driver.worker(held)
     driver.sample(3 * 2**30, machine_bytes=2**36)
     driver.now += 4.0
     driver.exit(code=70, last_lines=("boom",))
@@ -129,6 +171,7 @@ def test_a_death_has_what_its_process_did_and_held_before_it() -> None:
     assert death.evidence == "accuses"
     assert (death.doing, death.steps, death.ready_s) == ("decode", 1, 4.0)
     assert (death.footprint_bytes, death.machine_bytes) == (3 * 2**30, 2**36)
+    assert (death.active_bytes, death.cache_bytes) == (5, 3)
     assert (death.generation, death.pid, death.after) == (1, 77, "PENDING")
     assert (death.crashes, death.most_crashes, death.window_s) == (1, 3, 100.0)
     assert "under suspicion" in death.verdict

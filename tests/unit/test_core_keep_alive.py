@@ -90,6 +90,22 @@ def test_a_load_says_it_too_and_not_zero() -> None:
     assert driver.errors() == {"b": "invalid_request"}
 
 
+@pytest.mark.parametrize("idle_s", [CONFIGURED_S - 1.0, 100 * CONFIGURED_S])
+def test_after_a_load_that_says_nothing_it_stays_as_configured_from_then_on(idle_s: float) -> None:
+    driver = answered(up(), -1.0)
+    driver.pass_time(idle_s)
+    driver.say(Load(id=RequestId("a"), model=ModelName("m")))
+    assert driver.state() is State.READY, "it was kept, and somebody wants it"
+    assert stays_s(driver) == CONFIGURED_S
+
+
+def test_a_dry_run_of_a_load_keeps_nothing() -> None:
+    driver = up()
+    driver.pass_time(CONFIGURED_S - 1.0)
+    driver.say(Load(id=RequestId("a"), model=ModelName("m"), dry_run=True))
+    assert stays_s(driver) == 1.0
+
+
 def test_what_was_said_outlives_a_crash_and_not_an_unload() -> None:
     driver = answered(up(), -1.0)
     driver.exit()

@@ -27,8 +27,9 @@ WITHOUT_DECISIONS = {
 BEFORE_EVENTS = {"plan", "change", "pins", "sentences"}
 """Of memory: figures that are found before the core gets them, and words."""
 
-REPORTS = {"flight", "outline"}
-"""What only reports decisions, to the flight recorder and to a service manager."""
+REPORTS = {"flight", "outline", "reload_memory"}
+"""What only reports: decisions to the flight recorder, states to a service manager, and what a
+reload would do to whoever asks."""
 
 OTHERS = WITHOUT_DECISIONS | BEFORE_EVENTS | REPORTS
 

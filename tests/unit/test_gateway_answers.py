@@ -20,7 +20,16 @@ from mlxsup.client import (
 from mlxsup.gateway import limits
 from mlxsup.gateway.openai.errors import ROWS
 
-from support.played_gateway import PlayedDaemon, Response, Site, answer, delta, refused, result
+from support.played_gateway import (
+    Item,
+    PlayedDaemon,
+    Response,
+    Site,
+    answer,
+    delta,
+    refused,
+    result,
+)
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -219,8 +228,31 @@ def test_an_answer_that_somebody_else_ends_is_not_whole() -> None:
         return await site.ask("POST", CHAT, {**BODY, "stream": True}, on_sent=on_sent)
 
     response = asyncio.run(run())
-    assert response.events()[-1]["error"]["code"] == "shutting_down"
+    *chunks, last = response.events()
+    assert last["error"]["code"] == "shutting_down"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None]
     assert not response.is_whole
+
+
+ENDS: dict[str, list[Item]] = {
+    "answered": [delta("a"), result("a")],
+    "refused": [refused("overloaded")],
+    "broken off": [delta("a"), refused("worker_crashed", tokens_sent=1)],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_has_ended_is_forgotten(end: str, stream: bool) -> None:
+    async def run() -> None:
+        site = Site(PlayedDaemon(ENDS[end]))
+        async with site.life():
+            await site.ask("POST", CHAT, {**BODY, "stream": stream}, has_life=False)
+            cancels = site.daemon.streams[0].cancels
+            site.gateway.open_answers.cancel()
+            assert site.daemon.streams[0].cancels == cancels
+
+    asyncio.run(run())
 
 
 # ---------------------------------------------------------------- readers that leave

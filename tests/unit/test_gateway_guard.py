@@ -81,10 +81,14 @@ def test_a_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ("GET", CHAT, 405, "takes POST"),
         ("OPTIONS", CHAT, 405, "takes POST"),
         ("DELETE", "/v1/models/m", 405, "takes GET"),
-        ("GET", "/v1/nothing", 404, "no such path"),
+        ("GET", "/nothing", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
+        ("GET", "/pages/state", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/messages", 404, "did you mean /v1/messages?"),
+        ("POST", "/v1/responses/", 404, "did you mean /v1/responses?"),
         ("GET", "/models/load", 405, "takes POST"),
         ("POST", "/v1/embeddings", 501, "embeddings are not there yet"),
-        ("POST", "/v1/audio/speech", 501, "audio are not there yet"),
+        ("POST", "/v1/audio/speech", 501, "audio is not there yet"),
     ],
 )
 def test_what_is_not_there_says_so(method: str, path: str, status: int, words: str) -> None:

@@ -20,6 +20,7 @@ THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 CALL = '{"id":"c1","type":"function","function":{"name":"f","arguments":"{\\"a\\":1}"}}'
 BROKEN = '{"id":"c2","type":"function","function":{"name":"f","arguments":"{a"}}'
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
+NAMELESS = '{"id":"c3","type":"function","function":{"name":"","arguments":"{}"}}'
 UNREAD = [{"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{a"}}]
 
 
@@ -99,6 +100,15 @@ def test_a_call_that_cannot_be_read_is_text() -> None:
     streamed = answer(delta(BROKEN + "\n", channel=Channel.TOOL_CALL), result(""), stream=True)
     deltas = [data["delta"] for data in data_of(streamed, "content_block_delta")]
     assert deltas == [{"type": "text_delta", "text": "f{a"}]
+
+
+def test_a_call_without_a_name_is_text() -> None:
+    response = answer(delta(NAMELESS, channel=Channel.TOOL_CALL), result(""), stream=True)
+    assert [data["content_block"]["type"] for data in data_of(response, "content_block_start")] == [
+        "text"
+    ]
+    deltas = [data["delta"] for data in data_of(response, "content_block_delta")]
+    assert deltas == [{"type": "text_delta", "text": "{}"}]
 
 
 # ---------------------------------------------------------------- in events

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.gateway import limits
-from mlxsup.gateway.changes import Changes
+from mlxsup.gateway.answers import Endable, OpenAnswers
+from mlxsup.gateway.changes import Changes, Follower
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.model_events import event_of
+from mlxsup.gateway.metrics.meter import Meter
+from mlxsup.gateway.model_events import ModelEvents, event_of
+from mlxsup.gateway.sse import WRITE
 from mlxsup.protocol.errors import ErrorCode
 
 from support.played_events import Item
@@ -20,6 +25,12 @@ from support.played_gateway import PlayedDaemon, Response, Site
 
 def ignore(change: dict[str, Any]) -> None:
     """Nobody counts."""
+
+
+async def at_once(follower: Follower) -> dict[str, Any]:
+    """What is there for it already; raises TimeoutError if nothing is."""
+    async with asyncio.timeout(0):
+        return await anext(follower)
 
 
 def change(to: str, **more: Any) -> dict[str, Any]:
@@ -147,6 +158,40 @@ def test_a_gateway_that_ends_ends_its_followers() -> None:
         assert not response.is_whole
 
 
+class Listed(OpenAnswers):
+    """Knows what is under way now."""
+
+    def __init__(self) -> None:
+        super().__init__(Meter())
+        self.now: list[Endable] = []
+
+    def add(self, streams: Sequence[Endable]) -> None:
+        super().add(streams)
+        self.now += streams
+
+    def remove(self, streams: Sequence[Endable]) -> None:
+        super().remove(streams)
+        self.now = [one for one in self.now if one not in streams]
+
+
+def test_who_has_left_is_forgotten() -> None:
+    listed, counts = Listed(), list[int]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: object) -> None:
+        counts.append(len(listed.now))
+
+    async def run() -> None:
+        follow = ModelEvents(Changes(ignore), listed).follow
+        scope: dict[str, Any] = {"type": "http", "extensions": {WRITE: None}}
+        await (await follow(Request(scope)))(scope, receive, send)
+
+    asyncio.run(run())
+    assert (counts[0], listed.now) == (1, [])
+
+
 def test_there_is_a_limit_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_FOLLOWERS", 2)
     changes = Changes(ignore)
@@ -176,6 +221,8 @@ def test_who_reads_too_slowly_is_cut_off_and_others_are_not(
             with pytest.raises(Failure) as caught:
                 await anext(slow)
             assert caught.value.code == "slow_consumer"
+            with pytest.raises(TimeoutError):  # nothing else is kept for it
+                await at_once(slow)
 
     asyncio.run(run())
 
@@ -194,7 +241,7 @@ def test_who_comes_when_the_daemon_is_gone_hears_so() -> None:
                     await anext(follower)
                 assert caught.value.code == "daemon_lost"
             with pytest.raises(Failure):
-                await anext(changes.follow())
+                await at_once(changes.follow())
 
     asyncio.run(run())
 

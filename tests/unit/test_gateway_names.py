@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.client import ErrorCode, RequestError
 from mlxsup.gateway import names as names_module
 from mlxsup.gateway.names import Names
 
@@ -45,6 +46,17 @@ def test_a_preset_fills_in_what_the_request_leaves_out() -> None:
     assert (request["temperature"], request["max_tokens"]) == (0.8, 3)
     assert request["chat_template_kwargs"] == WARM["chat_template_kwargs"]
     assert response.json()["model"] == "m:warm"
+
+
+@pytest.mark.parametrize(("given", "seeds"), [({}, [5, 6, 7]), ({"seed": 1}, [1, 2, 3])])
+def test_several_answers_differ_with_the_seed_of_a_preset_too(
+    given: dict[str, int], seeds: list[int]
+) -> None:
+    daemon = daemon_of(*[[delta("a"), result("a")]] * 3)
+    daemon.presets = {"fixed": {"seed": 5}}
+    body = {"model": "m:fixed", "messages": MESSAGES, "n": 3, **given}
+    assert asyncio.run(Site(daemon).ask("POST", CHAT, body)).status == 200
+    assert [request["seed"] for request in daemon.asked] == seeds
 
 
 def test_arguments_of_the_template_are_joined_and_the_request_wins() -> None:
@@ -94,7 +106,42 @@ def test_presets_are_listed_as_models() -> None:
     assert [one["id"] for one in listed] == ["m", "m:warm"]
     assert (listed[0]["aliases"], listed[1]["parent"]) == (["n"], "m")
     one = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/m:warm")).json()
-    assert (one["id"], one["meta"]) == ("m:warm", {"n_ctx": 64})
+    assert one == listed[1] | {"created": one["created"]}
+    alias = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/n")).json()
+    assert (alias["aliases"], "parent" in alias) == (["n"], False)
+
+
+# ---------------------------------------------------------------- names that nothing has
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("close", "advice"),
+    [(["m"], "; did you mean m?"), (["m", "n"], "; did you mean m or n?"), ([], "")],
+)
+def test_an_unknown_name_is_answered_with_the_ones_like_it(
+    path: str, close: list[str], advice: str
+) -> None:
+    message = "no model is called 'mm'; configured: m"
+    detail = {"known": ["m"], "close": close}
+    refusal = RequestError(ErrorCode.UNKNOWN_MODEL, message, retryable=False, detail=detail)
+    body: dict[str, object] = (
+        {"model": "mm", "max_tokens": 1} if path != "/v1/responses" else {"model": "mm"}
+    )
+    body |= {"messages": MESSAGES} if path in (CHAT, "/v1/messages") else {}
+    body |= {"input": "hi"} if path == "/v1/responses" else {}
+    body |= {"prompt": "hi"} if path == "/v1/completions" else {}
+    response = asyncio.run(Site(daemon_of([refusal])).ask("POST", path, body))
+    assert (response.status, response.error["message"]) == (404, message + advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("M:WRM", "; did you mean m:warm?"), ("M", "; did you mean m?"), ("else", "")],
+)
+def test_a_name_that_is_looked_up_is_answered_so_too(name: str, advice: str) -> None:
+    response = asyncio.run(Site(daemon_of()).ask("GET", f"/v1/models/{name}"))
+    assert response.error["message"] == f"no model is called {name!r}; configured: m{advice}"
 
 
 # ---------------------------------------------------------------- names of other APIs
@@ -130,6 +177,8 @@ def test_a_star_stands_for_anything_and_all_else_for_itself() -> None:
 def test_a_foreign_name_can_be_looked_up() -> None:
     one = asyncio.run(Site(daemon_of(), names=NAMES).ask("GET", "/v1/models/gpt-4o"))
     assert (one.status, one.json()["id"]) == (200, "gpt-4o")
+    like_preset = asyncio.run(Site(daemon_of(), names=NAMES).ask("GET", "/v1/models/gpt-4o:warm"))
+    assert "parent" not in like_preset.json(), "the name that fits has none"
     none = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models/gpt-4o"))
     assert (none.status, none.error["code"]) == (404, "model_not_found")
     assert "configured: m" in none.error["message"]

@@ -69,6 +69,8 @@ def test_without_keys_only_a_page_of_the_gateway_may(path: Path, action: str) ->
     for headers in ({}, {"x_mlxsup_token": "x"}, {"x_mlxsup_token": "\xff"}, {"x_api_key": "x"}):
         response = act(site, action, **headers)
         assert (response.status, response.error["code"]) == (403, "operator_only")
+        assert "key new" not in response.error["message"], "a first key locks all others out"
+        assert "`mlxsup load`" in response.error["message"]
     assert daemon.commands == []
     assert act(site, action, x_mlxsup_token=token_of(site)).status == 200
     assert daemon.commands == [(action, "m")]

@@ -47,6 +47,28 @@ def test_a_schema_says_what_it_is_of_and_uses_only_what_the_tests_read(name: str
         assert (FOLDER / file).is_file()
 
 
+def properties(schema: object) -> Iterator[tuple[str, object]]:
+    """Every property that a schema mentions, however deep, with what it says of it."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from properties(one)
+    elif isinstance(schema, dict):
+        known = schema.get("properties")
+        yield from known.items() if isinstance(known, dict) else ()
+        for one in schema.values():
+            yield from properties(one)
+
+
+def test_sizes_are_numbers_of_bytes() -> None:
+    sizes = [pair for name in NAMES for pair in properties(read(name)) if "byte" in pair[0]]
+    assert len(sizes) > 40
+    for key, said in sizes:
+        assert key.endswith("bytes"), key
+        assert '"string"' not in json.dumps(said), key
+    others = {key for name in NAMES for key, _ in properties(read(name))}
+    assert [key for key in others if re.search(r"[kmgt]i?b$|(^|_)size$", key)] == []
+
+
 def test_the_document_names_the_folder() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     assert "](schemas/)" in text

@@ -139,6 +139,18 @@ def test_rules_say_what_is_wrong_and_how_bad() -> None:
         assert given <= left, rule["alert"]
 
 
+def test_a_rule_fires_when_there_is_too_much_of_something_bad_or_no_sign_of_life() -> None:
+    """And not for a daemon with nothing wrong, of which every metric but those of life is 0."""
+    for rule in RULES:
+        compared = re.findall(r"(==|[<>]=?) ([\d.]+)", rule["expr"])
+        assert compared or rule["expr"].startswith("absent("), rule["alert"]
+        is_of_life = any(one in rule["expr"] for one in ("mlxsup_up", "changes("))
+        for sign, number in compared:
+            allowed = {"==", ">="} if is_of_life else {">", ">=", "=="}
+            assert sign in allowed, rule["alert"]
+            assert is_of_life or sign == ">" or float(number) > 0, rule["alert"]
+
+
 def test_panels_do_not_cover_each_other() -> None:
     places = [(one["gridPos"]["x"], one["gridPos"]["y"]) for one in BOARD["panels"]]
     assert len(set(places)) == len(places)

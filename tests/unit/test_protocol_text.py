@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("protocol", "store", "supervisor", "worker", "client", "gateway", "downloader", "cli")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,14 @@ def test_anything_else_is_no_duration(text: str) -> None:
 )
 def test_a_size_is_rounded_up_and_in_a_unit_that_shows_it(count: int, text: str) -> None:
     assert size_text(count) == text
+
+
+def test_no_other_place_rounds_a_size_for_people() -> None:
+    modules = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
+    assert len(modules) > 300
+    rounds = re.compile(r"\.\df\} ?[KMGT]iB")
+    own = {path.name for path in modules if rounds.search(path.read_text())}
+    assert own == {"text.py"}, "protocol/text.py alone"
 
 
 def test_a_time_is_written_in_utc_to_the_second_or_the_millisecond() -> None:

@@ -40,12 +40,12 @@ def test_a_file_that_has_grown_is_renamed_and_three_are_kept(tmp_path: Path) -> 
 
 
 def test_an_existing_file_is_continued(tmp_path: Path) -> None:
-    (tmp_path / "m.log").write_bytes(b"123456789")
+    (tmp_path / "m.log").write_bytes(b"12345678\n")
     file = RotatingFile(tmp_path / "m.log", no_report, max_bytes=10)
     file.write(b"a")
     file.write(b"b")
     file.close()
-    assert (tmp_path / "m.log.1").read_bytes() == b"123456789a"
+    assert (tmp_path / "m.log.1").read_bytes() == b"12345678\na"
     assert (tmp_path / "m.log").read_bytes() == b"b"
 
 

@@ -24,12 +24,10 @@ def check_daemon(facts: DaemonFacts) -> Iterator[Finding]:
     else:
         yield from _absent(facts)
     for other in facts.others:
-        where = f" at {other.endpoint}" if other.endpoint else ""
-        stop = f"mlxsup stop --endpoint {shlex.quote(other.endpoint)}"
-        end = stop if other.endpoint else f"kill {other.pid}"
+        end = f"mlxsup stop --endpoint {shlex.quote(other.endpoint)}"
         yield note(
             SUBJECT,
-            f"another daemon runs{where} (pid {other.pid})",
+            f"another daemon runs at {other.endpoint} (pid {other.pid})",
             why="each plans with the memory of the whole machine",
             # Not a command: it may be somebody's who needs it.
             fix=f"end it with `{end}` if you do not need it",
@@ -81,7 +79,8 @@ def _silent(facts: DaemonFacts, holder: int) -> Finding:
         SUBJECT,
         f"its process {holder} lives and does not answer at {facts.endpoint}{said}",
         why="no other daemon can start in its folder",
-        fix=f"look at the end of its log; if it stays like this, end it with `kill -KILL {holder}`",
+        fix=f"look at the end of its log; if it stays like this, end it with `kill {holder}`, and"
+        f" with `kill -KILL {holder}` if it is still there a minute later",
     )
 
 

@@ -106,30 +106,31 @@ def _is_same(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def gather_gateway(setting: Setting, status: Mapping[str, Any] | None) -> GatewayFacts:
+def gather_gateway(setting: Setting, daemon: DaemonFacts) -> GatewayFacts:
     """Whether a gateway can listen where it is to.
 
     Args:
         setting: says where.
-        status: of the daemon; None without one.
+        daemon: whose gateway it is; also one that does not answer.
     """
     try:
         address = Address.parse(setting.listen)
     except ValueError:  # none, or what is wrong with it is a finding
         address = None
-    running = (status or {}).get("gateway") or {}
+    running = (daemon.status or {}).get("gateway") or {}
     is_ours = address is not None and running.get("address") == str(address)
     refused = None if address is None or is_ours else _refused(address)
     is_taken = refused is not None and refused.errno == errno.EADDRINUSE
+    listener = _listener(address) if address is not None and is_taken else None
     return GatewayFacts(
         address=setting.listen if address is not None else "",
         missing=tuple(name for name in EXTRA_MODULES if find_spec(name) is None),
         installer=installer(),
         is_exposed=address is not None and not is_loopback(address.host),
         has_keys=_has_keys(setting.runtime_dir / KEYS_NAME),
-        is_ours=is_ours,
+        is_ours=is_ours or (listener is not None and _is_child(listener, daemon.holder)),
         refusal=(refused.strerror or str(refused)) if refused is not None else "",
-        taken_by=_listener(address) if address is not None and is_taken else "",
+        taken_by=f"{_name_of(listener)} (pid {listener})" if listener is not None else "",
         free_address=_free_address(address) if address is not None and is_taken else "",
     )
 
@@ -153,16 +154,22 @@ def _refused(address: Address) -> OSError | None:
     return None
 
 
-def _listener(address: Address) -> str:
-    """`python3 (pid 4711)`; empty if the system does not say who listens there."""
+def _listener(address: Address) -> int | None:
+    """The process that listens there; None if the system does not say which."""
     with suppress(psutil.Error):
         for one in psutil.net_connections("tcp"):
             is_it = (
                 one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == address.port
             )
             if is_it and one.pid is not None:
-                return f"{_name_of(one.pid)} (pid {one.pid})"
-    return ""
+                return int(one.pid)
+    return None
+
+
+def _is_child(pid: int, parent: int | None) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).ppid() == parent
+    return False
 
 
 def _free_address(address: Address) -> str:

@@ -47,12 +47,18 @@ export function keep(parent, items, keyOf, create, update) {
   }
 }
 
-/** `1.5 GiB`, as the command line writes it. */
+/** `602.7 MiB`, `1.50 GiB`: in the unit that suits it and rounded up, as the command line does. */
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return "–";
-  const gib = bytes / 2 ** 30;
-  if (gib > 0 && gib < 0.01) return `${(bytes / 2 ** 20).toFixed(1)} MiB`;
-  return `${gib.toFixed(gib < 1 ? 2 : 1)} GiB`;
+  if (bytes > 0 && bytes < 2 ** 10) return `${bytes} B`;
+  if (bytes > 0 && bytes * 10 < 2 ** 20) return `${rounded(bytes, 2 ** 10, 1)} KiB`;
+  if (bytes < 2 ** 30) return `${rounded(bytes, 2 ** 20, 1)} MiB`;
+  if (bytes < 2 ** 40) return `${rounded(bytes, 2 ** 30, 2)} GiB`;
+  return `${rounded(bytes, 2 ** 40, 2)} TiB`;
+}
+
+function rounded(bytes, unit, digits) {
+  return (Math.ceil((bytes * 10 ** digits) / unit) / 10 ** digits).toFixed(digits);
 }
 
 /** `2m 5s`: the two largest units. */

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
@@ -36,6 +38,9 @@ ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
 CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
 """Causes that other processes contribute to: the next attempt may well succeed."""
 
+FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
+"""What another attempt would only repeat."""
+
 TERMINATED_EXIT = 128 + signal.SIGTERM
 
 NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
@@ -52,6 +57,7 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
     if life.restarts.fails_alike(_load_error(life, trigger)) and reason is ExitReason.CRASH:
         reason = ExitReason.LOAD_ERROR
         text += ", as the time before"
+    is_lost = reason is ExitReason.LOAD_ERROR and _has_lost_files(life, trigger)
     life.exited(
         LastExit(
             reason=reason,
@@ -75,10 +81,12 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         life.do(QueueEnds(error=cut_off(life.name, life.why)))
         life.enter_after_exit(Stopped(since=now), "")
         life.do(DownWaitersEnd(error=None))
-    elif reason in (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR):
+    elif not is_lost and reason in FAILING:
         _fail(life, text, now)
     elif trigger.verdict.failure:
         _fail(life, f"{trigger.verdict.failure}, the last time: {text}", now)
+    elif is_lost:
+        _fetch_again(life, text, now)
     elif is_swap:
         _wait_for_turn(life, text, now, is_restart=stopping is not None and stopping.is_restart)
     elif stopping.is_restart if stopping else isinstance(phase, Draining):
@@ -91,6 +99,26 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
     else:
         _after_crash(life, text, now)
+
+
+def _has_lost_files(life: Life, died: Died) -> bool:
+    """Whether files of a repository have been removed since the configuration was read.
+
+    Not if the load before ended for the same reason: a download has not helped.
+    """
+    missing = ExitCode.MODEL_MISSING
+    if died.exit_code != missing or not life.settings.repo:
+        return False
+    return life.last_exit is None or life.last_exit.code != missing
+
+
+def _fetch_again(life: Life, text: str, now: float) -> None:
+    """It is PENDING until its repository has been downloaded, as if that had never happened."""
+    settings = life.settings
+    lost = Repository(settings.repo, settings.revision)
+    life.settings = replace(settings, download=lost)
+    life.reserved_bytes = 0
+    life.enter_after_exit(Pending(since=now), text)
 
 
 def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> None:

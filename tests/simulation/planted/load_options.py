@@ -16,6 +16,8 @@ MUTANTS = (
         "model.keep_alive_s = message.keep_alive\n        self._fleet.touch(model)",
         "model.keep_alive_s = message.keep_alive or model.keep_alive_s\n"
         "        self._fleet.touch(model)"),
+    bug("client_events: a load leaves the idle time as it was", "client_events",
+        "model.idle_since = now  # however", "# however"),
     bug("load_options: the context is that of the file", "load_options",
         "return replace(launch, context_length=context_length)", "return launch"),
     bug("load_options: a context of any length", "load_options",
