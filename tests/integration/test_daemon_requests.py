@@ -85,6 +85,25 @@ def test_the_table_holds_in_any_width_and_following_has_a_line_for_each_change(
         assert run_cli("requests", "--endpoint", daemon.endpoint).stdout == "no open requests\n"
 
 
+def test_requests_of_one_client_are_followed_and_those_of_others_are_not(daemon: Daemon) -> None:
+    asked = ["generate", "m", "hello", "--max-tokens", str(ENDLESS), "--endpoint", daemon.endpoint]
+    with daemon.client() as client, Piped(*asked):
+        eventually(lambda: len(listed(client)) == 1)
+        (other,) = listed(client)
+        own = Reader(client, "m", "hello", max_tokens=ENDLESS)
+        id = str(own.stream.request_id)
+        eventually(lambda: id in listed(client))
+        account = listed(client)[id]["client"]
+        followed = ["requests", "-f", "--json", "--client", account, "--endpoint", daemon.endpoint]
+        with Piped(*followed) as piped:
+            ids = [json.loads(piped.line())["id"]]
+            client.cancel(other)
+            client.cancel(id)
+            while (seen := json.loads(piped.line()))["state"] != "ended":
+                ids.append(seen["id"])
+        assert {*ids, seen["id"]} == {id}
+
+
 def test_a_second_terminal_joins_from_the_first_token_and_leaves_without_a_trace(
     daemon: Daemon,
 ) -> None:
