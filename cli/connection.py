@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import shlex
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from mlxsup.protocol import places
+from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.places import (
     CONFIG_VARIABLE,
     ENDPOINT_VARIABLE,
@@ -273,7 +273,7 @@ def explain_request_error(error: RequestError) -> CliError:
 def unknown_model(name: str, known: Sequence[str]) -> CliError:
     """The error for a name that is not configured, as a daemon would put it."""
     message = f"no model is called {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
-    return _unknown_model(message, difflib.get_close_matches(name, known, n=3))
+    return _unknown_model(message, close_names(name, known))
 
 
 def _unknown_model(message: str, close: Sequence[str]) -> CliError:

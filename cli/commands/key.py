@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.key_file import (
     NAME,
     NAME_EXPECTED,
@@ -116,7 +116,7 @@ def revoke(name: str, target: Target, output: Output) -> None:
         known = [one.name for one in read_keys(path) or ()]
         left = revoke_key(path, name)
     if left is None:
-        close = difflib.get_close_matches(name, known, n=1)
+        close = close_names(name, known, most=1)
         hint = f"did you mean {close[0]}?" if close else "see `mlxsup key list`"
         raise CliError(f"no key is called {name!r}", code="unknown_key", hint=hint)
     if output.is_json:

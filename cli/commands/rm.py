@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import stat
@@ -13,6 +12,7 @@ from typing import Any
 
 import click
 
+from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.states import State
 from mlxsup.store.download_lock import InUseError, lock_of, nobody_downloads
 from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
@@ -64,7 +64,7 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
 
 
 def _absent(repo: str, cache: Path) -> CliError:
-    close = difflib.get_close_matches(repo, list(repositories(cache)), n=3)
+    close = close_names(repo, repositories(cache))
     hint = f"did you mean {' or '.join(close)}?" if close else "`mlxsup models` lists what is there"
     return CliError(f"{repo} is not in {cache}", code="not_found", hint=hint)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+
+from mlxsup.protocol.close_names import close_names
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
@@ -18,7 +19,6 @@ from ..terminal.columns import wrapped
 from ..terminal.output import Output, width_of
 from ..terminal.quantities import format_bytes
 
-MAX_CLOSE = 3
 NAME_WIDTH = 14
 
 
@@ -72,7 +72,7 @@ def _find(model: str, config_path: Path | None) -> dict[str, Any]:
 
 
 def _unknown(model: str, known: Sequence[str]) -> CliError:
-    close = difflib.get_close_matches(model, known, n=MAX_CLOSE)
+    close = close_names(model, known)
     hint = f"did you mean {' or '.join(close)}?" if close else "see `mlxsup models`"
     message = f"no model on this machine is called {model!r}, and there is no such folder"
     return CliError(message, code="unknown_model", hint=hint)

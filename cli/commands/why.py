@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from mlxsup.protocol.close_names import close_names
 
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ..flight.recording import Recording
     from ..flight.story import Story
 
-MOST_CLOSE = 3
 MOST_LISTED = 8
 
 
@@ -205,7 +205,7 @@ def _story_of_request(known: Known, name: str, now: float) -> Story:
 
 
 def _unknown(known: Known, name: str) -> CliError:
-    close = difflib.get_close_matches(name, known.models, n=MOST_CLOSE)
+    close = close_names(name, known.models)
     if close:
         hint = f"did you mean {' or '.join(close)}?"
     else:

@@ -17,7 +17,7 @@ _BOTH = (
              "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
              "response_format"),
     Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle, until the next "
-          "request: seconds, or a text such as `5m`; 0: it goes then; -1: for ever"),
+          "request: seconds, or a text such as `5m`; 0: it goes then; below 0: for ever"),
     Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
     *ignored("user", "metadata", "store", "service_tier"),
 )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
 
+from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import Priority, Why
@@ -15,8 +15,7 @@ from mlxsup.protocol.text import size_text
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
     """A name that is not in the configuration (H10)."""
     names = sorted(known)
-    by_lower_case = {known_name.lower(): known_name for known_name in names}
-    close = [by_lower_case[m] for m in get_close_matches(name.lower(), by_lower_case, n=3)]
+    close = close_names(name, names)
     message = f"no model is called {name!r}; configured: {', '.join(names) or 'none'}"
     return RemoteError(ErrorCode.UNKNOWN_MODEL, message, detail={"known": names, "close": close})
 

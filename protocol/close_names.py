@@ -1,0 +1,12 @@
+"""Names that somebody may have meant with one that nothing has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def close_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names most like another one, whatever their case, the likest first."""
+    by_lower_case = {one.lower(): one for one in sorted(known)}
+    return [by_lower_case[one] for one in get_close_matches(name.lower(), by_lower_case, n=most)]
