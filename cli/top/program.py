@@ -66,14 +66,17 @@ class _Program:
         self._orders = Orders(endpoint, self._say)
 
     def run(self) -> int | None:
-        """The signal that asked for the end; None if a key did."""
+        """The signal that asked for the end; None if a key did.
+
+        The first picture comes with the follower's first look, after which no change is missed.
+        """
         while not self._controls.has_quit:
-            self._draw()
             woken = self._full_screen.wait()
             if woken.ended_by is not None:
                 return woken.ended_by
             self._hear()
             self._press(woken.keys)
+            self._draw()
         return None
 
     def _draw(self) -> None:
