@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .folders import GENERATION_HEADER
+
 BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
 """Longer lines are shown in parts."""
@@ -25,9 +27,12 @@ ROUTINE = re.compile(r"\S+Z (DEBUG|INFO) |Extension modules:|--- generation ")
 
 
 def last_line(path: Path) -> str:
-    """The last line that says anything about a failure, or else the last that is not empty."""
+    """The last line of the latest life that says anything about a failure, or else the last that is
+    not empty."""
     lines = [line for line in tail(path, 20) if line.strip()]
-    telling = [line for line in lines if not ROUTINE.match(line)]
+    begins = [n for n, line in enumerate(lines) if GENERATION_HEADER.match(line)]
+    latest = lines[begins[-1] :] if begins else lines
+    telling = [line for line in latest if not ROUTINE.match(line)]
     return (telling or lines or [""])[-1]
 
 

@@ -12,13 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxsup.protocol.model_files import is_weight_file
+from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
 
 from .contents import CONFIG, missing_files
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
 
 GGUF_SUFFIX = ".gguf"
-POINTER_START = b"version https://git-lfs.github.com/spec/"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".safetensors")
 MAX_NAMED = 3
 MAX_LOOKED_AT = 200
@@ -68,16 +67,6 @@ def repository_problem(repo: str, revision: str) -> FolderProblem:
     )
 
 
-def is_pointer(path: Path) -> bool:
-    """Whether a file is what Git LFS leaves in the place of a large one.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open(path, "rb") as file:
-        return file.read(len(POINTER_START)) == POINTER_START
-
-
 def _absent(path: Path) -> FolderProblem:
     text = f"the model folder {path} does not exist"
     repo = repository_of(path)
@@ -89,7 +78,7 @@ def _absent(path: Path) -> FolderProblem:
 def _file(path: Path) -> FolderProblem:
     if path.suffix.lower() == GGUF_SUFFIX:
         return _gguf(path)
-    hint = ""
+    hint = "name the folder of a model"
     if (path.parent / CONFIG).is_file():
         hint = f"name the folder around it: {shlex.quote(str(path.parent))}"
     return FolderProblem(text=f"{path} is a file, not a folder with a {CONFIG}", hint=hint)
@@ -175,10 +164,8 @@ def _pointer(path: Path, names: list[str]) -> FolderProblem | None:
     for name in names:
         is_needed = is_weight_file(name) or name in (CONFIG, "tokenizer.json", "tokenizer.model")
         if is_needed and is_pointer(path / name):
-            return FolderProblem(
-                text=f"{path / name} is a Git LFS pointer, not the file itself",
-                hint=f"fetch the files with `git -C {shlex.quote(str(path))} lfs pull`",
-            )
+            text, hint = pointer_problem(path / name)
+            return FolderProblem(text=text, hint=hint)
     return None
 
 

@@ -12,6 +12,7 @@ from ..exit_status import CliError, ExitStatus
 from ..keys import read_key
 from ..model_names import check_known, optional_model_argument
 from ..model_rows import row_called
+from ..new_file import NewFile
 from ..only_model import only_model
 from ..terminal.bench_progress import BenchProgress
 from ..terminal.output import Output
@@ -61,9 +62,7 @@ def sizes(text: str) -> tuple[int, ...]:
     help="The daemon's socket, or its HTTP gateway.",
 )
 @click.option("--key", metavar="KEY", help="A key of the gateway; - reads it from stdin.")
-@click.option(
-    "--output", "kept", metavar="FILE", type=click.Path(path_type=Path), help="Write the run here."
-)
+@click.option("--output", "kept", metavar="FILE", type=NewFile(), help="Write the run here.")
 @click.option(
     "--compare",
     "earlier",

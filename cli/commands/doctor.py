@@ -12,6 +12,7 @@ import click
 from ..connection import Target, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..model_names import complete_model
+from ..new_file import NewFile
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     "--output",
     "saved_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=NewFile(),
     help="With --prove: where to save the figures; by default, a file in the log folder.",
 )
 @daemon_options

@@ -18,6 +18,7 @@ from mlxsup.store.short_names import short_name
 from ..connection import output_options
 from ..exit_status import CliError
 from ..model_catalog import SEARCHED, catalogue, source_of
+from ..new_file import NewFile
 from ..schema_file import SCHEMA_LINE, SCHEMA_NAME, write_schema_next_to
 from ..terminal.columns import columns, wrapped
 from ..terminal.output import Output, width_of
@@ -63,9 +64,7 @@ class Entry:
 
 
 @click.command()
-@click.argument(
-    "file", type=click.Path(path_type=Path), envvar="MLXSUP_CONFIG", default=DEFAULT_CONFIG
-)
+@click.argument("file", type=NewFile(), envvar="MLXSUP_CONFIG", default=DEFAULT_CONFIG)
 @output_options
 def init(file: Path, output: Output) -> None:
     """Example: mlxsup init

@@ -18,6 +18,7 @@ from ..exit_status import CliError, ExitStatus
 from ..log_place import log_dir_left_by
 from ..model_names import complete_model
 from ..model_rows import row_called
+from ..new_file import NewFile
 from ..request_ids import complete_request
 from ..terminal.output import Output, width_of
 
@@ -74,7 +75,7 @@ def complete(
 @click.option(
     "--report",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=NewFile(),
     help="Write an archive for a bug report (.tar.gz), without prompts, answers and keys.",
 )
 @daemon_options

@@ -18,6 +18,7 @@ from ..exit_status import CliError
 BACKUP_SUFFIX = ".mlxsup-backup"
 NEW_FILE_MODE = 0o600
 MOST_BYTES = 8 * 1024 * 1024
+BY_HAND = "correct that, or put in by hand what is printed without --write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,14 @@ def read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _trouble(f"cannot read {path}: {error.strerror}") from None
+        raise _trouble(f"cannot read {path}: {error.strerror}", BY_HAND) from None
     if len(data) > MOST_BYTES:
-        raise _trouble(f"{path} has more than {MOST_BYTES // 2**20} MiB: that is no such file")
+        message = f"{path} has more than {MOST_BYTES // 2**20} MiB: that is no such file"
+        raise _trouble(message, BY_HAND)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _trouble(f"{path} is not UTF-8 text (byte {error.start})") from None
+        raise _trouble(f"{path} is not UTF-8 text (byte {error.start})", BY_HAND) from None
 
 
 def diff(path: Path, before: str | None, after: str | None) -> str:
@@ -86,7 +88,8 @@ def write(tool: str, path: Path, before: str | None, after: str) -> Written:
         _remember(tool, written)
         _replace(path, after)
     except OSError as error:
-        raise _trouble(f"cannot write {error.filename or path}: {error.strerror}") from None
+        message = f"cannot write {error.filename or path}: {error.strerror}"
+        raise _trouble(message, BY_HAND) from None
     return written
 
 
@@ -184,5 +187,5 @@ def _digest(text: str | None) -> str:
     return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
-def _trouble(message: str) -> CliError:
-    return CliError(message, code="file")
+def _trouble(message: str, hint: str = "") -> CliError:
+    return CliError(message, code="file", hint=hint)

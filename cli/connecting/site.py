@@ -29,7 +29,8 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     url = gateway_url(status, ", which other programs need")
     rows = status["models"]
     if name is not None and _row_meant(status, name) is None:
-        raise unknown_model(name, [row["name"] for row in rows])
+        presets = [f"{row['name']}:{preset}" for row in rows for preset in row["presets"]]
+        raise unknown_model(name, [*(row["name"] for row in rows), *presets])
     if not rows:
         hint = "add one to the configuration, then `mlxsup reload`"
         raise CliError("the daemon has no models", code="no_models", hint=hint)

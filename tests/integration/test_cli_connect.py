@@ -131,7 +131,8 @@ def test_a_model_has_the_name_that_was_asked_for(
 def test_a_preset_that_there_is_not_is_refused(
     daemon: HttpDaemon, tmp_path: Path, name: str
 ) -> None:
-    assert connect(daemon, tmp_path, "opencode", "--model", name).returncode == 1
+    done = connect(daemon, tmp_path, "opencode", "--model", name)
+    assert (done.returncode, "cold, cold:high, " in done.stderr) == (1, True)
 
 
 def test_a_file_that_is_no_json_is_left_alone(daemon: HttpDaemon, tmp_path: Path) -> None:

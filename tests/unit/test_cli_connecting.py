@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -272,14 +273,17 @@ def test_what_cannot_be_read_or_written_is_said(path: Path, home: Path) -> None:
     assert files.read(path) is None
     path.parent.mkdir()
     path.write_bytes(b"a\xff")
-    with pytest.raises(CliError, match="not UTF-8"):
-        files.read(path)
-    with pytest.raises(CliError, match="cannot read"):
-        files.read(path.parent)
     blocked = home / "a file"
     blocked.write_text("")
-    with pytest.raises(CliError, match="cannot write"):
-        files.write("zed", blocked / "settings.json", None, "x")
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("not UTF-8", lambda: files.read(path)),
+        ("cannot read", lambda: files.read(path.parent)),
+        ("cannot write", lambda: files.write("zed", blocked / "settings.json", None, "x")),
+    ]
+    for message, call in cases:
+        with pytest.raises(CliError, match=message) as caught:
+            call()
+        assert caught.value.hint == files.BY_HAND
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "[" * 5000])

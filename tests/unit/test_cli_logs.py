@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.protocol.folders import log_path
+from mlxsup.protocol.folders import generation_header, log_path
 from mlxsup.protocol.log_files import FollowedFile, clean, last_line, tail
 
 
@@ -38,6 +38,19 @@ def test_tail_takes_an_unfinished_line_and_a_missing_file(log: Path) -> None:
     assert last_line(log) == "b"
     log.write_text("a\n\n")
     assert last_line(log) == "a"
+
+
+STARTED = "2026-01-01T00:00:00.000Z INFO it is loaded"
+
+
+def test_the_last_line_is_one_of_the_latest_life(log: Path) -> None:
+    first, second = (generation_header(number, 7, "2026-01-01T00:00:00Z") for number in (1, 2))
+    log.write_text("\n".join([first, "MemoryError", second, STARTED]))
+    assert last_line(log) == STARTED
+    log.write_text("\n".join([first, "MemoryError", second, "no device", STARTED]))
+    assert last_line(log) == "no device"
+    log.write_text("\n".join([first, "MemoryError", STARTED]))
+    assert last_line(log) == "MemoryError"
 
 
 def test_clean_takes_out_what_acts_on_a_terminal() -> None:

@@ -299,6 +299,16 @@ def test_a_weight_file_that_cannot_be_used_is_named(tmp_path: Path, what: str) -
     assert found.startswith(expected) if message.endswith(": ") else found == expected
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pointer_of_git_lfs_is_called_so(folder: Path, name: str) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (folder / name).write_bytes(pointer)
+    assert refused(folder, BadModelError) == (
+        f"{folder / name} is a Git LFS pointer, not the file itself;"
+        f" fetch the files with `git -C {folder} lfs pull`"
+    )
+
+
 # ---------------------------------------------------------------- the fingerprint
 
 

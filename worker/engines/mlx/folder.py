@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file
+from mlxsup.protocol.model_files import (
+    is_pointer,
+    is_tokenizer_file,
+    is_weight_file,
+    pointer_problem,
+)
 
 from ...engine import BadModelError, ModelMissingError
 from .known_faults import Remedy, find_fault
@@ -128,10 +133,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise BadModelError(f"{path} is not JSON: {error}") from error
+        raise _is_not("JSON", path, f": {error}") from error
     if not isinstance(value, dict):
         raise BadModelError(f"{path} does not hold a JSON object")
     return value
+
+
+def _is_not(kind: str, path: Path, detail: str = "") -> BadModelError:
+    """The error for a file of another kind than its name says."""
+    if is_pointer(path):
+        return BadModelError("; ".join(pointer_problem(path)))
+    return BadModelError(f"{path} is not {kind}{detail}")
 
 
 def _find_shards(path: Path, names: list[str]) -> list[Path]:
@@ -164,7 +176,7 @@ def read_safetensors_header(path: Path) -> list[str]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
         if length > MAX_HEADER_BYTES:
-            raise BadModelError(f"{path} is not a safetensors file")
+            raise _is_not("a safetensors file", path)
         if 8 + length > size:
             raise BadModelError(f"{path} is cut short: {size} bytes, its header alone has more")
         try:
