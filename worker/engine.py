@@ -376,6 +376,14 @@ class Engine(Protocol):
             keeps_prefixes: whether what is known of earlier prompts stays.
         """
 
+    def bound_rows(self, rows_bytes: int) -> None:
+        """What rows may take from now on; an engine that would take far more while it computes
+        than its arrays do keeps that within the same bound, if it can.
+
+        Args:
+            rows_bytes: see `SetBudget.rows_bytes`.
+        """
+
     def bytes_held(self) -> EngineBytes:
         """Memory as the engine counts it."""
 

@@ -106,6 +106,7 @@ class RowMemory:
             self._gives_back = True
         if isinstance(message, SetBudget):
             self._latest = message
+            self._engine.bound_rows(message.rows_bytes)
 
     def leaving(self, rows: Collection[Place]) -> list[RequestKey]:
         """The rows that have to leave now, each of which may have grown by a token since the last

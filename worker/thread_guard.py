@@ -150,6 +150,11 @@ class OwnedEngine:
         self._check()
         self._engine.give_back(keeps_prefixes=keeps_prefixes)
 
+    def bound_rows(self, rows_bytes: int) -> None:
+        """See `Engine.bound_rows`."""
+        self._check()
+        self._engine.bound_rows(rows_bytes)
+
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""
         self._check()

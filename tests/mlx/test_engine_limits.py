@@ -15,7 +15,7 @@ from mlxsup.worker.engine import BadLaunchError, EngineFacts
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.limits import MemoryLimits
 
-from support.mlx_rows import make_spec
+from support.mlx_rows import make_row, make_spec, run_rows
 from support.tiny_model import CONTEXT_LENGTH, make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -134,3 +134,83 @@ def test_a_gpu_keeps_a_bounded_part_for_reuse_unless_told_otherwise(
         assert cache_limit() == held
         limits.restore()
         assert cache_limit() == 10 * GIB + 1
+
+
+@pytest.fixture
+def memory_limit() -> Iterator[Callable[[], int]]:
+    """What MLX may hold; 20 GiB and one byte at first."""
+    before = mx.set_memory_limit(20 * GIB + 1)
+
+    def limit() -> int:
+        now = int(mx.set_memory_limit(before))
+        mx.set_memory_limit(now)
+        return now
+
+    yield limit
+    mx.set_memory_limit(before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "expected"),
+    [
+        ("cuda", None, 7 * GIB),
+        ("cuda", 6 * GIB, 6 * GIB),
+        ("cuda", 9 * GIB, 7 * GIB),
+        ("metal", None, None),
+        ("cpu", 6 * GIB, 6 * GIB),
+    ],
+)
+def test_with_cuda_mlx_holds_the_weights_and_most_of_what_rows_may_take(
+    tiny: Path,
+    memory_limit: Callable[[], int],
+    backend: str,
+    told: int | None,
+    expected: int | None,
+) -> None:
+    """Two engines on one GPU that read long prompts held 81 GiB each without this, 58 together
+    were needed."""
+    limits = MemoryLimits(make_spec(tiny, memory_limit_bytes=told), backend)
+    limits.set()
+    weights = mx.zeros(1000)
+    mx.eval(weights)
+    limits.set_wired()
+    held = mx.get_active_memory() if backend == "cuda" and expected == 7 * GIB else 0
+    limits.bound_rows(4 * GIB)
+    limits.bound_rows(8 * GIB)
+    assert memory_limit() == (20 * GIB + 1 if expected is None else expected + held)
+    assert not limits.is_exceeded()
+    limits.restore()
+    assert memory_limit() == 20 * GIB + 1
+
+
+def test_more_than_that_is_noticed(tiny: Path, memory_limit: Callable[[], int]) -> None:
+    limits = MemoryLimits(make_spec(tiny), "cuda")
+    limits.set()
+    assert not limits.is_exceeded(), "nothing was bounded"
+    limits.set_wired()
+    limits.bound_rows(8 * 4000)
+    rows = mx.zeros(7 * 1000)
+    mx.eval(rows)
+    assert not limits.is_exceeded()
+    more = mx.zeros(10_000)
+    mx.eval(more)
+    assert limits.is_exceeded()
+    limits.restore()
+
+
+def test_known_prompts_go_when_rows_need_their_memory(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MlxEngine(make_spec(tiny, prefix_cache_bytes=10**7))
+    try:
+        engine.load(lambda phase, progress: None)
+        run_rows(engine, [make_row(1, list(range(2, 60)), max_tokens=4)])
+        assert engine.bytes_held().prefix > 0
+        engine.insert(make_row(2, list(range(70, 90)), max_tokens=4))
+        engine.step()
+        assert engine.bytes_held().prefix > 0, "there is memory for it"
+        monkeypatch.setattr(MemoryLimits, "is_exceeded", lambda limits: True)
+        engine.step()
+        assert engine.bytes_held().prefix == 0
+    finally:
+        engine.close()

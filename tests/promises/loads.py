@@ -23,8 +23,8 @@ def answer_after_exit(entry: dict[str, Any], named: str) -> tuple[int, float]:
     with Daemon({"m": {**entry, "preload": False}}) as daemon, daemon.client() as client:
         changes = Changes(client)
         waiting = TimedReader(client, "m", "waits", max_tokens=1)
-        _, change = changes.first(lambda c: bool(c.get("pid")))
-        watch = ExitWatch(change["pid"])
+        lived_at, change = changes.first(lambda c: bool(c.get("pid")))
+        watch = ExitWatch(change["pid"], lived_at)
         error = waiting.failed()
         assert isinstance(error, RequestError)
         assert error.code == "load_failed", error

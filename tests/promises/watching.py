@@ -102,31 +102,56 @@ class Changes(threading.Thread):
 
 
 class ExitWatch(threading.Thread):
-    """When a process ended, by the kernel's own news where there is one."""
+    """When a process ended, by the kernel's own news where there is one.
 
-    def __init__(self, pid: int) -> None:
+    Args:
+        pid: of the process.
+        lived_at: when it was last known to live; one that has gone since then ended, at the
+            earliest, at that time.
+
+    Raises:
+        psutil.NoSuchProcess, ProcessLookupError: there is none, and `lived_at` is not given.
+    """
+
+    def __init__(self, pid: int, lived_at: float | None = None) -> None:
         super().__init__(daemon=True)
-        self._process = psutil.Process(pid)
-        self._descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         self._ended_at = 0.0
+        self._wait: Callable[[], object]
+        try:
+            self._wait = _wait_of(pid)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            if lived_at is None:
+                raise
+            self._ended_at = lived_at
+            self._wait = bool
         self.start()
 
     def run(self) -> None:
         """Waits."""
-        if self._descriptor is None:
-            self._process.wait()
-        else:
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN)
-            poll.poll()
-            os.close(self._descriptor)
-        self._ended_at = time.monotonic()
+        self._wait()
+        self._ended_at = self._ended_at or time.monotonic()
 
     def ended_at(self, timeout_s: float = 60.0, what: str = "") -> float:
         """When it ended; waits for that, and names what it was if it does not."""
         self.join(timeout_s)
         assert not self.is_alive(), f"the process did not end within {timeout_s:g} s: {what}"
         return self._ended_at
+
+
+def _wait_of(pid: int) -> Callable[[], object]:
+    """What returns when the process has ended."""
+    process = psutil.Process(pid)
+    if not hasattr(os, "pidfd_open"):
+        return process.wait
+    descriptor = os.pidfd_open(pid)
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        os.close(descriptor)
+
+    return wait
 
 
 @contextmanager

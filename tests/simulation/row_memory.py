@@ -38,6 +38,9 @@ class _KeepsNothing:
     def give_back(self) -> None:
         """There is nothing to give back."""
 
+    def bound_rows(self, rows_bytes: int) -> None:
+        """It takes nothing besides."""
+
     def free_kept(self, spared: RequestKey | None = None) -> None:
         """There is nothing to free."""
 

@@ -11,7 +11,7 @@ from types import FrameType
 def calls_of(function: Callable[[], object]) -> int:
     """How many functions are called, those of the interpreter included.
 
-    The garbage collector is held meanwhile: it runs when it likes, and calls what others hung on it.
+    The garbage collector is held meanwhile: it runs when it likes, and calls what others gave it.
     """
     count = 0
 

@@ -53,6 +53,7 @@ class Engine:
         self.returned = 0
         self.freed = 0
         self.made: list[str] = []
+        self.bounds: list[int] = []
         self.is_long = False
         self.is_decoding = True
         self.pass_s, self.cheap_tokens = 0.0, 99
@@ -115,6 +116,9 @@ class Engine:
             self.freed += 1
         else:
             self.returned += 1
+
+    def bound_rows(self, rows_bytes: int) -> None:
+        self.bounds.append(rows_bytes)
 
     def step(self) -> StepResult:
         self.made.append("step")

@@ -12,7 +12,7 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Priority
-from mlxsup.protocol.worker_messages import SetBudget
+from mlxsup.protocol.worker_messages import GiveBack, SetBudget
 from mlxsup.worker.row_memory import RowMemory, who_leaves
 
 from support.turn_bench import Engine
@@ -177,3 +177,11 @@ def test_a_row_that_has_grown_too_long_is_found_at_any_step() -> None:
     assert made.leaving(rows_of(99, 101)) == [2]
     made.heard(SetBudget(number=2, rows_bytes=bytes_of(2, 101)))
     assert made.leaving(rows_of(99, 101)) == []
+
+
+def test_the_engine_is_told_what_its_rows_may_take() -> None:
+    made, engine = memory(300)
+    assert engine.bounds == [300]
+    made.heard(SetBudget(number=2, rows_bytes=200))
+    made.heard(GiveBack())
+    assert engine.bounds == [300, 200]

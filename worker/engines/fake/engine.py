@@ -64,11 +64,9 @@ from .options import (
 from .reach import Reach
 from .row import FakeRow
 from .text import (
-    BIG_TOKEN_BASE,
     VOCABULARY_SIZE,
     Directives,
     FakeTextCodec,
-    answer_token,
     decode_tokens,
     encode_text,
     prompt_digest,
@@ -307,7 +305,7 @@ class FakeEngine:
         may_end = index >= row.row.min_tokens
         if may_end and not row.row.ignore_eos and index >= self._answer_length(row):
             return RowToken(key=key, token=None, finish=FinishReason.STOP)
-        token = self._draw(row, index)
+        token = row.draw(index)
         if token in row.row.stop_token_ids:
             if may_end:
                 return RowToken(key=key, token=None, finish=FinishReason.STOP)
@@ -317,14 +315,6 @@ class FakeEngine:
         finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
         logprobs = token_logprobs(token, row.row.top_logprobs)
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
-
-    @staticmethod
-    def _draw(row: FakeRow, index: int) -> int:
-        if row.directives.big:
-            return BIG_TOKEN_BASE + row.directives.big
-        if index < len(row.said):
-            return row.said[index]
-        return answer_token(row.digest, index, row.seed)
 
     def _answer_length(self, row: FakeRow) -> float:
         if row.said:
@@ -374,6 +364,9 @@ class FakeEngine:
         """See `Engine.give_back`."""
         if not keeps_prefixes:
             self._kept.clear()
+
+    def bound_rows(self, rows_bytes: int) -> None:
+        """See `Engine.bound_rows`."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

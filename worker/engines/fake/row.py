@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...engine import Row
-from .text import Directives
+from .text import BIG_TOKEN_BASE, Directives, answer_token
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,3 +49,11 @@ class FakeRow:
     def seed(self) -> int | None:
         """What its tokens are drawn with; None for a greedy answer."""
         return self.row.seed if self.row.sampling.temperature > 0 else None
+
+    def draw(self, index: int) -> int:
+        """The token of this number, from 0."""
+        if self.directives.big:
+            return BIG_TOKEN_BASE + self.directives.big
+        if index < len(self.said):
+            return self.said[index]
+        return answer_token(self.digest, index, self.seed)

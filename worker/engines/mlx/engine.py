@@ -351,6 +351,8 @@ class MlxEngine:
             MemoryError: MLX ran out of memory.
             Exception: any other; the engine is unusable afterwards and the process must end (F3).
         """
+        if self._limits is not None and self._limits.is_exceeded() and self.prefixes is not None:
+            self.prefixes.clear()
         return self._ready().step()
 
     def decode(self) -> StepResult:
@@ -361,17 +363,17 @@ class MlxEngine:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""
         self._ready().give_back(keeps_prefixes=keeps_prefixes)
 
+    def bound_rows(self, rows_bytes: int) -> None:
+        """See `Engine.bound_rows`."""
+        if self._limits is not None:
+            self._limits.bound_rows(rows_bytes)
+
     def bytes_held(self) -> EngineBytes:
         """Memory as MLX counts it."""
-        import mlx.core as mx
+        from .limits import bytes_held
 
-        return EngineBytes(
-            active=mx.get_active_memory(),
-            cache=mx.get_cache_memory(),
-            peak=mx.get_peak_memory(),
-            kept=0 if self.batch is None else self.batch.kept_bytes,
-            prefix=0 if self.prefixes is None else self.prefixes.held_bytes,
-        )
+        kept = 0 if self.batch is None else self.batch.kept_bytes
+        return bytes_held(kept, 0 if self.prefixes is None else self.prefixes.held_bytes)
 
     def close(self) -> None:
         """Frees everything and restores the process's limits; once, on the owner thread (E2)."""

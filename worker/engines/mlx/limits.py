@@ -10,10 +10,15 @@ import mlx.core as mx
 
 from mlxsup.protocol.launch import LaunchSpec
 
+from ...engine import EngineBytes
+
 MOST_CACHE_BYTES = 8 * 2**30
 CACHE_SHARE = 8
 """How much a worker on a GPU keeps for reuse by default: one such part of the device, or the size
 above if that is less. MLX's own limit there is nearly the whole device, in each process."""
+
+OVERSHOOT_SHARE = 8
+"""Such a part of what rows may take is left for what MLX allocates before it looks at its limit."""
 
 
 class MemoryLimits:
@@ -30,6 +35,8 @@ class MemoryLimits:
         self._memory_before: int | None = None
         self._cache_before: int | None = None
         self._wired_before: int | None = None
+        self._weight_bytes = 0
+        self._most_bytes: int | None = None
 
     def set(self) -> None:
         """Sets the limits before the load, so that they apply to it; nothing is wired yet."""
@@ -46,14 +53,36 @@ class MemoryLimits:
 
     def set_wired(self) -> None:
         """Sets the wired limit, after the load and BatchGenerator's constructor with its own."""
+        self._weight_bytes = mx.get_active_memory()
         recommended = _recommended_bytes()
         if recommended is None:
             return
         wanted = self._spec.wired_limit_bytes
         if wanted is None:
             # The weights are what stays wired; everything else comes and goes.
-            wanted = mx.get_active_memory()
+            wanted = self._weight_bytes
         mx.set_wired_limit(min(wanted, recommended))
+
+    def bound_rows(self, rows_bytes: int) -> None:
+        """Limits what MLX holds to the weights and most of what rows may take; with CUDA only.
+
+        MLX runs ahead of the device and holds what all passes under way compute: several times what
+        remains of a long prompt. At its limit it waits for them, which costs nothing measurable.
+        """
+        if self._backend != "cuda":
+            return
+        most = self._weight_bytes + rows_bytes - rows_bytes // OVERSHOOT_SHARE
+        if self._spec.memory_limit_bytes is not None:
+            most = min(most, self._spec.memory_limit_bytes)
+        self._most_bytes = most
+        before = int(mx.set_memory_limit(most))
+        if self._memory_before is None:
+            self._memory_before = before
+
+    def is_exceeded(self) -> bool:
+        """Whether arrays hold more, as prefixes and long rows may together: then MLX takes three
+        times as long for everything."""
+        return self._most_bytes is not None and mx.get_active_memory() > self._most_bytes
 
     def restore(self) -> None:
         """Restores everything; after BatchGenerator's `close`, which restores what it found."""
@@ -63,6 +92,22 @@ class MemoryLimits:
             mx.set_cache_limit(self._cache_before)
         if self._memory_before is not None:
             mx.set_memory_limit(self._memory_before)
+
+
+def bytes_held(kept: int, prefix: int) -> EngineBytes:
+    """Memory as MLX counts it.
+
+    Args:
+        kept: see `EngineBytes`.
+        prefix: likewise.
+    """
+    return EngineBytes(
+        active=mx.get_active_memory(),
+        cache=mx.get_cache_memory(),
+        peak=mx.get_peak_memory(),
+        kept=kept,
+        prefix=prefix,
+    )
 
 
 def _default_cache_bytes() -> int:
