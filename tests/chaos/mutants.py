@@ -86,10 +86,10 @@ MUTANTS = (
     ),
     Mutant(
         name="a token of another model",
-        module="mlxsup.worker.engines.fake.engine",
-        right="        return answer_token(row.digest, index, row.seed)",
-        wrong="        other = prompt_digest(row.row.tokens, 'another')\n"
-        "        return answer_token(other if index == 5 else row.digest, index, row.seed)",
+        module="mlxsup.worker.engines.fake.row",
+        right="        return answer_token(self.digest, index, self.seed)",
+        wrong="        other = bytes(len(self.digest))\n"
+        "        return answer_token(other if index == 5 else self.digest, index, self.seed)",
         check="tokens",
     ),
     Mutant(

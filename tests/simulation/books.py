@@ -217,6 +217,7 @@ class Book:
         up_for: what it was last wanted for.
         keep_alive_s: how long it stays while it is idle, as was said last; None: as configured.
         last_exit: how its latest process ended, in a word or two; empty if none has.
+        last_code: the exit code of its latest process; None if that had none.
     """
 
     entry: ModelSettings
@@ -253,6 +254,7 @@ class Book:
     up_for: UpFor = UpFor.SOMEBODY
     keep_alive_s: float | None = None
     last_exit: str = ""
+    last_code: int | None = None
 
     @property
     def name(self) -> ModelName:

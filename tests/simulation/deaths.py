@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.download import Repository
 from mlxsup.supervisor.core.events import Exited, SpawnFailed
 
 from . import costs, estimates, pauses, room, shares, wishes
@@ -21,6 +23,7 @@ MOST_DEATHS = 3
 MOST_SHORTAGES = 2
 """Of memory, while a process holds nobody else."""
 
+MODEL_MISSING = 66
 CAUSED_ELSEWHERE = (72, 75)
 TERMINATED = 143
 KILL_LIMIT_S = 10.0
@@ -87,6 +90,9 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
     if ready_s is not None and not is_swap and ready_s >= book.entry.restart.stable_s:
         book.in_a_row = 0
     was_draining = book.drain_until is not None
+    code = exited.exit_code if exited is not None else None
+    is_first_miss = code == MODEL_MISSING != book.last_code
+    book.last_code = code
     _requests_end(record, book, life, finding)
     room.forget(book)
     book.held = min(book.held, estimates.need_of(record, book))
@@ -106,14 +112,19 @@ def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding
         and exited.exit_code in PERMANENT
     )
     is_restart = life.is_restart if cause is not None else was_draining and life.cause is None
+    is_lost = is_permanent and is_first_miss and bool(book.entry.repo)
     if cause is Cause.VERSION:
         fails(record, book, "version")
     elif cause is Cause.TOO_LARGE and not is_restart:
         fails(record, book, "too large")
-    elif is_permanent or (is_alike and cause is None):
+    elif not is_lost and (is_permanent or (is_alike and cause is None)):
         fails(record, book, "load")
     elif finding.is_broken:
         fails(record, book, "engine")
+    elif is_lost:
+        lost = Repository(book.entry.repo, book.entry.revision)
+        book.entry = replace(book.entry, download=lost)
+        record.count("fetched again")
     elif is_restart:
         book.clean()
     elif cause in (Cause.ASKED, Cause.SWAP):
