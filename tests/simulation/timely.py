@@ -106,6 +106,8 @@ def _backs_off(record: Record, book: Book, retry_in_s: float) -> None:
     """The delay is what the oracle has counted, a random part of its half taken off."""
     assert book.retry is not None
     earliest, latest = book.retry
+    if retry_in_s == 0.0 and record.now >= latest:
+        return  # it is due, and `_returns` says how soon it must be tried
     retry_at = record.now + retry_in_s
     check("back-off too short", retry_at >= earliest - EPSILON_S, f"{book.name} {retry_at}")
     check("back-off too long", retry_at <= latest + EPSILON_S, f"{book.name} {retry_at}")
