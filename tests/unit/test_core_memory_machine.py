@@ -20,7 +20,8 @@ from mlxsup.protocol.worker_messages import Dispatch, Exit, GiveBack
 from mlxsup.supervisor.core.actions import Abandon, Action, SendToWorker, SignalWorker, Spawn
 from mlxsup.supervisor.core.actions import WorkerSignal as Signal
 from mlxsup.supervisor.core.events import Reloaded, Sampled
-from mlxsup.supervisor.core.model import ASK_AGAIN_S
+from mlxsup.supervisor.core.memory.residency import RESIDENCY_LOADS
+from mlxsup.supervisor.core.model import ASK_AGAIN_S, GIVING_BACK_S
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core_memory import MemoryDriver, limited, sized
@@ -33,6 +34,8 @@ all_sizes = st.tuples(sizes, sizes, sizes, sizes)
 pins = st.sampled_from(["", "", "a", "b"])
 FULL = "another has waited longer"
 ENDING = ("DRAINING", "STOPPING")
+SETTLING_S = 150.0
+"""By then whoever waits has been served, if every load is short."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.entries = self.entries_of(needs, pin)
         self.driver = MemoryDriver([], self.settings_of(budget))
         self.driver.obey = self.obey_all
+        self.began_at = self.driver.now
         self.reload_to(self.entries)
 
     def settings_of(self, budget: int) -> CoreSettings:
@@ -179,15 +183,16 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(model=names, held=st.integers(1, 9))
     def one_is_measured(self, model: str, held: int) -> None:
         """Nothing is seen of the others. Who was asked to give back may hold less than before."""
-        row = self.rows()[model]
-        if row["pid"] is not None:
-            for name, process in self.processes.items():
-                least = process.granted if self.may_shrink(name) else process.held
-                process.held = max(least, held if name == model else 0)
-            sampled = Sampled(
-                now=self.driver.now, footprint_bytes={row["pid"]: held}, machine_bytes=100
-            )
-            self.driver.do(sampled)
+        if self.rows()[model]["pid"] is not None:
+            self.memory_is_sampled({model: held})
+
+    def memory_is_sampled(self, footprints: dict[str, int]) -> None:
+        rows = self.rows()
+        by_pid = {rows[name]["pid"]: held for name, held in footprints.items()}
+        for name, process in self.processes.items():
+            least = process.granted if self.may_shrink(name) else process.held
+            process.held = max(least, footprints.get(name, 0))
+        self.driver.do(Sampled(now=self.driver.now, footprint_bytes=by_pid, machine_bytes=100))
 
     def may_shrink(self, name: str) -> bool:
         is_recent = self.driver.now < self.processes[name].asked_back_at + ASK_AGAIN_S
@@ -215,11 +220,12 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 1.9]))
     def time_passes(self, seconds: float) -> None:
-        """Not so long that a process that was told to end is killed."""
+        """Not so long that a process that was told to end is killed; all hold what they held."""
         for model in list(self.processes):  # each can be told to end now at the latest
             if self.rows()[model]["pid"] is None:
                 self.driver.spawned(model, ord(model))
         self.driver.pass_time(seconds)
+        self.memory_is_sampled({name: one.held for name, one in self.processes.items()})
         for model in NAMES:
             self.one_obeys(model)
 
@@ -252,6 +258,9 @@ class MemoryMachine(RuleBasedStateMachine):
     def nobody_idle_is_left_beyond_the_budget(self) -> None:
         if not hasattr(self, "driver"):
             return
+        since = max((one.asked_back_at for one in self.processes.values()), default=-math.inf)
+        if self.driver.now < since + GIVING_BACK_S:
+            return  # what is given back may be enough
         rows = self.rows().values()
         staying = [row for row in rows if not self.is_leaving(row)]
         if sum(row["reserved_bytes"] for row in staying) > self.budget:
@@ -292,7 +301,10 @@ class MemoryMachine(RuleBasedStateMachine):
         return not any(row["queued"] or row["running"] for row in self.rows().values())
 
     def settle_until(self, is_reached: Callable[[], bool]) -> None:
-        for _ in range(80):
+        """A turn lasts `RESIDENCY_LOADS` times what its load took: at most all that has passed."""
+        passed_s = self.driver.now - self.began_at
+        ends_at = self.driver.now + SETTLING_S + RESIDENCY_LOADS * passed_s
+        while self.driver.now < ends_at:
             for model in NAMES:
                 self.one_obeys(model)
                 self.one_becomes_ready(model)

@@ -7,6 +7,7 @@ process has been asked to do since it was READY.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,12 +16,15 @@ from hypothesis.stateful import rule
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.worker_messages import Dispatch, Exit, PauseRow
 from mlxsup.supervisor.core.actions import Action, SendToWorker, Spawn
+from mlxsup.supervisor.core.model import GIVING_BACK_S
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from .test_core_memory_machine import NAMES, MemoryMachine, names
 from support.core_memory import limited
 
 MIN_RESIDENCY_S = 3.0
+RETURNING = ("restart", "reload")
+"""Why a model leaves that loads again at once, in the memory that is kept for it."""
 
 
 @dataclass(slots=True)
@@ -74,11 +78,19 @@ class SwapMachine(MemoryMachine):
         assert turn.first_token_at is not None or not turn.was_given, f"{model} delivered nothing"
         assert now >= began_at + MIN_RESIDENCY_S, f"{model} had no time"
         others = [row for row in self.rows().values() if row["name"] != model]
-        staying = [row for row in others if not self.is_leaving(row)]
         held = self.rows()[model]["reserved_bytes"]
-        is_short = sum(row["reserved_bytes"] for row in staying) + held > self.budget
+        is_short = sum(self.held_later(row) for row in others) + held > self.budget
         waits = [row for row in others if row["memory_wait"]]
         assert waits or is_short, f"{model} goes for nobody"
+
+    def held_later(self, row: dict[str, Any]) -> int:
+        """What is held for a model once those that leave have left; who restarts comes back, and
+        what a pinned one needs stays its own."""
+        held = int(row["reserved_bytes"])
+        if not self.is_leaving(row):
+            return held
+        stays = row["pinned"] or row["why"] in RETURNING
+        return min(held, self.need(row["name"])) if stays else 0
 
     # ------------------------------------------------------------ what happens
 
@@ -137,3 +149,57 @@ class SwapMachine(MemoryMachine):
 
 SwapMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestSwaps = SwapMachine.TestCase
+
+
+def test_a_swap_is_needed_if_the_other_one_only_restarts() -> None:
+    machine = SwapMachine()
+    machine.start(needs=(1, 1, 1, 1), budget=6, pin="")
+    machine.somebody_reloads(needs=(1, 1, 5, 1), budget=7, pin="", is_same=False)
+    machine.somebody_asks("c")
+    machine.everybody_waits_for_a_turn()
+    machine.somebody_restarts("b", now=False)
+    machine.somebody_reloads(needs=(1, 1, 1, 1), budget=6, pin="a", is_same=True)
+    assert machine.rows()["b"]["state"] == "STOPPING"
+    machine.everybody_has_been_idle()
+    assert machine.swaps == 1
+    machine.teardown()
+
+
+def test_a_swap_is_needed_if_the_other_one_is_pinned_and_unloads() -> None:
+    machine = SwapMachine()
+    machine.start(needs=(5, 1, 1, 4), budget=12, pin="")
+    for model in "acd":
+        machine.somebody_asks(model)
+    machine.everybody_waits_for_a_turn()
+    machine.somebody_reloads(needs=(5, 1, 1, 4), budget=9, pin="a", is_same=True)
+    machine.somebody_unloads("a")
+    machine.teardown()
+    assert machine.swaps == 1
+
+
+def test_an_idle_model_beyond_the_budget_goes_once_the_others_could_give_back() -> None:
+    machine = SwapMachine()
+    machine.start(needs=(1, 1, 1, 1), budget=6, pin="")
+    machine.all_become_ready()
+    machine.somebody_asks("b")
+    machine.one_dies("b", code=75)
+    machine.one_is_measured("a", held=6)
+    machine.nobody_idle_is_left_beyond_the_budget()
+    assert machine.evicted == 0
+    machine.time_passes(GIVING_BACK_S)
+    machine.nobody_idle_is_left_beyond_the_budget()
+    assert machine.evicted == 1
+    machine.teardown()
+
+
+def test_a_turn_of_three_long_loads_is_waited_for() -> None:
+    machine = SwapMachine()
+    machine.start(needs=(1, 6, 1, 1), budget=6, pin="")
+    machine.one_becomes_ready("a")
+    machine.somebody_unloads("a")
+    for _ in range(10):
+        machine.everybody_has_been_idle()
+    machine.somebody_asks("a")
+    assert machine.rows()["b"]["state"] == "LOADING"
+    machine.teardown()
+    assert machine.evicted == 1
