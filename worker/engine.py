@@ -368,6 +368,10 @@ class Engine(Protocol):
     def decode(self) -> StepResult:
         """A step that reads no prompt; raises what `step` raises."""
 
+    def settle(self) -> None:
+        """Does what the last step has left for when its tokens are on their way, such as keeping
+        what ended rows have read."""
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed; called after a while without a request, and between
         two steps when the supervisor needs the memory.

@@ -342,17 +342,18 @@ class StepLoop:
         result = self._engine.step() if may_read else self._engine.decode()
         self._signs.steps += 1
         self._send_step(result)
+        self._engine.settle()
         return True
 
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
         rows, between_steps, leaving = self._running.take(result.tokens, self._clock())
-        if leaving:
-            self._engine.remove(*leaving)
         prefill = progress_of(result.prefill, self._running)
         self._link.send(self._leases.step(result, self._signs.steps, rows, prefill, between_steps))
         for key, error in self._running.take_refused():
             self._reject(key, error)
+        if leaving:
+            self._engine.remove(*leaving)  # costs time, for which no token has to wait
 
     def _publish_wait(self) -> None:
         is_held_up = self._leases.is_asked and self._engine.has_rows()

@@ -145,6 +145,11 @@ class OwnedEngine:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def settle(self) -> None:
+        """See `Engine.settle`."""
+        self._check()
+        self._engine.settle()
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         self._check()

@@ -206,9 +206,9 @@ def main(
     except UncleanTreeError as error:
         tell(f"{error}\nName the commit with --commit, or try the script with --small.")
         return UNCLEAN
-    setting = Setting(
-        models=given.models or given.folder / "models", is_small=given.small, trained=given.trained
-    )
+    # A daemon takes a relative path from its file's folder, and not from here.
+    models = (given.models or given.folder / "models").resolve()
+    setting = Setting(models=models, is_small=given.small, trained=given.trained)
     if given.stage:
         [stage] = [one for one in stages if one.name == given.stage]
         try:

@@ -15,7 +15,7 @@ from bench.fast_path.claims import ROWS
 from bench.fast_path.cpu import STAGES as CPU_STAGES
 from bench.fast_path.document import FAST_PATH, Sheet
 from bench.fast_path.results import TRIAL, Found, Store
-from bench.fast_path.stages import Stage, main, run_stage
+from bench.fast_path.stages import Rows, Setting, Stage, main, run_stage
 from bench.gpu.__main__ import STAGES as GPU_STAGES
 from bench.http.document import HTTP
 from bench.http.stages import STAGES as HTTP_STAGES
@@ -27,6 +27,7 @@ EVERY: dict[str, tuple[Sequence[Stage], Sheet]] = {
     "bench.fast_path": (CPU_STAGES, FAST_PATH),
     "bench.http": (HTTP_STAGES, HTTP),
 }
+STAGE = ("--small", "--stage", "router", "--rows", "router")
 NOT_SHOWN = EXIT_CODES[Verdict.NOT_SHOWN]
 
 
@@ -93,6 +94,23 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         with pytest.raises(SystemExit):
             main(CPU_STAGES, "no.such.module", None, sheet=FAST_PATH, words=[str(tmp_path), *words])
         assert said in capsys.readouterr().err
+
+
+def test_models_are_found_from_everywhere_if_the_folder_is_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the documents' own command: a daemon takes a relative path from its file's folder."""
+    seen: list[Path] = []
+
+    async def look(setting: Setting, wanted: Sequence[str]) -> Rows:
+        seen.append(setting.models)
+        yield "router", {claim.id: Found(values=[0.0]) for claim in ROWS["router"].claims}
+
+    monkeypatch.chdir(tmp_path)
+    stage = Stage(name="router", rows=("router",), measure=look)
+    for words in (["build/rows"], ["rows", "--models", "build/rows/models"]):
+        main([stage], "no.such.module", None, sheet=FAST_PATH, words=[*words, *STAGE])
+    assert seen == [tmp_path.resolve() / "build/rows/models"] * 2
 
 
 # ---------------------------------------------------------------- every row, small

@@ -95,6 +95,9 @@ class Turns:
         self.asked.append(("plan", decode_rows))
         return {}
 
+    def hold(self) -> dict[int, int]:
+        return {}
+
     def chunk(self, *, decode_rows: int) -> int:
         self.asked.append(("chunk", decode_rows))
         return 64
@@ -177,6 +180,7 @@ def response(uid: int, token: int, finish: str | None = None, size: int = 20) ->
 
 
 ONE, TWO, THREE = RequestKey(1), RequestKey(2), RequestKey(3)
+ENDED = [([11, STOP], ["own 11"]), ([12, 6], ["own 12"])]
 
 
 @pytest.fixture
@@ -258,11 +262,39 @@ def test_a_row_that_ends_by_itself_is_kept_and_forgotten(bench: Bench) -> None:
     assert stopped.logprobs is None
     assert (cut.key, cut.token, cut.finish) == (TWO, 6, FinishReason.LENGTH)
     assert cut.logprobs is not None
-    assert bench.prefixes.kept == [([11, STOP], ["own 11"]), ([12, 6], ["own 12"])]
     assert not bench.batch.has_rows()
+    assert bench.prefixes.kept == [], "their last tokens do not wait for that"
+    bench.batch.settle()
+    assert bench.prefixes.kept == ENDED
+    bench.batch.settle()
+    assert bench.prefixes.kept == ENDED
     assert bench.passes.removed == [], "mlx-lm has removed them"
+    assert set(bench.batch.books()) == {0}
     bench.batch.insert(make_row(1, [1, 2]))
     assert bench.batch.row_count() == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda batch: batch.insert(make_row(3, [1, 2])),
+        lambda batch: batch.step(),
+        lambda batch: batch.decode(),
+        lambda batch: batch.give_back(keeps_prefixes=True),
+    ],
+    ids=["insert", "step", "decode", "give_back"],
+)
+def test_what_ended_rows_have_read_is_kept_before_anything_else_happens(
+    bench: Bench, call: Callable[[MlxBatch], object]
+) -> None:
+    """A row that joins may begin behind it, and who asks for memory gets what it took."""
+    for key in (1, 2):
+        bench.batch.insert(make_row(key, [1, 2]))
+    bench.step(response(11, STOP, "stop"), response(12, 6, "length"))
+    assert bench.batch.books()[-1] == 2
+    bench.passes.result = ([], [])
+    call(bench.batch)
+    assert bench.prefixes.kept == ENDED
 
 
 def test_removed_rows_leave_in_one_change_and_are_kept(bench: Bench) -> None:

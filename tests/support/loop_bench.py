@@ -43,6 +43,7 @@ class RecordingEngine(FakeEngine):
     def __init__(self, story: list[str]) -> None:
         super().__init__(SPEC)
         self.story = story
+        self.settled_after: list[str] = []
 
     def insert(self, row: Row) -> int:
         self.story.append(f"insert {row.key}")
@@ -58,6 +59,9 @@ class RecordingEngine(FakeEngine):
     def step(self) -> StepResult:
         self.story.append("step")
         return super().step()
+
+    def settle(self) -> None:
+        self.settled_after.append(self.story[-1])
 
 
 class MemoryLink:

@@ -117,6 +117,9 @@ class Engine:
         else:
             self.returned += 1
 
+    def settle(self) -> None:
+        pass
+
     def bound_rows(self, rows_bytes: int) -> None:
         self.bounds.append(rows_bytes)
 

@@ -115,6 +115,21 @@ def test_memory_is_looked_at_again_once_the_last_step_is_long_over(
     assert seen == [(0.5, 30), (2.5, 13)]
 
 
+def test_no_token_waits_for_what_a_step_leaves_to_do(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is on its way before a row that has ended leaves the batch, and is kept."""
+    tokens = answer_tokens(encode_text("ppp"), 8)
+    monkeypatch.setitem(STOPS, 1, [decode_tokens(tokens)])
+    monkeypatch.setitem(BUDGETS, 1, 20)
+    bench.start(1)
+    while bench.loop.turn():
+        pass
+    assert bench.story[-3:] == ["step", "send step", "remove 1"]
+    settled_after = bench.engine.settled_after
+    assert settled_after == ["send step"] * (bench.story.count("step") - 1) + ["remove 1"]
+
+
 def test_stop_strings_of_one_step_change_the_batch_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,6 +360,9 @@ class FakeEngine:
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
 
+    def settle(self) -> None:
+        """See `Engine.settle`: there is nothing."""
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         if not keeps_prefixes:

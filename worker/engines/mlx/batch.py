@@ -86,6 +86,7 @@ class MlxBatch:
         self.paces: PaceFile | None = None
         self.clock = clock
         self._kept = KeptRows()
+        self._ended: list[tuple[list[Any], list[int]]] = []  # in the last step: caches, tokens
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
@@ -112,6 +113,7 @@ class MlxBatch:
         """
         if row.key in self._uids:
             raise ValueError(f"request {row.key} is in the batch already")
+        self.settle()
         tokens = row.tokens + row.delivered
         with mx.stream(self._stream):
             found = self._kept.take(row.key, tokens) or self._prefixes.find(tokens)
@@ -219,8 +221,15 @@ class MlxBatch:
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
 
+    def settle(self) -> None:
+        """See `Engine.settle`; nothing reads or frees what is kept before this was done."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._keep(ended)
+
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
+        self.settle()
         if not keeps_prefixes:
             self._prefixes.clear()
         # A pass that is under way would give its memory back too late.
@@ -241,7 +250,7 @@ class MlxBatch:
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
         rows = (self._keys, self._uids, self._turns, self._kept)
-        books = (*rows, self._wanted_logprobs, self._grammars)
+        books = (*rows, self._wanted_logprobs, self._grammars, self._ended)
         return tuple(len(book) for book in books)
 
     def predict_step_s(self) -> float:
@@ -295,6 +304,7 @@ class MlxBatch:
         return self._run(self._turns.hold())
 
     def _run(self, plan: dict[int, int]) -> StepResult:
+        self.settle()
         decoding = self._decode_rows()
         has_prompts = len(self._turns) > 0
         shape = None if self._shapes is None else self._shape(reads=any(plan.values()))
@@ -326,7 +336,7 @@ class MlxBatch:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
         if ended := [token.key for token in taken if token.finish is not None]:
-            self.remove(*ended)
+            self._ended += self._take_out(ended).values()
         decode_s = self._pacer.predict_decode_s(decoding)
         progress: list[RowPrefill] = []
         if has_prompts:
@@ -374,13 +384,14 @@ class MlxBatch:
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
         if not _warms_up(key):
-            self._keep([(response.prompt_cache, response.all_tokens)])
+            self._ended.append((response.prompt_cache, response.all_tokens))
 
     def close(self) -> None:
         """Removes every row; the process's limits are restored afterwards (E2, E3)."""
         if self.paces is not None:
             self.paces.keep(self._pacer.learned())
         self.remove(*self._uids)
+        self._ended.clear()
         self._kept.clear()
         self._prefixes.clear()
         mx.synchronize(self._stream)

@@ -345,12 +345,7 @@ class MlxEngine:
         return self._ready().shared_pass_s(tokens)
 
     def step(self) -> StepResult:
-        """One decode step for the rows that decode, and at most one chunk of prefill.
-
-        Raises:
-            MemoryError: MLX ran out of memory.
-            Exception: any other; the engine is unusable afterwards and the process must end (F3).
-        """
+        """See `Engine.step` (F3); raises MemoryError if MLX ran out of memory."""
         if self._limits is not None and self._limits.is_exceeded() and self.prefixes is not None:
             self.prefixes.clear()
         return self._ready().step()
@@ -358,6 +353,10 @@ class MlxEngine:
     def decode(self) -> StepResult:
         """A step that reads no prompt; raises what `step` raises."""
         return self._ready().decode()
+
+    def settle(self) -> None:
+        """See `Engine.settle`."""
+        self._ready().settle()
 
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""
