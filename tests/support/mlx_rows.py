@@ -66,6 +66,7 @@ def run_rows(engine: MlxEngine, rows: Iterable[Row] = ()) -> dict[int, list[RowT
     while engine.has_rows():
         for token in engine.step().tokens:
             got.setdefault(int(token.key), []).append(token)
+        engine.settle()
     return got
 
 
@@ -101,6 +102,7 @@ def known_as(path: Path, way: Batching) -> dict[str, str]:
 def check_no_row_is_left(engine: MlxEngine) -> None:
     """Neither in our books nor in mlx-lm's."""
     assert engine.batch is not None
+    engine.settle()
     assert set(engine.batch.books()) == {0}
     passes = engine.batch.passes
     if isinstance(passes, SerialPasses):
