@@ -17,6 +17,7 @@ from .apis import REQUEST_ID, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
 from .failure import Failure
+from .keep_alive import check_keep_alive
 from .keys import CALLER
 from .metrics.meter import Meter
 from .openai.errors import failure_of, interrupted
@@ -163,7 +164,9 @@ async def answer(
         Failure: a parameter is wrong, or the daemon has refused; not if the response is streamed.
         Disconnected: nobody waits for the answer any longer.
     """
-    ask = ask.in_name_of(request.scope[CALLER].account)
+    caller = request.scope[CALLER]
+    check_keep_alive(ask.parameters, caller)
+    ask = ask.in_name_of(caller.account)
     if ask.is_streamed:
         progress = Progress(time.monotonic)
         streamed = Answer(client, ask, open_answers, progress, open_answers.meter)
