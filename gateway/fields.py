@@ -51,6 +51,18 @@ def ignored(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, Use.IGNORED) for name in names)
 
 
+def time_limits() -> tuple[Field, ...]:
+    """Limits of one request: the daemon's, by their own names."""
+    return (
+        Field("timeout_s", Use.USED, "seconds until the last token; then 504 "
+              "(`deadline_exceeded`), or in a stream an error event; 0: no limit"),
+        Field("queue_timeout_s", Use.USED, "seconds in the queue; then 503 (`queue_timeout`); "
+              "0: no limit; without it that of the configuration"),
+        Field("first_token_timeout_s", Use.USED, "seconds until the first token; then 504 "
+              "(`deadline_exceeded`); 0: no limit; without it that of the configuration"),
+    )  # fmt: skip
+
+
 def check_fields(
     values: Mapping[str, Any], fields: Sequence[Field], *, within: str = ""
 ) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed
+from ..fields import Field, Use, ignored, passed, time_limits
 
 _COUNTED = (
     Field("messages", Use.USED, "the chat; see below"),
@@ -31,6 +31,7 @@ MESSAGES_FIELDS = (
           "does not fit into the context, as many as do"),
     Field("stream", Use.USED, "true: server-sent events"),
     Field("stop_sequences", Use.USED, "a list of up to 16 texts"),
+    *time_limits(),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"),
 )  # fmt: skip
 

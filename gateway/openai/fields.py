@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed
+from ..fields import Field, Use, ignored, passed, time_limits
 
 _BOTH = (
     Field("model", Use.USED, "the name of a model of the configuration"),
@@ -19,6 +19,7 @@ _BOTH = (
     Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle, until the next "
           "request: seconds, or a text such as `5m`; 0: it goes then; below 0: for ever"),
     Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
+    *time_limits(),
     *ignored("user", "metadata", "store", "service_tier"),
 )  # fmt: skip
 
