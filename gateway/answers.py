@@ -20,6 +20,7 @@ from .failure import Failure
 from .keep_alive import check_keep_alive
 from .keys import CALLER
 from .metrics.meter import Meter
+from .one_call import OneCall
 from .openai.errors import failure_of, interrupted
 from .progress import Progress
 from .shape import Shape
@@ -170,9 +171,9 @@ async def answer(
     if ask.is_streamed:
         progress = Progress(time.monotonic)
         streamed = Answer(client, ask, open_answers, progress, open_answers.meter)
-        return _Streamed(streamed, shape(streamed.request_id, int(time.time())), progress)
+        return _Streamed(streamed, _shaped(ask, shape, streamed), progress)
     whole = Answer(client, ask, open_answers, None, open_answers.meter)
-    shaped = shape(whole.request_id, int(time.time()))
+    shaped = _shaped(ask, shape, whole)
 
     async def take(index: int, stream: AsyncStream) -> None:
         async for delta in stream:
@@ -180,6 +181,12 @@ async def answer(
 
     results = await whole.read(take, request.receive)
     return JSONResponse(shaped.whole(results), headers={REQUEST_ID: whole.request_id})
+
+
+def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
+    """What the answer looks like."""
+    shaped = shape(answer.request_id, int(time.time()))
+    return OneCall(shaped) if ask.has_one_call else shaped
 
 
 class _Streamed(Response):

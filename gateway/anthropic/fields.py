@@ -12,7 +12,8 @@ _COUNTED = (
           "request to request, and nothing behind it could be taken from the prefix cache"),
     Field("tools", Use.USED, "what the model may call; see below"),
     Field("tool_choice", Use.USED, "`{\"type\": \"auto\"}` or `{\"type\": \"none\"}`; a call "
-          "cannot be forced"),
+          "cannot be forced. With `disable_parallel_tool_use`, what comes after the first call is "
+          "left out"),
     Field("thinking", Use.USED, "`enabled` or `adaptive`: the chat template is given "
           "`enable_thinking` and `thinking`, and the reasoning is shown unless `display` is "
           "`omitted`; otherwise it is given their opposite. `budget_tokens` has no effect"),
@@ -73,11 +74,7 @@ TOOL_FIELDS = (
     *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
 )
 
-CHOICE_FIELDS = (
-    _TYPE,
-    Field("disable_parallel_tool_use", Use.NEUTRAL, "the model decides how many calls it makes",
-          (False,)),
-)  # fmt: skip
+CHOICE_FIELDS = (_TYPE, Field("disable_parallel_tool_use", Use.USED))
 
 THINKING_FIELDS = (_TYPE, Field("display", Use.USED), *ignored("budget_tokens"))
 

@@ -33,7 +33,7 @@ CHAT_FIELDS = (
           "does not know it leaves it out"),
     *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs"),
     *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
-    Field("parallel_tool_calls", Use.NEUTRAL, "the model decides how many calls it makes", (True,)),
+    Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),
     Field("modalities", Use.NEUTRAL, "answers are text", (["text"],)),
     Field("verbosity", Use.NEUTRAL, "say it in a message", ("medium",)),
     Field("audio", Use.NEUTRAL, "answers are text"),

@@ -129,6 +129,8 @@ def test_tools_take_the_form_that_templates_know() -> None:
     function = {"name": "f", "description": "does", "parameters": {"type": "object"}}
     assert ask.parameters["tools"] == [{"type": "function", "function": function}]
     assert ask.parameters["tool_choice"] == "auto"
+    assert not ask.has_one_call
+    assert message(tool_choice={"type": "auto", "disable_parallel_tool_use": True}).has_one_call
     assert "tools" not in message(tools=[]).parameters
 
 
@@ -224,10 +226,11 @@ SAID = {"role": "assistant", "content": "once upon"}
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "a JSON schema"),
         ({"tools": [{"name": 3, "input_schema": {}}]}, "tools[0].name", "takes a text"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type", "cannot be forced"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name", "unknown field"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type", "cannot be forced"),
+        ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name", "unknown field"),
         ({"tool_choice": "auto"}, "tool_choice", "an object with a type"),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-         "tool_choice.disable_parallel_tool_use", "has no effect here"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+         "tool_choice.disable_parallel_tool_use", "true or false"),
         ({"thinking": {"type": "much"}}, "thinking.type", "takes one of"),
         ({"thinking": True}, "thinking", "an object with a type"),
         ({"output_config": 3}, "output_config", "takes an object"),
