@@ -194,7 +194,8 @@ class Gateway:
         """`GET /ready`: the daemon answers, and has a model that could."""
         is_ready, states = readiness(await self._status())
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        word = "ready" if is_ready else "every model has failed"
+        problem = "every model has failed" if states else "no model is configured"
+        word = "ready" if is_ready else problem
         return JSONResponse({"status": word, "models": states}, status)
 
     async def metrics(self, request: Request) -> Response:
@@ -267,9 +268,8 @@ async def _on_failure(request: Request, failure: Failure) -> Response:
     return error_response(request.scope, failure)
 
 
-async def _on_disconnected(request: Request, _: Disconnected) -> Response:
-    """Nobody reads it."""
-    return Response(status_code=HTTPStatus.BAD_REQUEST)
+async def _on_disconnected(request: Request, _: Disconnected) -> None:
+    """Nobody reads an answer: none is sent, and none is counted."""
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:

@@ -12,7 +12,7 @@ import pytest
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
 
-from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -182,7 +182,8 @@ def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
     path: Path, path_of: str, field: dict[str, Any]
 ) -> None:
     user, operator = made(path, "user"), made(path, "admin", is_operator=True)
-    daemon = PlayedDaemon(*[[delta("a"), result("a")]] * 4)
+    whole: list[Item] = [delta("a"), result("a")]
+    daemon = PlayedDaemon(*[whole] * 4)
     site = Site(daemon, keys=Keys(path))
     body = {"model": "m", "messages": BODY["messages"]} if path_of == CHAT else {
         "model": "m", "prompt": "hi"

@@ -266,6 +266,18 @@ def test_responses_are_counted_by_status_refusals_included() -> None:
     assert counted == {"200": 2, "403": 1, "404": 1}
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_who_leaves_before_the_answer_gets_no_response_and_none_is_counted(is_whole: bool) -> None:
+    site = Site(Daemon([asyncio.Event()]))
+
+    async def run() -> tuple[int, Exposed]:
+        left = await site.ask("POST", CHAT, BODY, until=asyncio.sleep(0), is_whole=is_whole)
+        return left.status, await scraped(site)
+
+    status, seen = asyncio.run(run())
+    assert (status, seen.labels("mlxsup_http_responses_total", "status")) == (0, set())
+
+
 def test_the_status_is_read_off_for_each_scrape() -> None:
     seen = asyncio.run(scraped(Site(Daemon())))
     assert seen.value("mlxsup_up") == 1
