@@ -1,7 +1,8 @@
 """The fields of requests, and what each is for: the lists that checks and documents share.
 
 A field that cannot change the text of an answer is accepted. One that would, and that has no effect
-here, is refused, so that nobody takes an answer for what it is not.
+here, is refused, so that nobody takes an answer for what it is not; docs/gateway.md names the few
+exceptions.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ BLOCK_FIELDS = {
         _TYPE,
         Field("tool_use_id", Use.USED),
         Field("content", Use.USED),
-        *ignored("cache_control", "is_error"),
+        Field("is_error", Use.USED),
+        *ignored("cache_control"),
     ),
 }
 """What each type of block in a message may have."""

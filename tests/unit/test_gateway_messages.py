@@ -120,6 +120,18 @@ def test_a_result_without_content_is_empty() -> None:
     assert read[-1] == {"role": "tool", "tool_call_id": "c", "content": ""}
 
 
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [("no such file", "error: no such file"), ([text("a"), text("b")], "error: a\nb"),
+     (None, "error: ")],
+)  # fmt: skip
+def test_the_result_of_a_tool_that_has_failed_says_so(content: Any, shown: str) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": True}
+    read = chat(*HELLO, {"role": "assistant", "content": [call]}, user(result))
+    assert read[-1] == {"role": "tool", "tool_call_id": "c", "content": shown}
+
+
 def test_tools_take_the_form_that_templates_know() -> None:
     tool = {
         "name": "f", "description": "does", "input_schema": {"type": "object"}, "strict": True,
@@ -219,6 +231,8 @@ SAID = {"role": "assistant", "content": "once upon"}
          "messages[0].content[0].content[0]", "send text"),
         ({"system": [{"type": "thinking", "thinking": "x"}]}, "system[0].type", "takes text"),
         ({"system": 3}, "system", "blocks of type text"),
+        ({"messages": [user({"type": "tool_result", "tool_use_id": "c", "is_error": 1})]},
+         "messages[0].content[0].is_error", "true or false"),
         ({"tools": {}}, "tools", "a list of tools"),
         ({"tools": [3]}, "tools[0]", "name and input_schema"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type",
