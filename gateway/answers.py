@@ -17,8 +17,10 @@ from .apis import REQUEST_ID, error_response
 from .ask import Ask
 from .body import Disconnected, Receive
 from .failure import Failure
+from .keep_alive import check_keep_alive
 from .keys import CALLER
 from .metrics.meter import Meter
+from .one_call import OneCall
 from .openai.errors import failure_of, interrupted
 from .progress import Progress
 from .shape import Shape
@@ -163,13 +165,15 @@ async def answer(
         Failure: a parameter is wrong, or the daemon has refused; not if the response is streamed.
         Disconnected: nobody waits for the answer any longer.
     """
-    ask = ask.in_name_of(request.scope[CALLER].account)
+    caller = request.scope[CALLER]
+    check_keep_alive(ask.parameters, caller)
+    ask = ask.in_name_of(caller.account)
     if ask.is_streamed:
         progress = Progress(time.monotonic)
         streamed = Answer(client, ask, open_answers, progress, open_answers.meter)
-        return _Streamed(streamed, shape(streamed.request_id, int(time.time())), progress)
+        return _Streamed(streamed, _shaped(ask, shape, streamed), progress)
     whole = Answer(client, ask, open_answers, None, open_answers.meter)
-    shaped = shape(whole.request_id, int(time.time()))
+    shaped = _shaped(ask, shape, whole)
 
     async def take(index: int, stream: AsyncStream) -> None:
         async for delta in stream:
@@ -177,6 +181,12 @@ async def answer(
 
     results = await whole.read(take, request.receive)
     return JSONResponse(shaped.whole(results), headers={REQUEST_ID: whole.request_id})
+
+
+def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
+    """What the answer looks like."""
+    shaped = shape(answer.request_id, int(time.time()))
+    return OneCall(shaped) if ask.has_one_call else shaped
 
 
 class _Streamed(Response):

@@ -33,7 +33,7 @@ from .guard import Guard
 from .keys import Keys
 from .metrics.meter import CONTENT_TYPE, Meter
 from .model_events import ModelEvents
-from .names import Names
+from .names import FRESH_S, AnyAsk, Names
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.errors import failure_of
 from .openai.models import model_list, one_model, readiness
@@ -72,6 +72,8 @@ class Gateway:
         self._names = Names(names, self._status)
         self._connect = connect
         self._created = int(time.time())
+        self._learning = asyncio.Lock()
+        self._learnt_at = -FRESH_S
         self._client: AsyncClient | None = None
         self.operator = Operator(lambda: self._daemon)
         self._changes = Changes(self._meter.changed)
@@ -129,7 +131,7 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        ask = await self._names.resolved(read_chat(await read_json(request)))
+        ask = await self._resolved(read_chat(await read_json(request)))
 
         def shape(name: str, created: int) -> ChatShape:
             return ChatShape(f"chatcmpl-{name}", created, ask.model, ask.n, ask.has_usage)
@@ -138,7 +140,7 @@ class Gateway:
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        ask = await self._names.resolved(read_completion(await read_json(request)))
+        ask = await self._resolved(read_completion(await read_json(request)))
 
         def shape(name: str, created: int) -> CompletionShape:
             return CompletionShape(f"cmpl-{name}", created, ask.model, ask.n, ask.has_usage)
@@ -147,7 +149,7 @@ class Gateway:
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        ask = await self._names.resolved(read_response(await read_json(request)))
+        ask = await self._resolved(read_response(await read_json(request)))
 
         def shape(name: str, created: int) -> ResponseShape:
             return ResponseShape(name, created, ask)
@@ -156,7 +158,7 @@ class Gateway:
 
     async def message(self, request: Request) -> Response:
         """`POST /v1/messages`."""
-        ask = await self._names.resolved(read_message(await read_json(request)))
+        ask = await self._resolved(read_message(await read_json(request)))
 
         def shape(name: str, _: int) -> MessageShape:
             return MessageShape(f"msg_{name}", ask)
@@ -192,7 +194,8 @@ class Gateway:
         """`GET /ready`: the daemon answers, and has a model that could."""
         is_ready, states = readiness(await self._status())
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        word = "ready" if is_ready else "every model has failed"
+        problem = "every model has failed" if states else "no model is configured"
+        word = "ready" if is_ready else problem
         return JSONResponse({"status": word, "models": states}, status)
 
     async def metrics(self, request: Request) -> Response:
@@ -210,6 +213,28 @@ class Gateway:
         assert self._client is not None, "the lifespan has begun before any request"
         return self._client
 
+    async def _resolved(self, ask: AnyAsk) -> AnyAsk:
+        """The same request, which knows what its model's name means; so does the meter.
+
+        Raises:
+            Failure: the daemon was asked, and does not answer.
+        """
+        resolved = await self._names.resolved(ask)
+        if not self._meter.knows(resolved.target):
+            await self._learn(resolved.target)
+        return resolved
+
+    async def _learn(self, name: str) -> None:
+        """Asks the daemon which names there are, if nobody has done so in the last second."""
+        async with self._learning:
+            if self._meter.knows(name) or time.monotonic() - self._learnt_at < FRESH_S:
+                return
+            try:
+                await self._status()
+            except Failure:
+                pass  # the request gets the same answer, if that is still so
+            self._learnt_at = time.monotonic()
+
     async def _status(self) -> dict[str, Any]:
         """The daemon's status.
 
@@ -223,7 +248,7 @@ class Gateway:
             raise failure_of(error) from None
         except TimeoutError:
             raise daemon_silent() from None
-        self._meter.know(row["name"] for row in status["models"])
+        self._meter.know(status["models"])
         return status
 
 
@@ -243,9 +268,8 @@ async def _on_failure(request: Request, failure: Failure) -> Response:
     return error_response(request.scope, failure)
 
 
-async def _on_disconnected(request: Request, _: Disconnected) -> Response:
-    """Nobody reads it."""
-    return Response(status_code=HTTPStatus.BAD_REQUEST)
+async def _on_disconnected(request: Request, _: Disconnected) -> None:
+    """Nobody reads an answer: none is sent, and none is counted."""
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:

@@ -23,6 +23,7 @@ class Ask:
         template: what the chat template is given unless the preset or the request say otherwise.
         is_streamed: whether the answer comes in pieces.
         has_usage: whether a streamed answer ends with its usage, if the API leaves that open.
+        has_one_call: whether what comes after the first call is left out.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Ask:
     template: Mapping[str, Any] = field(default_factory=dict)
     is_streamed: bool = False
     has_usage: bool = False
+    has_one_call: bool = False
 
     def in_name_of(self, account: str) -> Self:
         """The same on behalf of an account; empty: of the gateway's process."""

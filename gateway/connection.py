@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
+import httptools
+from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from mlxsup.client.connection import RequestIds
 
 from . import limits
 from .parser import RequestParser
 from .sse import WRITE
 
 TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nx-request-id: %b\r\n"
     b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
 )
 TOO_LARGE_BODY = (
     b'{"error":{"message":"the head of a request has at most 64 KiB",'
     b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}'
 )
+
+_ids = RequestIds()
+"""Of requests that are refused before anybody else sees them."""
 
 
 def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
@@ -34,41 +44,80 @@ def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
 
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. uvicorn limits neither the time nor the length of a request's head, nor how
-    long a reader may leave an answer unread."""
+    long a reader may leave an answer unread.
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _unread_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
-    _is_refused = False
-    _cycles: list[RequestResponseCycle]
-    """Requests whose answers are not complete, in their order; uvicorn does not read on while
-    more than one waits."""
+    A head has the same limits if it comes behind a request that is still being answered.
+
+    Args:
+        config: see uvicorn, as for the next ones.
+        server_state: the same.
+        app_state: the same.
+        _loop: the same.
+        responded: gets the status of each response that is sent from here.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        responded: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._responded = responded
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False  # some of a head has come, and not all of it
+        self._has_advanced = False  # since the last read began: a head, or some of a body
+        self._stuck_bytes = 0  # that have come since then
+        self._is_too_long = False
+        self._is_refused = False
+        # Requests whose answers are not complete, in their order; uvicorn does not read on while
+        # more than one waits.
+        self._cycles: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: Any) -> None:
         """A connection was accepted: its first request must begin soon."""
         super().connection_made(transport)
-        self.parser = RequestParser(self)  # type: ignore[assignment]
-        self._cycles = []
+        self._requests = RequestParser(self)
+        self.parser = self._requests  # type: ignore[assignment]
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes have come."""
         if self._is_refused:
             return
-        if self._has_request:
-            super().data_received(data)
-            return
-        self._head_bytes += len(data)
-        if self._head_timer is None:
-            self._await_head()
+        self._has_advanced = False
         super().data_received(data)
-        if self._has_request:
-            self._stop_waiting()
-        elif self._head_bytes > limits.MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
+            return
+        # What is neither a whole head nor a piece of a body is kept by the parser: half a head, or
+        # the fields behind the chunks of a body.
+        self._stuck_bytes = 0 if self._has_advanced else self._stuck_bytes + len(data)
+        if self._stuck_bytes > limits.MAX_HEAD_BYTES:
             self._refuse()
+        elif self._head_timer is None and (self._is_in_head or not self._has_request):
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        """A head has begun."""
+        self._is_in_head = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head of a request was read."""
+        """The head of a request was read.
+
+        Raises:
+            httptools.HttpParserError: it is too long.
+        """
+        self._has_advanced = True
+        self._is_in_head = False
+        self._stop_waiting()
+        if self._requests.head_bytes > limits.MAX_HEAD_BYTES:
+            self._is_too_long = True
+            raise httptools.HttpParserError("the head is too long")
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             extensions: dict[str, Any] = {WRITE: partial(write_piece, self.cycle)}
@@ -77,10 +126,25 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle not in self._cycles:
             self._cycles.append(self.cycle)
 
-    def on_response_complete(self) -> None:
-        """An answer was sent; another request may follow."""
-        self._head_bytes = 0
-        super().on_response_complete()
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body was read."""
+        self._has_advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request was read to its end."""
+        self._has_advanced = True
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no request, or one that is not put up with."""
+        if self._is_too_long:
+            self._refuse()
+        elif any(one.response_started and not one.response_complete for one in self._cycles):
+            self._abort()  # or the refusal would be a part of that answer
+        else:
+            self._responded(HTTPStatus.BAD_REQUEST)
+            super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         """The reader is behind."""
@@ -112,23 +176,35 @@ class LimitedProtocol(HttpToolsProtocol):
         return any(not cycle.response_complete for cycle in self._cycles)
 
     def _refuse(self) -> None:
-        """Answers, and reads on for a moment: an end at once would take the answer with it."""
+        """Answers, and reads on for a moment: an end at once would take the answer with it. If
+        another answer is awaited or under way, the connection is cut."""
+        if self._has_request:
+            self._abort()
+            return
         self._is_refused = True
         self._stop_waiting()
-        self.transport.write(TOO_LARGE % (len(TOO_LARGE_BODY), TOO_LARGE_BODY))
+        self._responded(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        name = _ids.next().encode()
+        self.transport.write(TOO_LARGE % (name, len(TOO_LARGE_BODY), TOO_LARGE_BODY))
         self.transport.write_eof()
         self.loop.call_later(limits.DISCARD_LIMIT_S, self.transport.abort)
+
+    def _abort(self) -> None:
+        self._is_refused = True
+        self._stop_waiting()
+        self.transport.abort()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(limits.HEAD_LIMIT_S, self._on_head_limit)
 
     def _on_head_limit(self) -> None:
         self._head_timer = None
-        if not self._has_request:
+        if self.flow.read_paused:
+            self._await_head()  # nobody listens: the sender is not to blame
+        else:
             self.transport.abort()
 
     def _stop_waiting(self) -> None:
-        self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 
 class Failure(Exception):
@@ -17,6 +18,7 @@ class Failure(Exception):
             because no client tries this status again.
         retry_after_s: when it may; None for no advice.
         headers: further ones, by name.
+        detail: what else programs may read, by name.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Failure(Exception):
         is_retryable: bool | None = None,
         retry_after_s: float | None = None,
         headers: dict[str, str] | None = None,
+        detail: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -38,6 +41,7 @@ class Failure(Exception):
         self.is_retryable = is_retryable
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
+        self.detail = detail or {}
 
 
 def bad_field(param: str, message: str) -> Failure:

@@ -1,7 +1,8 @@
 """The fields of requests, and what each is for: the lists that checks and documents share.
 
 A field that cannot change the text of an answer is accepted. One that would, and that has no effect
-here, is refused, so that nobody takes an answer for what it is not.
+here, is refused, so that nobody takes an answer for what it is not; docs/gateway.md names the few
+exceptions.
 """
 
 from __future__ import annotations
@@ -49,6 +50,18 @@ def passed(*names: str) -> tuple[Field, ...]:
 def ignored(*names: str) -> tuple[Field, ...]:
     """Fields that cannot change the text of an answer."""
     return tuple(Field(name, Use.IGNORED) for name in names)
+
+
+def time_limits() -> tuple[Field, ...]:
+    """Limits of one request: the daemon's, by their own names."""
+    return (
+        Field("timeout_s", Use.USED, "seconds until the last token; then 504 "
+              "(`deadline_exceeded`), or in a stream an error event; 0: no limit"),
+        Field("queue_timeout_s", Use.USED, "seconds in the queue; then 503 (`queue_timeout`); "
+              "0: no limit; without it that of the configuration"),
+        Field("first_token_timeout_s", Use.USED, "seconds until the first token; then 504 "
+              "(`deadline_exceeded`); 0: no limit; without it that of the configuration"),
+    )  # fmt: skip
 
 
 def check_fields(

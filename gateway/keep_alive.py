@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from mlxsup.protocol.text import parse_duration
 
 from .failure import bad_field
+from .keys import Caller, operator_needed
 
 FOR_EVER = -1.0
 NAMES = ("keep_alive", "ttl")
@@ -25,6 +27,22 @@ def read_keep_alive(given: dict[str, Any]) -> None:
         raise bad_field("ttl", "ttl and keep_alive mean the same: send one")
     for name in named:
         given["keep_alive"] = _seconds(name, given.pop(name))
+
+
+def check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
+    """Refuses what would unload a model, or keep it for ever: that is an operator's to decide, once
+    there are keys that tell who is one.
+
+    Args:
+        parameters: of a request, as `read_keep_alive` leaves them.
+        caller: who has sent it.
+
+    Raises:
+        Failure: the caller is no operator.
+    """
+    keep_s = parameters.get("keep_alive")
+    if keep_s is not None and keep_s <= 0 and caller.has_key and not caller.is_operator:
+        raise operator_needed("keep_alive (or ttl) of 0 or below", param="keep_alive")
 
 
 def _seconds(name: str, value: Any) -> float:

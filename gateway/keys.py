@@ -138,3 +138,18 @@ def _refused(*, is_wrong: bool) -> Failure:
         code="invalid_api_key" if is_wrong else "missing_api_key",
         headers={"www-authenticate": "Bearer"},
     )
+
+
+def operator_needed(what: str, *, param: str = "") -> Failure:
+    """Who asks has a key, and not that of an operator.
+
+    Args:
+        what: needs one.
+        param: the field that does; empty for the whole request.
+    """
+    return Failure(
+        HTTPStatus.FORBIDDEN,
+        f"{what} needs the key of an operator: `mlxsup key new NAME --operator` makes one",
+        code="operator_only",
+        param=param,
+    )

@@ -24,7 +24,7 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from . import limits
 from .body import read_json
 from .failure import Failure, bad_field
-from .keys import CALLER, Caller
+from .keys import CALLER, Caller, operator_needed
 from .openai.errors import failure_of
 
 TOKEN_HEADER = "x-mlxsup-token"
@@ -67,12 +67,12 @@ class Operator:
         is_page = hmac.compare_digest(given.encode(), self.token.encode())
         if is_page and not caller.has_key:
             return
-        # Where no keys are needed, a first one would lock out every program that has none.
+        if caller.has_key:
+            raise operator_needed("this")
+        # A first key would lock out every program that has none.
         raise Failure(
             HTTPStatus.FORBIDDEN,
-            "this needs the key of an operator: `mlxsup key new NAME --operator` makes one"
-            if caller.has_key
-            else "while no keys are needed, only the page at / may do this: use it, or the command "
+            "while no keys are needed, only the page at / may do this: use it, or the command "
             "line (`mlxsup load`, `unload`, `restart`)",
             code="operator_only",
         )

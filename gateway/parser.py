@@ -49,6 +49,11 @@ class RequestParser:
             else:
                 return
 
+    @property
+    def head_bytes(self) -> int:
+        """The length of the head that was read last: its target and its headers."""
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
     def get_http_version(self) -> str:
         """Of the request, such as `1.1`."""
         return self._parser.get_http_version()

@@ -8,7 +8,9 @@ import os
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 
@@ -72,7 +74,7 @@ def serve(spec: GatewaySpec) -> None:
     keys = Keys(Path(spec.keys), is_needed=not is_loopback(spec.host))
     config = uvicorn.Config(
         gateway.app(spec.host, keys),
-        http=LimitedProtocol,
+        http=cast(Any, partial(LimitedProtocol, responded=gateway.open_answers.meter.responded)),
         ws="none",
         lifespan="on",
         log_config=None,

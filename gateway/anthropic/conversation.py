@@ -14,6 +14,9 @@ ROLES = ("user", "assistant", "system")
 
 NOT_TEXT = {"image": "images", "document": "documents", "container_upload": "files"}
 
+ERROR = "error: "
+"""How the result of a tool begins that has failed."""
+
 BILLING = "x-anthropic-billing-header:"
 """Claude Code begins its system prompt with a line that differs from request to request."""
 
@@ -106,11 +109,19 @@ def _others(role: str, blocks: list[dict[str, Any]], path: str) -> list[Message]
             case "tool_result" if role == "user":
                 texts = _texts(block.get("content"), f"{where}.content")
                 call = _text(block, "tool_use_id", where)
-                content = BETWEEN_TEXTS.join(texts)
+                content = _mark(block, where) + BETWEEN_TEXTS.join(texts)
                 read.append({"role": "tool", "tool_call_id": call, "content": content})
             case kind:
                 raise _misplaced(kind, role, where)
     return read or [{"role": role, "content": ""}]
+
+
+def _mark(result: dict[str, Any], path: str) -> str:
+    """What comes before the result of a tool that has failed: chat templates know no such field."""
+    is_error = result.get("is_error", False)
+    if not isinstance(is_error, bool):
+        raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
+    return ERROR if is_error else ""
 
 
 def _assistant(blocks: list[dict[str, Any]], path: str) -> Message:

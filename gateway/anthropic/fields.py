@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed
+from ..fields import Field, Use, ignored, passed, time_limits
 
 _COUNTED = (
     Field("messages", Use.USED, "the chat; see below"),
@@ -12,7 +12,8 @@ _COUNTED = (
           "request to request, and nothing behind it could be taken from the prefix cache"),
     Field("tools", Use.USED, "what the model may call; see below"),
     Field("tool_choice", Use.USED, "`{\"type\": \"auto\"}` or `{\"type\": \"none\"}`; a call "
-          "cannot be forced"),
+          "cannot be forced. With `disable_parallel_tool_use`, what comes after the first call is "
+          "left out"),
     Field("thinking", Use.USED, "`enabled` or `adaptive`: the chat template is given "
           "`enable_thinking` and `thinking`, and the reasoning is shown unless `display` is "
           "`omitted`; otherwise it is given their opposite. `budget_tokens` has no effect"),
@@ -31,6 +32,7 @@ MESSAGES_FIELDS = (
           "does not fit into the context, as many as do"),
     Field("stream", Use.USED, "true: server-sent events"),
     Field("stop_sequences", Use.USED, "a list of up to 16 texts"),
+    *time_limits(),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"),
 )  # fmt: skip
 
@@ -57,7 +59,8 @@ BLOCK_FIELDS = {
         _TYPE,
         Field("tool_use_id", Use.USED),
         Field("content", Use.USED),
-        *ignored("cache_control", "is_error"),
+        Field("is_error", Use.USED),
+        *ignored("cache_control"),
     ),
 }
 """What each type of block in a message may have."""
@@ -72,11 +75,7 @@ TOOL_FIELDS = (
     *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
 )
 
-CHOICE_FIELDS = (
-    _TYPE,
-    Field("disable_parallel_tool_use", Use.NEUTRAL, "the model decides how many calls it makes",
-          (False,)),
-)  # fmt: skip
+CHOICE_FIELDS = (_TYPE, Field("disable_parallel_tool_use", Use.USED))
 
 THINKING_FIELDS = (_TYPE, Field("display", Use.USED), *ignored("budget_tokens"))
 

@@ -77,7 +77,7 @@ def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> Messag
         raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
     system = read_system(given.pop("system", None))
     messages = [*system, *read_messages(given.pop("messages", []))]
-    _read_tools(given)
+    has_one_call = _read_tools(given)
     asked, shows_thinking = _thinking(given.pop("thinking", None))
     _read_output(given, asked)
     extra = given.get(TEMPLATE, {})
@@ -89,27 +89,35 @@ def _ask(given: dict[str, Any], *, is_streamed: bool, max_tokens: int) -> Messag
         parameters=given,
         template=thinking_arguments(thinks=False),
         is_streamed=is_streamed,
+        has_one_call=has_one_call,
         shows_thinking=shows_thinking,
         max_tokens=max_tokens,
     )
 
 
-def _read_tools(given: dict[str, Any]) -> None:
+def _read_tools(given: dict[str, Any]) -> bool:
+    """Reads the tools and the choice between them; returns whether one call is enough."""
     if "tools" in given:
         given["tools"] = read_tools(given["tools"])
         if not given["tools"]:
             del given["tools"]
     choice = given.pop("tool_choice", None)
     if choice is None:
-        return
-    kind = _typed(choice, "tool_choice", CHOICE_FIELDS)["type"]
-    if kind not in CHOICES:
+        return False
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in CHOICES:  # before its other fields, such as a name
         raise bad_field(
             "tool_choice.type",
             "tool_choice.type takes auto or none: a call cannot be forced; for arguments that are"
             " right in any case, ask with output_config.format",
         )
-    given["tool_choice"] = kind
+    read = _typed(choice, "tool_choice", CHOICE_FIELDS)
+    given["tool_choice"] = read["type"]
+    has_one_call = read.get("disable_parallel_tool_use", False)
+    if not isinstance(has_one_call, bool):
+        path = "tool_choice.disable_parallel_tool_use"
+        raise bad_field(path, f"{path} takes true or false")
+    return has_one_call
 
 
 def _thinking(thinking: Any) -> tuple[dict[str, Any], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
@@ -45,12 +45,21 @@ class Meter:
                 self._counters[metric] = Counter(
                     metric.name, metric.says, metric.labels, registry=self._registry
                 )
-        # Names that a daemon has vouched for; any others are not repeated in labels.
-        self._models: set[str] = set()
+        # The model of each name that a daemon has vouched for; others are not repeated in labels.
+        self._models: dict[str, str] = {}
 
-    def know(self, models: Iterable[str]) -> None:
-        """The configuration has these."""
-        self._models.update(models)
+    def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The daemon has these models.
+
+        Args:
+            rows: of its status.
+        """
+        self._models.update((alias, row["name"]) for row in rows for alias in row["aliases"])
+        self._models.update((row["name"], row["name"]) for row in rows)
+
+    def knows(self, name: str) -> bool:
+        """Whether it is known which model a name means."""
+        return name in self._models
 
     def changed(self, change: Mapping[str, Any]) -> None:
         """A model has changed, as `Client.events` tells it."""
@@ -60,19 +69,19 @@ class Meter:
 
     def answered(self, model: str, results: Sequence[Result]) -> None:
         """A request over HTTP has its answers."""
-        self._models.add(model)
+        model = self._label(model)
         for result in results:
             self._answered(model, result)
 
     def failed(self, model: str, error: RequestError | ConnectionLost) -> None:
         """A request over HTTP gets an error of the daemon."""
         code = LOST if isinstance(error, ConnectionLost) else error.code.value
-        known = model if model in self._models else ""
+        known = self._label(model)
         self._counters[names.ERRORS].labels(known, code).inc()
 
     def left(self, model: str) -> None:
         """Who asked did not wait for the answer."""
-        known = model if model in self._models else ""
+        known = self._label(model)
         self._counters[names.REQUESTS].labels(known, FinishReason.CANCELLED.value).inc()
 
     def responded(self, status: int) -> None:
@@ -88,6 +97,10 @@ class Meter:
         now = CollectorRegistry()
         now.register(_Status(status))
         return generate_latest(now) + generate_latest(self._registry)
+
+    def _label(self, name: str) -> str:
+        """The model that a name means, as the status calls it; empty if nobody knows."""
+        return self._models.get(name, "")
 
     def _answered(self, model: str, result: Result) -> None:
         counters, usage, timings = self._counters, result.usage, result.timings

@@ -66,6 +66,9 @@ NAMES = {ErrorCode.UNKNOWN_MODEL: "model_not_found"}
 PARAMS = {"prompt_tokens": "prompt"}
 """Parameters of ours that are another field there."""
 
+SHOWN = ("known", "close")
+"""What the error of an unknown model has besides: the configured names, and those like it."""
+
 LOST = Row(503, SERVER, True, 2.0)
 """The daemon is gone; another one may be about to start."""
 
@@ -84,7 +87,10 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
         message = renamed(message, given, param)
     after_s = error.detail.get("retry_after_s")
     code = NAMES.get(error.code, error.code.value)
-    return _failure(ROWS[error.code], message, code=code, param=param, after_s=after_s)
+    failure = _failure(ROWS[error.code], message, code=code, param=param, after_s=after_s)
+    if error.code is ErrorCode.UNKNOWN_MODEL:
+        failure.detail = {name: error.detail[name] for name in SHOWN if name in error.detail}
+    return failure
 
 
 def renamed(message: str, ours: str, theirs: str) -> str:
@@ -117,6 +123,7 @@ def body_of(failure: Failure) -> dict[str, Any]:
             "type": kind,
             "param": failure.param or None,
             "code": failure.code or None,
+            **failure.detail,
         }
     }
 

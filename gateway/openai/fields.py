@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed
+from ..fields import Field, Use, ignored, passed, time_limits
 
 _BOTH = (
     Field("model", Use.USED, "the name of a model of the configuration"),
@@ -19,6 +19,7 @@ _BOTH = (
     Field("keep_alive", Use.USED, "how long the model stays loaded once it is idle, until the next "
           "request: seconds, or a text such as `5m`; 0: it goes then; below 0: for ever"),
     Field("ttl", Use.USED, "LM Studio's name of `keep_alive`"),
+    *time_limits(),
     *ignored("user", "metadata", "store", "service_tier"),
 )  # fmt: skip
 
@@ -32,7 +33,7 @@ CHAT_FIELDS = (
           "does not know it leaves it out"),
     *passed("logprobs", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs"),
     *ignored("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
-    Field("parallel_tool_calls", Use.NEUTRAL, "the model decides how many calls it makes", (True,)),
+    Field("parallel_tool_calls", Use.USED, "false: what comes after the first call is left out"),
     Field("modalities", Use.NEUTRAL, "answers are text", (["text"],)),
     Field("verbosity", Use.NEUTRAL, "say it in a message", ("medium",)),
     Field("audio", Use.NEUTRAL, "answers are text"),

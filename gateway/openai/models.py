@@ -58,15 +58,16 @@ def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) 
         base, _, preset = name.rpartition(":")
         is_preset = row_of(status, base) is row and preset in row["presets"]
         return (_preset if is_preset else _model)(row, name, created)
-    known = [row["name"] for row in status["models"]]
+    known = sorted(row["name"] for row in status["models"])
     names = {one.lower(): one for one in _names_of(status)}
     close = [names[one] for one in difflib.get_close_matches(name.lower(), names)]
     raise Failure(
         HTTPStatus.NOT_FOUND,
-        f"no model is called {name[:100]!r}; configured: {', '.join(sorted(known)) or 'none'}"
+        f"no model is called {name[:100]!r}; configured: {', '.join(known) or 'none'}"
         + advice_of(close),
         code="model_not_found",
         param="model",
+        detail={"known": known, "close": close},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .. import limits
@@ -40,7 +41,10 @@ def read_chat(body: dict[str, Any]) -> Ask:
     limit = older if newer is None else newer
     if limit is not None:
         given["max_tokens"] = limit
-    return _ask(model, ({"messages": messages},), given)
+    is_parallel = given.pop("parallel_tool_calls", True)
+    if not isinstance(is_parallel, bool):
+        raise bad_field("parallel_tool_calls", "parallel_tool_calls takes true or false")
+    return replace(_ask(model, ({"messages": messages},), given), has_one_call=not is_parallel)
 
 
 def read_completion(body: dict[str, Any]) -> Ask:

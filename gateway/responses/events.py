@@ -92,16 +92,12 @@ class ResponseShape(Shape):
         """New text of an item, or whole calls."""
         if delta.channel is Channel.REASONING:
             self._reasoning_tokens += len(delta.token_ids)
-        if not delta.text or self._is_over:
+        if not delta.text:
             return None
         if delta.channel is not Channel.TOOL_CALL:
             return self._grow(KINDS[delta.channel], delta.text)
         calls, _ = read_tool_calls(delta.text)
-        sent = b""
-        for call in calls:
-            if not self._is_over:
-                sent += self._call(call)
-        return sent
+        return b"".join(self._call(call) for call in calls)
 
     def last(self, index: int, result: Result) -> bytes:
         """The end of the item that is growing."""
@@ -136,11 +132,6 @@ class ResponseShape(Shape):
         return response
 
     # ------------------------------------------------------------ inside
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether the only call that may be made was made."""
-        return self._ask.has_one_call and any(one.kind == "function_call" for one in self._items)
 
     @property
     def _open(self) -> Item | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed
+from ..fields import Field, Use, ignored, passed, time_limits
 
 RESPONSE_FIELDS = (
     Field("input", Use.USED, "a text, or a list of items; see below"),
@@ -18,6 +18,7 @@ RESPONSE_FIELDS = (
           "else it has is ignored"),
     Field("text", Use.USED, "`format`: `text`, `json_object` or a JSON schema that the answer must "
           "match"),
+    *time_limits(),
     Field("include", Use.USED, "a list; only `message.output_text.logprobs` is refused"),
     *passed("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
             "chat_template_kwargs", "priority"),

@@ -25,12 +25,10 @@ class ResponseAsk(Ask):
     """A request for a response.
 
     Attributes:
-        has_one_call: whether what comes after the first call is left out.
         called: for each name that the model may call, the function that the client knows.
         echo: what the response says of the request.
     """
 
-    has_one_call: bool = False
     called: dict[str, Called] = field(default_factory=dict)
     echo: dict[str, Any] = field(default_factory=dict)
 

@@ -79,10 +79,26 @@ def test_errors_of_the_daemon_have_their_status_and_their_field(daemon: HttpDaem
     status, value = daemon.post("/v1/chat/completions", chat("hi") | {"model": "n"})
     assert (status, value["error"]["code"]) == (404, "model_not_found")
     assert "configured: m, other" in value["error"]["message"]
+    assert value["error"]["known"] == ["m", "other"]
     status, value = daemon.post("/v1/completions", {"model": "m", "prompt": [9999]})
     assert (status, value["error"]["param"]) == (400, "prompt")
     status, value = daemon.post("/v1/completions", {"model": "m", "prompt": "x" * 5000})
     assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_request_has_the_time_limits_that_it_sets(daemon: HttpDaemon) -> None:
+    status, value = daemon.post("/v1/chat/completions", chat("a", max_tokens=3000, timeout_s=0.1))
+    assert (status, value["error"]["code"]) == (504, "deadline_exceeded")
+    with daemon.client() as client:
+        others = [client.generate("m", prompt="long", max_tokens=3000) for _ in range(2)]
+        eventually(lambda: len(row(client, "m")["running"]) == 2)
+        status, value = daemon.post("/v1/chat/completions", chat("b", queue_timeout_s=0.1))
+        assert (status, value["error"]["code"]) == (503, "queue_timeout")
+        status, value = daemon.post("/v1/chat/completions", chat("c", first_token_timeout_s=0.1))
+        assert (status, value["error"]["code"]) == (504, "deadline_exceeded")
+        for other in others:
+            other.cancel()
+        eventually(lambda: not row(client, "m")["running"], what="free rows")
 
 
 @pytest.mark.parametrize("stream", [False, True])

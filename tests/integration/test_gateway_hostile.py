@@ -149,6 +149,26 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off(daemon: HttpDaemon) -> None:
         eventually(lambda: not sends_one_more(), what="a sender that is cut off")
 
 
+def test_a_head_without_an_end_behind_an_open_answer_is_cut_off(daemon: HttpDaemon) -> None:
+    body = json.dumps(chat("goes before", max_tokens=3000, stream=True)).encode()
+    with daemon.client() as client, daemon.connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda: row(client, "m")["running"])
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+
+        def sends_more() -> bool:
+            try:
+                connection.sendall(b"X: y\r\n" * 1000)
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            return True
+
+        eventually(lambda: not sends_more(), what="a sender that is cut off")
+        eventually(lambda: not row(client, "m")["running"], what="a free row")
+        reader = SseReader(daemon, chat("next to it", max_tokens=20)).finished()
+        assert reader.events[-1] == "[DONE]"
+
+
 def test_its_own_process_holds_no_more_connections_than_there_are(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         gateway = psutil.Process(client.status()["gateway"]["pid"])

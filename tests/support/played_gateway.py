@@ -228,6 +228,7 @@ class Site:
         until: Awaitable[object] | None = None,
         on_sent: Callable[[Response], None] = lambda response: None,
         has_life: bool = True,
+        is_whole: bool = True,
     ) -> Response:
         """One request.
 
@@ -240,10 +241,9 @@ class Site:
             on_sent: called after each message of the application.
             has_life: whether the application lives for this request only, and not as long as a
                 block of `life`.
+            is_whole: whether all of the body comes.
         """
-        data = (
-            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        )
+        data = _bytes_of(body)
         given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
@@ -251,7 +251,7 @@ class Site:
             "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8484),
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v],
         }  # fmt: skip
-        pieces = [{"type": "http.request", "body": data, "more_body": False}]
+        pieces = [{"type": "http.request", "body": data, "more_body": not is_whole}]
         response = Response()
 
         async def receive() -> MutableMapping[str, Any]:
@@ -282,6 +282,13 @@ class Site:
     def life(self) -> _Lifespan:
         """The time between the start and the end of the application."""
         return _Lifespan(self._app)
+
+
+def _bytes_of(body: Any) -> bytes:
+    """What is sent for a body: None for none, bytes as they are, all else as JSON."""
+    if isinstance(body, bytes):
+        return body
+    return b"" if body is None else json.dumps(body).encode()
 
 
 class _Lifespan:

@@ -96,3 +96,112 @@ def test_a_head_has_a_limited_time(
 ) -> None:
     monkeypatch.setattr(limits, "HEAD_LIMIT_S", 0.0)
     assert aborts_after(*steps) == aborts
+
+
+# ---------------------------------------------------------------- heads
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+FIELDS = b"X: y\r\n" * 1000
+LONG = FIELDS * (limits.MAX_HEAD_BYTES // len(FIELDS) + 1)
+
+
+class Said(Wire):
+    """A transport that keeps what is written; the answers end with the connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_paused = False
+        self.responded: list[int] = []
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def write_eof(self) -> None:
+        """Nothing more is sent."""
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """An application that begins an answer, and ends it when its reader leaves."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def said(*pieces: bytes) -> Said:
+    """What became of a connection on which these pieces came, each in a read."""
+    wire = Said()
+
+    async def run() -> None:
+        config = uvicorn.Config(endless, lifespan="off", ws="none", log_config=None)
+        protocol = LimitedProtocol(config, ServerState(), {}, responded=wire.responded.append)
+        protocol.connection_made(cast(Any, wire))
+        for piece in pieces:
+            protocol.data_received(piece)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    return wire
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        pytest.param((GET + b"\r\n", GET), id="behind a request"),
+        pytest.param((POST + b"0\r\n\r\n", GET), id="behind a body"),
+        pytest.param((POST, b"0\r\n"), id="fields behind the chunks"),
+        pytest.param((POST + b"1\r\na\r\n0\r\n",), id="behind the chunks, in one read"),
+    ],
+)
+def test_what_comes_behind_an_open_answer_has_a_limited_length(opening: tuple[bytes, ...]) -> None:
+    wire = said(*opening, *[FIELDS] * 9)
+    assert wire.aborts == 0, "that is not too much"
+    wire = said(*opening, *[FIELDS] * 12)
+    assert (wire.aborts, b"431" in wire.written) == (1, False)
+
+
+def test_a_head_behind_an_open_answer_has_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEAD_LIMIT_S", 0.0)
+    assert said(GET + b"\r\n", GET).aborts == 1
+    assert said(GET + b"\r\n" + GET).aborts == 1, "in one read"
+    assert said(GET + b"\r\n", b"\r\n").aborts == 0, "a line break is no head"
+    assert said(GET + b"\r\n", GET + b"\r\n" + GET).aborts == 0, "nobody reads on"
+
+
+@pytest.mark.parametrize("piece_bytes", [len(LONG) + 100, 20_000])
+def test_a_head_is_too_long_however_it_comes(piece_bytes: int) -> None:
+    data = GET + LONG + b"\r\n"
+    wire = said(*(data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)))
+    assert wire.written.startswith(b"HTTP/1.1 431 ")
+    assert b"\r\nx-request-id: " in wire.written
+    assert wire.written.count(b"HTTP/1.1 ") == 1
+    assert wire.responded == [431]
+
+
+def test_a_head_that_is_too_long_and_whole_behind_an_open_answer_is_cut_off() -> None:
+    wire = said(GET + b"\r\n", GET + LONG + b"\r\n")
+    assert (wire.aborts, b"431" in wire.written) == (1, False)
+
+
+def test_many_short_heads_are_no_long_one() -> None:
+    assert said(*[GET + b"\r\n"] * 3, (GET + b"\r\n") * 3000).aborts == 0
+
+
+def test_what_is_no_request_is_answered_only_if_that_is_no_part_of_another_answer() -> None:
+    wire = said(b"\x16\x03\x01")
+    assert wire.written.startswith(b"HTTP/1.1 400 ")
+    assert wire.responded == [400]
+    wire = said(GET + b"\r\n", b"\x16\x03\x01")
+    assert (wire.aborts, b"400" in wire.written) == (1, False)

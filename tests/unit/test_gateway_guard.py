@@ -119,6 +119,16 @@ def test_it_is_ready_when_a_model_could_answer(state: str, status: int) -> None:
     assert (response.status, response.json()["models"]) == (status, {"m": state})
 
 
+def test_without_a_model_nothing_is_said_to_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status(self: PlayedDaemon) -> dict[str, Any]:
+        return {"models": []}
+
+    assert ask("GET", "/ready", state="FAILED").json()["status"] == "every model has failed"
+    monkeypatch.setattr(PlayedDaemon, "status", status)
+    response = ask("GET", "/ready")
+    assert (response.status, response.json()["status"]) == (503, "no model is configured")
+
+
 def test_without_a_daemon_it_is_alive_but_not_ready() -> None:
     lost = ConnectionLost("no daemon answers", "ipc:///x")
     assert ask("GET", "/health", state=lost).status == 200

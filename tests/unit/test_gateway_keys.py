@@ -12,7 +12,7 @@ import pytest
 from mlxsup.gateway.keys import Caller, Keys
 from mlxsup.protocol.key_file import KEYS_NAME, add_key, revoke_key
 
-from support.played_gateway import PlayedDaemon, Response, Site, delta, result
+from support.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -174,3 +174,27 @@ def test_on_loopback_the_name_still_counts(path: Path) -> None:
     key = made(path, "a")
     site = Site(PlayedDaemon(), keys=Keys(path))
     assert ask(site, host="evil.example", x_api_key=key).status == 403
+
+
+@pytest.mark.parametrize("path_of", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("field", [{"keep_alive": 0}, {"keep_alive": "-1m"}, {"ttl": -1}])
+def test_with_keys_only_an_operator_unloads_a_model_or_keeps_it_for_ever(
+    path: Path, path_of: str, field: dict[str, Any]
+) -> None:
+    user, operator = made(path, "user"), made(path, "admin", is_operator=True)
+    whole: list[Item] = [delta("a"), result("a")]
+    daemon = PlayedDaemon(*[whole] * 4)
+    site = Site(daemon, keys=Keys(path))
+    body = {"model": "m", "messages": BODY["messages"]} if path_of == CHAT else {
+        "model": "m", "prompt": "hi"
+    }  # fmt: skip
+    refused = ask(site, path_of, "POST", body | field, x_api_key=user)
+    assert (refused.status, refused.error["code"]) == (403, "operator_only")
+    assert refused.error["param"] == "keep_alive"
+    assert "mlxsup key new NAME --operator" in refused.error["message"]
+    assert daemon.asked == []
+    assert ask(site, path_of, "POST", body | {"keep_alive": "5m"}, x_api_key=user).status == 200
+    assert ask(site, path_of, "POST", body, x_api_key=user).status == 200
+    assert ask(site, path_of, "POST", body | field, x_api_key=operator).status == 200
+    path.unlink()
+    assert ask(site, path_of, "POST", body | field).status == 200

@@ -120,6 +120,18 @@ def test_a_result_without_content_is_empty() -> None:
     assert read[-1] == {"role": "tool", "tool_call_id": "c", "content": ""}
 
 
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [("no such file", "error: no such file"), ([text("a"), text("b")], "error: a\nb"),
+     (None, "error: ")],
+)  # fmt: skip
+def test_the_result_of_a_tool_that_has_failed_says_so(content: Any, shown: str) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": True}
+    read = chat(*HELLO, {"role": "assistant", "content": [call]}, user(result))
+    assert read[-1] == {"role": "tool", "tool_call_id": "c", "content": shown}
+
+
 def test_tools_take_the_form_that_templates_know() -> None:
     tool = {
         "name": "f", "description": "does", "input_schema": {"type": "object"}, "strict": True,
@@ -129,6 +141,8 @@ def test_tools_take_the_form_that_templates_know() -> None:
     function = {"name": "f", "description": "does", "parameters": {"type": "object"}}
     assert ask.parameters["tools"] == [{"type": "function", "function": function}]
     assert ask.parameters["tool_choice"] == "auto"
+    assert not ask.has_one_call
+    assert message(tool_choice={"type": "auto", "disable_parallel_tool_use": True}).has_one_call
     assert "tools" not in message(tools=[]).parameters
 
 
@@ -217,6 +231,8 @@ SAID = {"role": "assistant", "content": "once upon"}
          "messages[0].content[0].content[0]", "send text"),
         ({"system": [{"type": "thinking", "thinking": "x"}]}, "system[0].type", "takes text"),
         ({"system": 3}, "system", "blocks of type text"),
+        ({"messages": [user({"type": "tool_result", "tool_use_id": "c", "is_error": 1})]},
+         "messages[0].content[0].is_error", "true or false"),
         ({"tools": {}}, "tools", "a list of tools"),
         ({"tools": [3]}, "tools[0]", "name and input_schema"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type",
@@ -224,10 +240,11 @@ SAID = {"role": "assistant", "content": "once upon"}
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "a JSON schema"),
         ({"tools": [{"name": 3, "input_schema": {}}]}, "tools[0].name", "takes a text"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type", "cannot be forced"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name", "unknown field"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type", "cannot be forced"),
+        ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name", "unknown field"),
         ({"tool_choice": "auto"}, "tool_choice", "an object with a type"),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-         "tool_choice.disable_parallel_tool_use", "has no effect here"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+         "tool_choice.disable_parallel_tool_use", "true or false"),
         ({"thinking": {"type": "much"}}, "thinking.type", "takes one of"),
         ({"thinking": True}, "thinking", "an object with a type"),
         ({"output_config": 3}, "output_config", "takes an object"),

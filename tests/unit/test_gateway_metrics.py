@@ -22,7 +22,8 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
 
 ROW: dict[str, Any] = {
-    "name": "m", "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
+    "name": "m", "aliases": ["n"], "presets": {"warm": {}},
+    "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
     "last_exit": {"reason": "crash", "cause": "worker", "at": 17.5},
     "exits": [{"reason": "crash", "cause": "unknown", "count": 2},
               {"reason": "asked", "cause": "unknown", "count": 1}],
@@ -142,7 +143,7 @@ def test_a_reader_that_leaves_is_a_cancelled_answer() -> None:
 
 def test_names_that_nobody_has_configured_become_no_label() -> None:
     meter = Meter()
-    meter.know(["m"])
+    meter.know([ROW])
     for number in range(100):
         meter.failed(f"invented-{number}", error(ErrorCode.UNKNOWN_MODEL))
         meter.left(f"invented-{number}")
@@ -151,6 +152,77 @@ def test_names_that_nobody_has_configured_become_no_label() -> None:
     assert seen.labels("mlxsup_request_errors_total", "model") == {"", "m"}
     assert seen.value("mlxsup_request_errors_total", model="", code="unknown_model") == 100
     assert seen.labels("mlxsup_requests_total", "model") == {""}
+
+
+NAMES = (("gpt-*", "n"),)
+
+
+@pytest.mark.parametrize("name", ["m", "n", "m:warm", "n:warm", "gpt-4o"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_whatever_a_model_is_called_its_label_is_its_name(name: str, path: str) -> None:
+    """From the first request on, and for errors, too: the first one here is one."""
+    site = Site(Daemon([error(ErrorCode.OVERLOADED)], answer()), names=NAMES)
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": BODY["messages"]},
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/responses": {"input": "hi"},
+        "/v1/messages": {"messages": BODY["messages"], "max_tokens": 9},
+    }
+
+    async def run() -> Exposed:
+        for _ in range(2):
+            await site.ask("POST", path, bodies[path] | {"model": name})
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    for metric in ("mlxsup_request_errors_total", "mlxsup_requests_total",
+                   "mlxsup_generation_tokens_total"):  # fmt: skip
+        assert seen.labels(metric, "model") == {"m"}
+
+
+def test_a_name_that_has_come_with_a_reload_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site(Daemon([error(ErrorCode.OVERLOADED)]))
+
+    async def run() -> Exposed:
+        async with site.life():
+            await site.ask("GET", "/metrics", has_life=False)
+            monkeypatch.setitem(ROW, "aliases", ["n", "new"])
+            await site.ask("POST", CHAT, BODY | {"model": "new"}, has_life=False)
+            return Exposed((await site.ask("GET", "/metrics", has_life=False)).body.decode())
+
+    assert asyncio.run(run()).labels("mlxsup_request_errors_total", "model") == {"m"}
+
+
+def test_the_daemon_is_asked_once_in_a_while_what_an_unknown_name_means() -> None:
+    daemon = Daemon(*[[error(ErrorCode.UNKNOWN_MODEL)]] * 3, answer())
+    site, looks = Site(daemon), 0
+
+    async def status() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        return STATUS
+
+    async def run() -> int:
+        async with site.life():
+            await asyncio.sleep(0)
+            before = looks
+            asks = [site.ask("POST", CHAT, BODY | {"model": f"x{nth}"}, has_life=False)
+                    for nth in range(3)]  # fmt: skip
+            await asyncio.gather(*asks)
+            await site.ask("POST", CHAT, BODY, has_life=False)
+            return looks - before
+
+    daemon.status = status  # type: ignore[method-assign]
+    assert asyncio.run(run()) == 1
+
+
+def test_a_daemon_that_does_not_say_what_it_has_still_answers() -> None:
+    daemon = Daemon(answer(), answer())
+    site = Site(daemon)
+    daemon.state = ConnectionLost("no daemon answers", "ipc:///x")
+    assert asyncio.run(site.ask("POST", CHAT, BODY)).status == 200
 
 
 def test_evictions_are_counted_by_their_reason_and_wishes_of_people_are_not() -> None:
@@ -192,6 +264,18 @@ def test_responses_are_counted_by_status_refusals_included() -> None:
     counted = {status: seen.value("mlxsup_http_responses_total", status=status)
                for status in seen.labels("mlxsup_http_responses_total", "status")}  # fmt: skip
     assert counted == {"200": 2, "403": 1, "404": 1}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_who_leaves_before_the_answer_gets_no_response_and_none_is_counted(is_whole: bool) -> None:
+    site = Site(Daemon([asyncio.Event()]))
+
+    async def run() -> tuple[int, Exposed]:
+        left = await site.ask("POST", CHAT, BODY, until=asyncio.sleep(0), is_whole=is_whole)
+        return left.status, await scraped(site)
+
+    status, seen = asyncio.run(run())
+    assert (status, seen.labels("mlxsup_http_responses_total", "status")) == (0, set())
 
 
 def test_the_status_is_read_off_for_each_scrape() -> None:

@@ -133,6 +133,8 @@ def test_an_unknown_name_is_answered_with_the_ones_like_it(
     body |= {"prompt": "hi"} if path == "/v1/completions" else {}
     response = asyncio.run(Site(daemon_of([refusal])).ask("POST", path, body))
     assert (response.status, response.error["message"]) == (404, message + advice)
+    if path != "/v1/messages":
+        assert (response.error["known"], response.error["close"]) == (["m"], close)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,7 @@ def test_an_unknown_name_is_answered_with_the_ones_like_it(
 def test_a_name_that_is_looked_up_is_answered_so_too(name: str, advice: str) -> None:
     response = asyncio.run(Site(daemon_of()).ask("GET", f"/v1/models/{name}"))
     assert response.error["message"] == f"no model is called {name!r}; configured: m{advice}"
+    assert (response.error["known"], bool(response.error["close"])) == (["m"], bool(advice))
 
 
 # ---------------------------------------------------------------- names of other APIs

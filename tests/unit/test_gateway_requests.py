@@ -113,6 +113,8 @@ def test_tools_lose_what_is_no_description() -> None:
     assert ask.parameters["tools"] == [
         {"type": "function", "function": {"name": "f", "parameters": {}}}
     ]
+    assert not ask.has_one_call
+    assert chat(parallel_tool_calls=False).has_one_call
     assert "tools" not in chat(tools=[]).parameters
 
 
@@ -195,7 +197,7 @@ def test_logprobs_of_a_completion_are_a_number() -> None:
         ({"stream": True, "stream_options": []}, "stream_options", "takes an object"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "has no effect here"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ({"modalities": ["text", "audio"]}, "modalities", "has no effect here"),
         ({"verbosity": "low"}, "verbosity", "say it in a message"),
         ({"functions": [{}]}, "functions", "use that"),
