@@ -80,12 +80,16 @@ class Gateway:
         self._events = ModelEvents(self._changes, self.open_answers)
         self._page = Page(self._status, self.operator)
 
-    def app(self, host: str, keys: Keys) -> Guard:
+    def app(
+        self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
+    ) -> Guard:
         """The whole application.
 
         Args:
             host: the address that it listens at.
             keys: who may ask.
+            hosts: further names that requests may be sent to.
+            origins: pages of other sites that may ask.
         """
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -115,8 +119,15 @@ class Gateway:
         }
         routed = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         routed.router.redirect_slashes = False
-        hosts = [f"[{host}]" if ":" in host else host] if is_loopback(host) else None
-        return Guard(routed, hosts, keys, self._meter, open_paths=self._page.open_paths)
+        own = f"[{host}]" if ":" in host else host
+        return Guard(
+            routed,
+            [own, *hosts] if is_loopback(host) else None,
+            keys,
+            self._meter,
+            open_paths=self._page.open_paths,
+            origins=origins,
+        )
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

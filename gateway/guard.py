@@ -17,6 +17,7 @@ from .apis import (
     is_anthropic,
 )
 from .body import Heard, Receive
+from .cross_origin import CrossOrigin, Headers
 from .failure import Failure
 from .keys import CALLER, Caller, Keys
 from .metrics.meter import Meter
@@ -44,6 +45,7 @@ class Guard:
         keys: those that it takes.
         meter: counts the responses.
         open_paths: further ones like `OPEN_PATHS`.
+        origins: pages of other sites that may ask, as browsers send them.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Guard:
         meter: Meter,
         *,
         open_paths: Iterable[str] = (),
+        origins: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._open_paths = frozenset([*OPEN_PATHS, *open_paths])
@@ -62,6 +65,7 @@ class Guard:
             None if hosts is None else frozenset([*LOCAL_NAMES, *(host.lower() for host in hosts)])
         )
         self._keys = keys
+        self._cross_origin = CrossOrigin(origins, lambda: keys.are_needed)
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,10 +74,17 @@ class Guard:
             await self._app(scope, receive, send)
             return
         heard = Heard(receive, waits=_waits(scope["headers"]))
-        named = _Named(send, self._ids.next(), self._meter, heard, is_anthropic=is_anthropic(scope))
+        more = self._cross_origin.headers(scope)
+        named = _Named(
+            send, self._ids.next(), self._meter, heard, more, is_anthropic=is_anthropic(scope)
+        )
         scope[ID_KEY] = named.request_id
         try:
-            scope[CALLER] = self._let_in(scope)
+            self._check_host(scope)
+            if preflight := self._cross_origin.preflight(scope):
+                await preflight(scope, heard, named)
+                return
+            scope[CALLER] = self._caller(scope)
         except Failure as failure:
             await error_response(scope, failure)(scope, heard, named)
             return
@@ -83,20 +94,28 @@ class Guard:
             # The client has its answer: the application gives one before it raises.
             logger.exception("request failed path=%s id=%s", scope["path"], named.request_id)
 
-    def _let_in(self, scope: Scope) -> Caller:
-        """Who asks.
+    def _check_host(self, scope: Scope) -> None:
+        """Refuses what is sent to another machine.
 
         Raises:
-            Failure: this request is none of theirs.
+            Failure: this request is.
         """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if self._hosts is not None and without_port(host) not in self._hosts:
             raise Failure(
                 HTTPStatus.FORBIDDEN,
-                f"the header `host` takes one of {', '.join(sorted(self._hosts))}",
+                f"the header `host` takes one of {', '.join(sorted(self._hosts))}; `hosts` of"
+                " [gateway] adds others",
                 code="forbidden_host",
             )
+
+    def _caller(self, scope: Scope) -> Caller:
+        """Who asks.
+
+        Raises:
+            Failure: it needs a key that counts.
+        """
         if scope["path"] in self._open_paths:
             return Caller()
         return self._keys.caller(scope["headers"])
@@ -111,11 +130,19 @@ class _Named:
     """
 
     def __init__(
-        self, send: Send, request_id: str, meter: Meter, heard: Heard, *, is_anthropic: bool
+        self,
+        send: Send,
+        request_id: str,
+        meter: Meter,
+        heard: Heard,
+        more: Headers,
+        *,
+        is_anthropic: bool,
     ) -> None:
         self._send = send
         self._meter = meter
         self._heard = heard
+        self._more = more
         self._is_anthropic = is_anthropic
         self.request_id = request_id
 
@@ -128,7 +155,7 @@ class _Named:
         await self._send(message)
 
     def _named(self, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        headers = list(given)
+        headers = [*given, *self._more]
         name = dict(headers).get(REQUEST_ID.encode())
         if name is None:
             name = self.request_id.encode()

@@ -76,6 +76,12 @@ class Keys:
                 return Caller(found.account, is_operator=found.is_operator, has_key=True)
         raise _refused(is_wrong=bool(given))
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether requests need one now."""
+        self._look()
+        return self._keys is not None
+
     def _look(self) -> None:
         """Reads the file if it is not the one that was read last."""
         if self._path is None:

@@ -70,10 +70,10 @@ def serve(spec: GatewaySpec) -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != CUT_OFF)
     for noisy in ("uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.names)
+    gateway = Gateway(lambda: AsyncClient(spec.endpoint), spec.rules.names)
     keys = Keys(Path(spec.keys), is_needed=not is_loopback(spec.host))
     config = uvicorn.Config(
-        gateway.app(spec.host, keys),
+        gateway.app(spec.host, keys, spec.rules.hosts, spec.rules.origins),
         http=cast(Any, partial(LimitedProtocol, responded=gateway.open_answers.meter.responded)),
         ws="none",
         lifespan="on",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
 DEFAULT_LISTEN = "127.0.0.1:8484"
@@ -74,6 +74,31 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
+def is_local_origin(origin: str) -> bool:
+    """Whether the pages of an origin, as browsers send it, come from this machine."""
+    host = origin.partition("://")[2]
+    host = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    try:
+        return host == LOCAL_NAME or is_loopback(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRules:
+    """What the configuration says about requests.
+
+    Attributes:
+        names: names that requests may use, and the models they mean, in their order.
+        hosts: names that requests may be sent to, besides those of this machine.
+        origins: pages of other sites that may ask, as browsers send them.
+    """
+
+    names: tuple[tuple[str, str], ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """Everything that a gateway gets at its start.
@@ -87,7 +112,7 @@ class GatewaySpec:
         supervisor_pid: the process whose death it watches for.
         keys: the file of the keys that it takes.
         log_level: `debug`, `info`, `warning` or `error`.
-        names: names that requests may use, and the models they mean, in their order.
+        rules: what the configuration says about requests.
     """
 
     endpoint: str
@@ -98,7 +123,7 @@ class GatewaySpec:
     supervisor_pid: int
     keys: str
     log_level: str = "info"
-    names: tuple[tuple[str, str], ...] = ()
+    rules: GatewayRules = field(default_factory=GatewayRules)
 
     def to_line(self) -> bytes:
         """One line of JSON, newline included."""
@@ -117,7 +142,12 @@ class GatewaySpec:
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"a gateway's spec has exactly the keys {', '.join(sorted(names))}")
-        values["names"] = tuple((name, model) for name, model in values["names"])
+        rules = values["rules"]
+        values["rules"] = GatewayRules(
+            names=tuple((name, model) for name, model in rules["names"]),
+            hosts=tuple(rules["hosts"]),
+            origins=tuple(rules["origins"]),
+        )
         return cls(**values)
 
 

@@ -145,7 +145,7 @@ class App:
             config.log_dir,
             writer,
             self._announcer.gateway_listens,
-            names=config.gateway_names,
+            rules=config.gateway_rules,
         )
         self._briefing = MemoryBriefing(self._workers.measurements, log)
         self._briefing.adopt(config.models, self._briefing.needs_of(config))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.folders import GATEWAY_LOG_NAME
-from mlxsup.protocol.gateway import Address, GatewaySpec, gateway_argv
+from mlxsup.protocol.gateway import Address, GatewayRules, GatewaySpec, gateway_argv
 from mlxsup.protocol.key_file import KEYS_NAME
 
 from .core.actions import StartGateway
@@ -47,7 +47,7 @@ class GatewayKeeper:
         log_dir: the folder of the logs.
         writer: writes the logs.
         on_listening: see `OnListening`.
-        names: names that requests may use, and the models they mean.
+        rules: what the configuration says about requests.
         argv: the command that starts a gateway.
     """
 
@@ -57,14 +57,14 @@ class GatewayKeeper:
         log_dir: Path,
         writer: LogWriter,
         on_listening: OnListening,
-        names: Sequence[tuple[str, str]] = (),
+        rules: GatewayRules,
         argv: Sequence[str] | None = None,
     ) -> None:
         self._around = around
         self._log_dir = log_dir
         self._writer = writer
         self._on_listening = on_listening
-        self._names = tuple(names)
+        self._rules = rules
         self._argv = list(argv) if argv is not None else gateway_argv()
         self._log: ModelLog | None = None
         self._listener: socket.socket | None = None
@@ -163,7 +163,7 @@ class GatewayKeeper:
             supervisor_pid=os.getpid(),
             keys=str(around.folder.path / KEYS_NAME),
             log_level=around.log_level,
-            names=self._names,
+            rules=self._rules,
         )
         inherited = [listener.fileno(), ready_pipe]
         process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)

@@ -2,7 +2,7 @@
 
 Runs its own daemon, with its sockets and logs in a temporary folder, so that it never meets one
 that is already running; streams from two models at once; kills one worker mid-answer, again and
-again; and shows that neither answer changed.
+again; and shows that neither answer changed. With the extra `gateway` it asks once more over HTTP.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
+from mlxsup.protocol.gateway import INSTALL_HINT
 
 from ..background_answer import EXACT_BACKENDS, BackgroundAnswer
 from ..connection import output_options
+from ..demo_http import ANY_PORT, PATH, HttpDoor, has_extra
+from ..demo_http import ask as ask_over_http
 from ..exit_status import CliError
 from ..own_daemon import visit_own_daemon
 from ..terminal.output import VISIBLE, Output
@@ -54,7 +57,8 @@ def demo(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup demo
 
     Streams from two models at once, kills one worker three times mid-answer, and shows that neither
-    answer changed. A daemon that is already running is left alone.
+    answer changed; then once more over HTTP, if that is installed. A daemon that is already running
+    is left alone.
     """
     from .start import configure, read_configuration, serve_two
 
@@ -70,18 +74,25 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
-        shown = _show(partial(serve_two, configuration, Path(place)), hint, output)
+        door = HttpDoor() if has_extra() else None
+        serve = partial(serve_two, configuration, Path(place))
+        if door is not None:
+            serve = partial(serve, http=ANY_PORT, on_change=door.heard)
+        shown = _show(serve, door, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
         output.data(f"\nTo use this model: mlxsup start --model {DEMO_MODEL_FOLDER}")
 
 
-def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
+def _show(
+    serve: Callable[..., int], door: HttpDoor | None, hint: str, output: Output
+) -> dict[str, Any]:
     """Runs the daemon and the demonstration.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
+        door: of HTTP; None without the extra.
         hint: what helps if a model fails.
         output: how to write output.
 
@@ -91,7 +102,7 @@ def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any
     """
     _headline(output, "mlxsup start: one process for each model")
     try:
-        shown = visit_own_daemon(serve, partial(_tell_story, output=output))
+        shown = visit_own_daemon(serve, partial(_tell_story, door=door, output=output))
     except CliError as error:
         if error.code in ("load_failed", "model_failed"):
             error.hint = hint  # Its logs are removed with the demonstration.
@@ -100,12 +111,13 @@ def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any
     return shown
 
 
-def _tell_story(client: Client, output: Output) -> dict[str, Any]:
+def _tell_story(client: Client, door: HttpDoor | None, output: Output) -> dict[str, Any]:
     """The demonstration itself; returns what `--json` prints."""
     names = [model["name"] for model in client.status()["models"]]
     _load_both(client, names, output)
     _ask_both(client, names, output)
     shown = _kill_one(client, names, output)
+    shown["http"] = _ask_over_http(client, names[-1], door, shown["text"], output)
     _show_status(client, output)
     _headline(output, "mlxsup stop")
     return shown
@@ -113,13 +125,14 @@ def _tell_story(client: Client, output: Output) -> dict[str, Any]:
 
 def _ask(client: Client, model: str, question: str, max_tokens: int) -> BackgroundAnswer:
     """One streamed answer, collected in its own thread."""
-    stream = client.generate(
-        model,
-        messages=[{"role": "user", "content": question}],
-        max_tokens=max_tokens,
-        temperature=0,
-    )
+    stream = client.generate(model, **_asked(question, max_tokens))
     return BackgroundAnswer(model, stream)
+
+
+def _asked(question: str, max_tokens: int) -> dict[str, Any]:
+    """The parameters of a request."""
+    messages = [{"role": "user", "content": question}]
+    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
 
 def _load_both(client: Client, names: Sequence[str], output: Output) -> None:
@@ -185,6 +198,36 @@ def _kill_one(client: Client, names: Sequence[str], output: Output) -> dict[str,
             for answer in answers
         ],
     }
+
+
+def _ask_over_http(
+    client: Client, model: str, door: HttpDoor | None, expected: str, output: Output
+) -> dict[str, Any] | None:
+    """Asks once over HTTP, and kills the worker in mid-answer; None without the extra.
+
+    Raises:
+        CliError: the answer differs from the undisturbed one.
+    """
+    if door is None:
+        _tell(output, f"\nfor OpenAI's and Anthropic's API over HTTP: {INSTALL_HINT}")
+        return None
+    url, killed = door.url(), list[int]()
+    _headline(output, f"POST {url}{PATH}, with kill -9 for the worker of {model}")
+
+    def kill_once(pieces: int) -> None:
+        if pieces == STORY_TOKENS // 4:
+            killed.append(_row(client, model)["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+            _tell(output, f"its worker, pid {killed[0]}, is killed after {pieces} pieces")
+
+    text = ask_over_http(url, {"model": model, **_asked(STORY, STORY_TOKENS)}, kill_once)
+    is_same = text == expected
+    same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
+    _tell(output, f"{model}: complete, {same}")
+    backend = _row(client, model)["backend"]
+    if backend in EXACT_BACKENDS and not is_same:
+        raise CliError("a crash has changed an answer", code="changed", hint="please report it")
+    return {"url": url, "killed": killed, "is_same": is_same}
 
 
 def _came_back(changes: Iterable[Mapping[str, Any]], model: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
+from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.places import config_places, endpoint_in, find_config
 
@@ -222,7 +222,12 @@ def serve(
 
 
 def serve_two(
-    configuration: DaemonConfig, folder: Path, *, on_listening: Callable[[str], None]
+    configuration: DaemonConfig,
+    folder: Path,
+    *,
+    on_listening: Callable[[str], None],
+    http: Address | None = None,
+    on_change: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> int:
     """Runs a daemon with the first two models, or with one under two names; for `mlxsup demo`.
 
@@ -232,6 +237,8 @@ def serve_two(
         configuration: names at least one model.
         folder: for its sockets and logs.
         on_listening: called with the endpoint once it answers there.
+        http: where its gateway listens; None: there is none.
+        on_change: called with each change of a model, and of the gateway.
 
     Raises:
         CliError: its folder cannot be used.
@@ -248,9 +255,10 @@ def serve_two(
         log_dir=folder / "logs",
         core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
         models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
-        gateway=None,
+        gateway=http,
+        gateway_rules=GatewayRules(),
     )
-    return serve(shown, on_change=lambda _: None, on_listening=on_listening)
+    return serve(shown, on_change=on_change, on_listening=on_listening)
 
 
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:

@@ -24,6 +24,7 @@ from ..memory.backend import find_backend
 from ..memory.machine import largest_budget_bytes
 from .client_table import ClientTable
 from .file_table import FileTable
+from .gateway_sites import site_problems
 from .gateway_table import GatewayTable, gateway_problems
 from .kinds import Table
 from .lines import LineIndex
@@ -225,6 +226,9 @@ class Check:
         if table is not None and where not in self._wrong:
             for problem in gateway_problems(table.listen, runtime_dir):
                 self._add(where, f"gateway.listen {problem}")
+        if table is not None:
+            for place, text in site_problems(table, runtime_dir):
+                self._add(place, f"{_joined(place)} {text}")
 
     def runtime_dir(self, path: Path) -> None:
         """Checks that the paths of the sockets in this folder are short enough."""

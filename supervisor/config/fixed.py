@@ -11,7 +11,7 @@ FIXED_KEYS = {
     "log_format": "log_format",
     "prevent_sleep": "prevent_sleep",
     "gateway": "gateway",
-    "gateway_names": "gateway",
+    "gateway_rules": "gateway",
 }
 """Attributes of a configuration, and the key of `[supervisor]` or the table that has them."""
 

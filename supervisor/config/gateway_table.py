@@ -20,8 +20,8 @@ from mlxsup.protocol.gateway import (
 from mlxsup.protocol.key_file import KEYS_NAME, KeyFileError, read_keys
 
 from .fields import documented
-from .kinds import NameMap, Table
-from .values import NAME_MAP_EXPECTED
+from .kinds import NameMap, Names, Table
+from .values import HOSTS_EXPECTED, NAME_MAP_EXPECTED, ORIGINS_EXPECTED
 
 
 class GatewayTable(Table):
@@ -44,6 +44,24 @@ class GatewayTable(Table):
         json_schema_extra=documented(
             '; `*` stands for anything: `"claude-*" = "qwen"`. The first that fits counts, after'
             " the models' own names, aliases and presets",
+        ),
+    )
+    hosts: Names = Field(
+        [],
+        title="further names in the `host` header, as a proxy passes them on",
+        description=HOSTS_EXPECTED,
+        json_schema_extra=documented(
+            ': `hosts = ["ai.example"]`; see [behind a proxy](gateway.md#behind-a-proxy)', "names"
+        ),
+    )
+    origins: Names = Field(
+        [],
+        title="pages of other sites that may ask (CORS)",
+        description=ORIGINS_EXPECTED,
+        json_schema_extra=documented(
+            ': `origins = ["https://chat.example"]`; those that are not of this machine need'
+            " [keys](gateway.md#pages-of-other-sites)",
+            "origins",
         ),
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from mlxsup.protocol.folders import absolute, default_log_dir
-from mlxsup.protocol.gateway import Address
+from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
@@ -18,6 +18,8 @@ from ..core.settings import ClientSettings, CoreSettings, ModelSettings, Restart
 from .check import Check
 from .client_table import ClientTable
 from .file_table import FileTable
+from .gateway_sites import origin_as_sent
+from .gateway_table import GatewayTable
 from .lines import LineIndex
 from .sources import missing_repository, model_path, own_source
 from .tables import ModelTable
@@ -62,7 +64,7 @@ class DaemonConfig:
         core: the limits.
         models: the entries, in the order of the file.
         gateway: where the gateway listens; None without a table `[gateway]`.
-        gateway_names: names that HTTP requests may use, and the models they mean, in their order.
+        gateway_rules: what it says about requests.
         http: as `gateway`, as the command line gives it; it takes precedence.
     """
 
@@ -74,7 +76,7 @@ class DaemonConfig:
     core: CoreSettings
     models: tuple[ModelSettings, ...]
     gateway: Address | None = None
-    gateway_names: tuple[tuple[str, str], ...] = ()
+    gateway_rules: GatewayRules = field(default_factory=GatewayRules)
     http: Address | None = None
     log_format: str = "text"
     prevent_sleep: str = "off"
@@ -139,7 +141,17 @@ def parse_config(
         core=_core_settings(table),
         models=tuple(_model_settings(name, entry, folder) for name, entry in effective.items()),
         gateway=Address.parse(table.gateway.listen) if table.gateway is not None else None,
-        gateway_names=tuple(table.gateway.names.items()) if table.gateway is not None else (),
+        gateway_rules=_gateway_rules(table.gateway),
+    )
+
+
+def _gateway_rules(table: GatewayTable | None) -> GatewayRules:
+    if table is None:
+        return GatewayRules()
+    return GatewayRules(
+        names=tuple(table.names.items()),
+        hosts=tuple(table.hosts),
+        origins=tuple(origin_as_sent(origin) for origin in table.origins),
     )
 
 

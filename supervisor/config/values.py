@@ -26,6 +26,10 @@ NAMES_EXPECTED = "an array of names"
 
 NAME_MAP_EXPECTED = "a table of names, each with the name of a model"
 
+HOSTS_EXPECTED = "an array of names, without schemes, ports and paths"
+
+ORIGINS_EXPECTED = "an array of schemes and names, without paths"
+
 COUNT_OR_AUTO_EXPECTED = '"auto", or an integer from 1'
 
 SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"

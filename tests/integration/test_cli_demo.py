@@ -57,6 +57,9 @@ def test_a_worker_dies_three_times_and_neither_answer_changes(tmp_path: Path) ->
         {"model": "a", "tokens": 40, "resumed": 3, "is_same": True},
         {"model": "b", "tokens": 40, "resumed": 0, "is_same": True},
     ]
+    assert shown["http"]["is_same"]
+    assert shown["http"]["url"].startswith("http://127.0.0.1:")
+    assert len(shown["http"]["killed"]) == 1
     assert not any(psutil.pid_exists(kill["pid"]) for kill in shown["kills"])
 
 
@@ -72,6 +75,11 @@ def test_its_story_is_plain_in_a_pipe_and_a_running_daemon_is_left_alone(tmp_pat
     assert done.stdout.count("killed pid ") == 3
     assert "only: 40 tokens, the same text as alone, resumed 3 times\n" in done.stdout
     assert "only-copy: 40 tokens, the same text as alone\n" in done.stdout
+    assert re.search(
+        r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, with kill -9", done.stdout
+    )
+    assert done.stdout.count("is killed after 10 pieces\n") == 1
+    assert "only-copy: complete, the same text as alone\n" in done.stdout
     assert done.stdout.endswith("mlxsup stop\nevery process is gone\n")
 
 

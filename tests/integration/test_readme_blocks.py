@@ -7,6 +7,7 @@ the wheel, which is installed by README's own line; the libraries are lent.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -87,7 +88,7 @@ class Newcomer:
         if block.language == "text":
             return ""
         text = block.text.replace(DEFAULT_LISTEN, self._listen)
-        text = text.replace("--http\n", f"--http {self._listen}\n")
+        text = re.sub(r"--http\b", f"--http {self._listen}", text)
         file = self._home / f"block-of-line-{block.line}"
         file.write_text(text)
         command = {

@@ -11,6 +11,7 @@ from . import (
     ends,
     false_kills,
     flood,
+    http_door,
     loads,
     lost_work,
     neighbours,
@@ -40,5 +41,6 @@ MEASURES: tuple[Measure, ...] = (
     *clients.MEASURES,
     *flood.MEASURES,
     *doors.MEASURES,
+    *http_door.MEASURES,
     *beside.MEASURES,
 )

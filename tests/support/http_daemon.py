@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,14 @@ from mlxsup.client import Client
 
 from .daemon import Daemon
 from .eventually import TIMEOUT_S, eventually
+
+CHAT = "/v1/chat/completions"
+
+STREAMED = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages")
+"""The paths that stream answers."""
+
+COMPLETE = ("[DONE]", "message_stop", "response.completed", "response.incomplete")
+"""Events with which answers end that are whole."""
 
 
 class HttpDaemon(Daemon):
@@ -95,25 +104,29 @@ def gateway_of(client: Client, *, after: int | None = None) -> dict[str, Any]:
 
 
 class SseReader(threading.Thread):
-    """Reads a streamed chat to its end in its own thread.
+    """Reads a streamed answer to its end in its own thread.
 
     Attributes:
         status: of the response.
         events: the data of its events; `[DONE]` as text.
         is_cut: whether the response ended without its closing mark.
         has_text: set with the first piece of text, or at the end.
+        last_at: when the last event came, by the monotonic clock.
 
     Args:
         daemon: whose gateway.
         body: of the request, besides `stream`.
+        path: that it is sent to.
     """
 
-    def __init__(self, daemon: HttpDaemon, body: dict[str, Any]) -> None:
+    def __init__(self, daemon: HttpDaemon, body: dict[str, Any], path: str = CHAT) -> None:
         super().__init__(daemon=True)
         self.status = 0
         self.events: list[Any] = []
         self.is_cut = False
         self.has_text = threading.Event()
+        self.last_at = 0.0
+        self._path = path
         self._connection = http.client.HTTPConnection(*daemon.address, timeout=TIMEOUT_S)
         self._body = json.dumps({**body, "stream": True}).encode()
         self.start()
@@ -121,19 +134,25 @@ class SseReader(threading.Thread):
     @property
     def text(self) -> str:
         """The content so far."""
-        chunks = [one for one in self.events if one != "[DONE]" and one.get("choices")]
-        return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks)
+        return "".join(text_in(one) for one in self.events if one != "[DONE]")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a client would take it for a whole answer."""
+        kinds = [one if one == "[DONE]" else one.get("type") for one in self.events]
+        return not self.is_cut or any(kind in COMPLETE for kind in kinds)
 
     def run(self) -> None:
         """Reads."""
         try:
             headers = {"Content-Type": "application/json"}
-            self._connection.request("POST", "/v1/chat/completions", self._body, headers)
+            self._connection.request("POST", self._path, self._body, headers)
             response = self._connection.getresponse()
             self.status = response.status
             for data in _events(response):
+                self.last_at = time.monotonic()
                 self.events.append(data if data == "[DONE]" else json.loads(data))
-                if self.text:
+                if not self.has_text.is_set() and self.text:
                     self.has_text.set()
         except (http.client.IncompleteRead, ConnectionError):
             self.is_cut = True
@@ -169,8 +188,8 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
     """The data of each event. A response without its closing mark raises IncompleteRead."""
     rest = b""
     while piece := response.read1(65536):
-        *lines, rest = (rest + piece).split(b"\n\n")
-        for line in lines:
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        for line in (one for block in blocks for one in block.split(b"\n")):
             if line.startswith(b"data: "):
                 yield line.removeprefix(b"data: ").decode()
 
@@ -178,3 +197,22 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 def chat(prompt: str, **fields: Any) -> dict[str, Any]:
     """The body of a chat with one message, to the model `m` unless it says otherwise."""
     return {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}
+
+
+def asked_at(path: str, prompt: str, max_tokens: int) -> dict[str, Any]:
+    """The body of a request with one message, as this path takes it."""
+    if path == "/v1/responses":
+        return {"model": "m", "input": prompt, "max_output_tokens": max_tokens}
+    if path == "/v1/completions":
+        return {"model": "m", "prompt": prompt, "max_tokens": max_tokens}
+    return chat(prompt, max_tokens=max_tokens)
+
+
+def text_in(event: dict[str, Any]) -> str:
+    """The text that an event of any of these paths brings."""
+    if choices := event.get("choices"):
+        return str(choices[0].get("text") or choices[0].get("delta", {}).get("content") or "")
+    delta = event.get("delta", "")
+    if event.get("type") == "response.output_text.delta":
+        return str(delta)
+    return str(delta.get("text", "")) if event.get("type") == "content_block_delta" else ""

@@ -205,6 +205,8 @@ class Site:
         host: the address that the gateway listens at.
         keys: those that it takes; None: it needs none.
         names: names of other APIs, and the models they mean.
+        hosts: further names that requests may be sent to.
+        origins: pages of other sites that may ask.
     """
 
     def __init__(
@@ -213,10 +215,12 @@ class Site:
         host: str = "127.0.0.1",
         keys: Keys | None = None,
         names: Sequence[tuple[str, str]] = (),
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
     ) -> None:
         self.daemon = daemon
         self.gateway = Gateway(lambda: cast(AsyncClient, daemon), names)
-        self._app: Guard = self.gateway.app(host, keys or Keys())
+        self._app: Guard = self.gateway.app(host, keys or Keys(), hosts, origins)
 
     async def ask(
         self,

@@ -49,7 +49,7 @@ def example_tables() -> dict[str, dict[str, Any]]:
     model = {"path": model.pop("path"), "repo": None, **model}
     return {
         "`[supervisor]`": EXAMPLE["supervisor"],
-        "`[gateway]`": {"listen": DEFAULT_LISTEN, "names": {}},
+        "`[gateway]`": {"listen": DEFAULT_LISTEN, "names": {}, "hosts": [], "origins": []},
         "`[clients.NAME]`": EXAMPLE["clients"]["*"],
         "`[models.NAME]`": model,
         "`[models.NAME.restart]`": restart,

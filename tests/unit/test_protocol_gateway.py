@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mlxsup.protocol.gateway import Address, GatewaySpec, is_loopback
+from mlxsup.protocol.gateway import Address, GatewayRules, GatewaySpec, is_local_origin, is_loopback
 
 SPEC = GatewaySpec(
     endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, ready_pipe=6,
     supervisor_pid=7, keys="/run/keys.json", log_level="debug",
-    names=(("gpt-*", "m"), ("x", "m:warm")),
+    rules=GatewayRules(
+        names=(("gpt-*", "m"), ("x", "m:warm")), hosts=("ai.example",),
+        origins=("https://chat.example",),
+    ),
 )  # fmt: skip
 
 
@@ -58,3 +61,21 @@ def test_a_spec_is_read_as_it_was_written() -> None:
 def test_what_is_no_spec_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match="a gateway's spec"):
         GatewaySpec.from_line(line)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
+     "http://[::1]:8", "tauri://localhost"],
+)  # fmt: skip
+def test_origins_of_this_machine_are_known_as_such(origin: str) -> None:
+    assert is_local_origin(origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "null", "localhost", "https://ai.example", "http://localhost.evil.example", "http://10.0.0.1",
+     "http://127.0.0.1.evil.example", "http://[2001:db8::1]", "app://-", "http://evil:80"],
+)  # fmt: skip
+def test_origins_of_others_are_none_of_this_machine(origin: str) -> None:
+    assert not is_local_origin(origin)

@@ -20,7 +20,7 @@ LANGUAGES = {"sh", "python", "toml", "text"}
 QUESTIONS = {
     "What is it?": "**Several MLX models on one machine, one process each.**",
     "Does it run on my computer?": "It runs on Macs with Apple silicon, and on Linux with MLX's",
-    "How do I install it?": "pip install '.[cpu]'",
+    "How do I install it?": "pip install '.[cpu,gateway]'",
     "How do I get an answer from a model that I have?": 'mlxsup generate smollm2-135m "What is',
     "Which models does it find?": "`init` looks into the Hugging Face cache and the folders of",
     "I have no model: where do I get one?": "If there is none yet, `mlxsup pull",
@@ -48,8 +48,12 @@ def test_ten_questions_are_answered() -> None:
 def test_three_commands_lead_to_an_answer_on_the_first_screen() -> None:
     install, use = (block for block in blocks()[:2])
     assert [command.partition(" -")[0].split()[0] for command in install.commands] == ["pip"]
-    assert [command.split()[1] for command in use.commands] == ["init", "start", "generate"]
-    assert use.line + len(use.commands) < FIRST_SCREEN
+    three, rest = use.commands[:3], use.commands[3:]
+    assert [command.split()[:2] for command in three] == [
+        ["mlxsup", word] for word in ("init", "start", "generate")
+    ]
+    assert [command.split()[0] for command in rest] == ["curl"], "the same over HTTP"
+    assert use.line + use.text.count("\n") < FIRST_SCREEN
 
 
 def test_every_block_says_what_it_is() -> None:

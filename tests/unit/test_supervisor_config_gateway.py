@@ -138,3 +138,61 @@ def test_keys_that_others_can_read_are_refused_at_the_start(tmp_path: Path, list
     )
     without = with_run(tmp_path, listen).replace(f'[gateway]\nlisten = "{listen}"\n', "")
     assert config_of(tmp_path, without).gateway is None, "without a gateway nobody needs them"
+
+
+# ---------------------------------------------------------------- hosts and origins
+
+
+def test_hosts_and_origins_are_kept_as_browsers_send_them(tmp_path: Path) -> None:
+    hosts = '["ai.example", "[2001:db8::1]", "10.0.0.1"]'
+    origins = '["HTTP://LocalHost:3000", "https://127.0.0.1:443", "http://localhost:8080"]'
+    text = f"[gateway]\nhosts = {hosts}\norigins = {origins}\n{MODELS}"
+    rules = config_of(tmp_path, text).gateway_rules
+    assert rules.hosts == ("ai.example", "[2001:db8::1]", "10.0.0.1")
+    assert rules.origins == ("http://localhost:3000", "https://127.0.0.1", "http://localhost:8080")
+
+
+HOST_WORDS = "2: gateway.hosts takes names without a scheme, a port or a path, such as"
+ORIGIN_WORDS = "2: gateway.origins takes a scheme and a name, with a port if it is not the usual"
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('hosts = "ai.example"', "2: gateway.hosts takes an array of names, without schemes"),
+        ("hosts = [3]", "2: gateway.hosts takes an array of names, without schemes"),
+        *(
+            (f'hosts = ["{host}"]', HOST_WORDS)
+            for host in ("", "a b", "https://a", "a:80", "a/b", "*", "*.a", "a\\r\\nb", "a" * 300)
+        ),
+        ("origins = 3", "2: gateway.origins takes an array of schemes and names"),
+        *(
+            (f'origins = ["{origin}"]', ORIGIN_WORDS)
+            for origin in (
+                "", "*", "null", "localhost", "http://a b", "http://localhost/", "http://a/b",
+                "http://", "http://localhost:x", "http://*.example", "http://localhost\\n",
+                "http://u:p@localhost",
+            )
+        ),
+        ("hosts = [" + '"a",' * 33 + "]", "2: gateway.hosts takes at most 32, not 33"),
+    ],
+)  # fmt: skip
+def test_what_is_no_host_or_origin_is_said_to_be_none(
+    tmp_path: Path, table: str, problem: str
+) -> None:
+    (found,) = problems_of(tmp_path, f"[gateway]\n{table}\n{MODELS}")
+    assert found.startswith(problem)
+
+
+def test_an_origin_that_is_not_of_this_machine_needs_a_key(tmp_path: Path) -> None:
+    text = with_run(tmp_path, "127.0.0.1:8484").replace(
+        "[gateway]\n", '[gateway]\norigins = ["https://chat.example"]\n'
+    )
+    (found,) = problems_of(tmp_path, text)
+    assert found == (
+        "4: gateway.origins has 'https://chat.example', a page that is not of this machine, and"
+        " there is no key that would keep it out: `mlxsup key new NAME` makes one"
+    )
+    keys = tmp_path / "run" / KEYS_NAME
+    add_key(keys, name="a", account="a", is_operator=False, created="")
+    assert config_of(tmp_path, text).gateway_rules.origins == ("https://chat.example",)

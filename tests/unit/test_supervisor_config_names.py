@@ -101,7 +101,7 @@ def test_names_of_other_apis_are_kept_in_their_order(tmp_path: Path) -> None:
     alias = 'aliases = ["al"]'
     names = '"gpt-*" = "al"\n"claude-*" = "a:warm"\n"a/b" = "b"\n'
     path.write_text(f"[gateway.names]\n{names}{two(alias)}{WARM}")
-    assert load_config(path).gateway_names == (
+    assert load_config(path).gateway_rules.names == (
         ("gpt-*", "al"), ("claude-*", "a:warm"), ("a/b", "b"),
     )  # fmt: skip
 
