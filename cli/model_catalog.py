@@ -16,6 +16,7 @@ from .exit_status import CliError
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
+    from mlxsup.supervisor.core.settings import ModelSettings
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
@@ -65,6 +66,17 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
         model = replace(model, repo=entry.repo, revision=entry.revision)
         rows.append(_row(str(entry.name), entry.aliases, model))
     return rows + [_row(None, (), m) for m in found if os.path.realpath(m.path) not in used]
+
+
+def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
+    """The entry with this name, alias or repository, the first that matches, in this order."""
+    entries = configuration.models
+    matches = (
+        *(one for one in entries if one.name == name),
+        *(one for one in entries if name in one.aliases),
+        *(one for one in entries if one.repo == name),
+    )
+    return next(iter(matches), None)
 
 
 def row_of_path(path: Path) -> dict[str, Any]:

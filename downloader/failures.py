@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -30,6 +31,7 @@ DAMAGED_HINT = (
     " name another revision or repository"
 )
 LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
+REQUEST_TIMEOUT = 408
 MAX_CLOSE_NAMES = 3
 SEARCHED_MODELS = 50
 
@@ -47,6 +49,10 @@ class DiskFullError(Exception):
 
 class DamagedError(Exception):
     """What arrived twice is not what had been announced; the message is one sentence."""
+
+
+class MissingFileError(Exception):
+    """The hub does not have a file that it lists; the message is one sentence."""
 
 
 class MisleadingHubError(Exception):
@@ -79,7 +85,7 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
             )
         case DiskFullError():
             return _failed(DownloadProblem.DISK_FULL, str(error), _disk_hint())
-        case DamagedError():
+        case DamagedError() | MissingFileError():
             return _failed(DownloadProblem.DAMAGED, str(error), DAMAGED_HINT)
         case MisleadingHubError():
             return _failed(DownloadProblem.NETWORK, str(error), _endpoint_hint())
@@ -128,6 +134,9 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
             return _failed(DownloadProblem.NOT_FOUND, message, "leave the revision out for `main`")
         case RepositoryNotFoundError():
             return _not_found(repository)
+        case RemoteEntryNotFoundError():
+            message = f"{constants.ENDPOINT} lists a file of {repository} that it does not have"
+            return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
     if status == 429:
         wait_s = _retry_after(error.response.headers)
         when = f" in {wait_s:.0f} s" if wait_s else " in some minutes"
@@ -143,6 +152,10 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
         return _failed(DownloadProblem.REFUSED, message, hint)
     if status == 404:
         return _not_found(repository)
+    if 400 <= status < 500 and status != REQUEST_TIMEOUT:
+        message = f"{constants.ENDPOINT} does not send {repository} over plain HTTP (HTTP {status})"
+        hint = f"`hf download {repository.repo}` may get it: it knows another way"
+        return _failed(DownloadProblem.REFUSED, message, hint)
     message = f"{constants.ENDPOINT} answers with HTTP {status}"
     return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
 
@@ -160,7 +173,7 @@ def _not_found(repository: Repository) -> DownloadFailed:
 
 
 def _close_names(repo: str) -> list[str]:
-    """Repositories with similar names; none if the hub cannot be asked."""
+    """Repositories with similar names; none if the hub has this one, or cannot be asked."""
     author, _, name = repo.partition("/")
     api = HfApi()
     try:
@@ -168,6 +181,8 @@ def _close_names(repo: str) -> list[str]:
         found += [one.id for one in api.list_models(author=author, limit=SEARCHED_MODELS)]
     except (HfHubHTTPError, httpx2.HTTPError, *MISSHAPEN):
         return []
+    if repo in found:
+        return []  # it is there, and cannot be read
     known = [one for one in dict.fromkeys(found) if is_owned_repository(one)]
     return difflib.get_close_matches(repo, known, n=MAX_CLOSE_NAMES)
 

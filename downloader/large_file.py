@@ -15,7 +15,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from mlxsup.protocol.version import VERSION
 
-from .failures import DamagedError
+from .failures import DamagedError, MissingFileError
 from .progress import Meter
 
 PARTIAL_SUFFIX = ".mlxsup.incomplete"
@@ -26,6 +26,7 @@ CHUNK_BYTES = 2**20
 """So much of a file is lost at most when its process ends; huggingface_hub would take ten times as
 much before it writes anything."""
 
+NOT_FOUND = 404
 RANGE_NOT_SATISFIABLE = 416
 
 
@@ -75,6 +76,7 @@ def fetch_large(file: LargeFile, meter: Meter) -> None:
 
     Raises:
         DamagedError: its content is not what the hub had announced, twice; nothing of it is kept.
+        MissingFileError: the hub does not have it.
         OSError: it cannot be fetched, or not be written; what has arrived is kept.
     """
     if file.blob.exists():
@@ -106,24 +108,40 @@ def _fetch_rest(file: LargeFile, meter: Meter) -> None:
     with file.partial.open("r+b" if done_bytes else "wb", buffering=0) as raw:
         raw.seek(0, os.SEEK_END)
         counted = _Counted(cast(BinaryIO, raw), file, done_bytes, meter)
-        try:
-            http_get(
-                hf_hub_url(file.repo, file.path, revision=file.commit),
-                cast(BinaryIO, counted),
-                resume_size=done_bytes,
-                headers=build_hf_headers(library_name="mlxsup", library_version=VERSION),
-                expected_size=file.size_bytes,
-                displayed_filename=file.path,
-            )
-        except HfHubHTTPError as error:
-            if error.response.status_code != RANGE_NOT_SATISFIABLE:
-                raise
-            raise DamagedError(_shorter(file)) from None
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise DamagedError(_shorter(file)) from None  # its length is not what was announced
+        while counted.done_bytes < file.size_bytes:
+            _fetch_piece(file, counted)
         os.fsync(raw.fileno())
+
+
+def _fetch_piece(file: LargeFile, counted: _Counted) -> None:
+    """Fetches the rest of a file, or as much of it as a hub sends with one answer."""
+    begins_at = counted.done_bytes
+    ends_at = min(begins_at + constants.MAX_HTTP_DOWNLOAD_SIZE, file.size_bytes)
+    headers = build_hf_headers(library_name="mlxsup", library_version=VERSION)
+    if ends_at < file.size_bytes:
+        headers["Range"] = f"bytes=0-{ends_at - 1}"  # http_get puts the true beginning there
+    try:
+        http_get(
+            hf_hub_url(file.repo, file.path, revision=file.commit),
+            cast(BinaryIO, counted),
+            resume_size=begins_at,
+            headers=headers,
+            expected_size=ends_at,
+            displayed_filename=file.path,
+        )
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status == NOT_FOUND:
+            message = f"the hub lists {file.path} of {file.repo} and does not have it"
+            raise MissingFileError(message) from None
+        if status != RANGE_NOT_SATISFIABLE:
+            raise
+        raise DamagedError(_shorter(file)) from None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        if counted.done_bytes != file.size_bytes:  # else it was sent whole, whatever was asked for
+            raise DamagedError(_shorter(file)) from None  # its length is not what was announced
 
 
 class _Counted:
@@ -141,6 +159,11 @@ class _Counted:
         self._file = file
         self._done_bytes = done_bytes
         self._meter = meter
+
+    @property
+    def done_bytes(self) -> int:
+        """How much of the file is there by now."""
+        return self._done_bytes
 
     def write(self, data: bytes) -> int:
         """Writes all of it, or raises an error."""

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.file_download import (
+    _cache_commit_hash_for_specific_revision as write_reference,
+)
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils._paths import filter_repo_objects
 
@@ -27,7 +30,7 @@ from mlxsup.protocol.download import (
 from mlxsup.protocol.text import size_text
 from mlxsup.protocol.version import VERSION
 from mlxsup.store.download_lock import lock_of, sole_download
-from mlxsup.store.hub_cache import repository_folder
+from mlxsup.store.hub_cache import find_snapshot, repository_folder
 from mlxsup.store.repositories import check_repository, check_revision
 
 from .failures import (
@@ -48,8 +51,10 @@ PATTERNS = (
     "*.txt",
     "*.jsonl",
     "*.jinja",
+    "README.md",
 )
-"""What mlx-lm reads of a repository, except for Python files: no code of a model is ever run."""
+"""What mlx-lm reads of a repository, except for Python files: no code of a model is ever run; and
+its card, which names its licence."""
 
 PARALLEL_FILES = 4
 SPARE_DISK_BYTES = 64 * 2**20
@@ -75,6 +80,8 @@ class _Listing:
 def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> DownloadDone:
     """Downloads what is missing of a repository, and returns when all of it is there.
 
+    Offline, nothing is asked: a repository that is complete is done, and any other one fails.
+
     Args:
         repository: what to download.
         report: called with the progress, a few times a second at most.
@@ -87,10 +94,23 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
         check_revision(repository.revision)
     except ValueError as error:
         raise BadRepositoryError from error
-    folder = repository_folder(repository.repo, Path(constants.HF_HUB_CACHE).absolute())
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    if constants.HF_HUB_OFFLINE and (done := _found_offline(repository, cache)):
+        return done
+    folder = repository_folder(repository.repo, cache)
     with sole_download(lock_of(folder), lambda: report(DownloadProgress(is_waiting=True))):
         listing = _list(HfApi(library_name="mlxsup", library_version=VERSION), repository)
         return _fetch_files(repository, listing, folder, report)
+
+
+def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
+    """What the cache has of a repository; None if files of it are missing."""
+    snapshot = find_snapshot(repository.repo, repository.revision, cache=cache)
+    if snapshot is None or not snapshot.is_complete:
+        return None
+    files = (path for path in snapshot.path.rglob("*") if path.is_file())
+    total_bytes = sum(path.stat().st_size for path in files)
+    return DownloadDone(folder=str(snapshot.path), total_bytes=total_bytes, fetched_bytes=0)
 
 
 def _list(api: HfApi, repository: Repository) -> _Listing:
@@ -131,11 +151,12 @@ def _fetch_files(
             done.result()
     path = snapshot_download(
         repository.repo,
-        revision=repository.revision,
+        revision=listing.commit,  # the branch may have moved since
         allow_patterns=[one.path for one in listing.files],
         library_name="mlxsup",
         library_version=VERSION,
     )
+    write_reference(str(folder), repository.revision, listing.commit)
     report(DownloadProgress(done_bytes=total_bytes, total_bytes=total_bytes))
     return DownloadDone(
         folder=path, total_bytes=total_bytes, fetched_bytes=total_bytes - fetched_before

@@ -18,9 +18,9 @@ from mlxsup.store.download_lock import InUseError, lock_of, nobody_downloads
 from mlxsup.store.hub_cache import find_cache, repositories, repository_folder
 
 from ..connection import Target, daemon_options
-from ..daemon_models import models_of_daemon
 from ..downloading import checked_repository
 from ..exit_status import CliError, ExitStatus
+from ..optional_daemon import status_of_daemon
 from ..repository_names import repository_argument
 from ..terminal.output import Output
 from ..terminal.quantities import format_bytes
@@ -44,7 +44,8 @@ def rm(repo: str, is_sure: bool, target: Target, output: Output) -> None:
     folder = repository_folder(repo, cache)
     if not folder.is_dir():
         raise _absent(repo, cache)
-    rows = [row for row in models_of_daemon(target) or () if _is_of(row, folder)]
+    status = status_of_daemon(target) or {"models": []}
+    rows = [row for row in status["models"] if _is_of(row, folder)]
     _refuse_if_used(repo, rows)
     size = _size_bytes(folder)
     if not is_sure:

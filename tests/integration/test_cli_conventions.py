@@ -304,7 +304,7 @@ def test_every_command_is_among_those_that_are_tried_in_a_pipe() -> None:
     tried |= {"attach", "cancel"}  # test_daemon_requests.py
     tried |= {"prioritize"}  # above
     tried |= {"connect", "convert"}  # test_cli_connect.py, test_cli_convert.py
-    tried |= {"pull", "run", "rm"}  # test_cli_pull.py
+    tried |= {"pull", "run", "rm"}  # test_cli_pull.py, test_cli_run.py
     tried |= {"service"}  # test_cli_service.py
     tried |= {"doctor"}  # test_cli_doctor.py, test_cli_proof.py
     assert tried == set(root.list_commands(click.Context(root)))

@@ -1,39 +1,36 @@
-"""`pull`, `run` and `rm`: without a daemon, next to one, in a pipe and on a terminal."""
+"""`pull` and `rm`: without a daemon, next to one, in a pipe and on a terminal."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxsup.client import Client
-
-from support.cli import ESCAPE, Terminal, command, environment, on_terminal, run_cli
+from support.cli import ESCAPE, Terminal, command, environment, on_terminal
 from support.daemon import fake
-from support.downloading_daemon import TOKEN, DownloadingDaemon
+from support.downloading_daemon import DownloadingDaemon
 from support.downloads import (
     FILES,
     MIB,
     NEEDED,
     NEEDED_BYTES,
     REPO,
+    WEIGHTS,
     WEIGHTS_NAME,
     contents,
-    hub_environment,
+    disk_full_at,
     partial,
     repo_folder,
+    runs_first,
     snapshot,
 )
 from support.eventually import eventually
+from support.hub_commands import home_folder, mlxsup, variables
 from support.local_hub import Fault, LocalHub, local_hub
-from support.tiny_model import make_tiny_model
 
 HELD_AT = 2 * MIB
 LIMIT_S = 120.0
@@ -48,24 +45,8 @@ def hub() -> Iterator[LocalHub]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home folder with a short path, because sockets go there."""
-    folder = Path(tempfile.mkdtemp(prefix="mlxsup-h-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-def variables(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
-    return hub_environment(hub, home, HOME=str(home), HF_TOKEN=TOKEN, **others)
-
-
-def mlxsup(
-    hub: LocalHub, home: Path, *arguments: str, stdin: str = "", **others: str
-) -> subprocess.CompletedProcess[str]:
-    done = run_cli(*arguments, stdin=stdin, **variables(hub, home, **others))
-    assert TOKEN not in done.stdout + done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
+    with home_folder() as folder:
+        yield folder
 
 
 # ---------------------------------------------------------------- pull
@@ -176,6 +157,37 @@ def test_data_that_is_damaged_each_time_is_not_to_be_fetched_again(
     assert "continues" not in done.stderr
 
 
+def test_a_disk_that_is_full_at_90_percent_is_continued_by_the_same_command(
+    hub: LocalHub, home: Path
+) -> None:
+    full_at = len(WEIGHTS) * 9 // 10
+    done = mlxsup(hub, home, "pull", REPO, PYTHONPATH=runs_first(disk_full_at(full_at), home))
+    assert (done.returncode, done.stdout) == (1, "")
+    *_, error, hint = done.stderr.splitlines()
+    assert error == f"error: the disk is full: {REPO} is not complete"
+    assert hint == (
+        f"hint: free some space, or set HF_HOME to a folder on another disk than {home}/hf;"
+        f" what has arrived is kept; `mlxsup pull {REPO}` continues"
+    )
+    assert partial(home).stat().st_size == full_at
+    assert mlxsup(hub, home, "pull", REPO).returncode == 0
+    assert hub.fetched(WEIGHTS_NAME) == [0, full_at]
+    assert contents(snapshot(home)) == NEEDED
+
+
+def test_pull_offline_of_what_is_complete_succeeds(hub: LocalHub, home: Path) -> None:
+    mlxsup(hub, home, "pull", REPO)
+    done = mlxsup(hub, home, "pull", REPO, HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stdout) == (0, f"{snapshot(home)}\n")
+    assert done.stderr == f"{REPO} is complete (4.1 MiB, nothing was missing)\n"
+
+
+def test_show_names_the_licence_of_what_was_pulled(hub: LocalHub, home: Path) -> None:
+    mlxsup(hub, home, "pull", REPO)
+    shown = mlxsup(hub, home, "show", REPO, "--json")
+    assert json.loads(shown.stdout)["licence"] == "apache-2.0"
+
+
 # ---------------------------------------------------------------- rm
 
 
@@ -238,57 +250,3 @@ def test_rm_is_refused_while_a_daemon_uses_it(hub: LocalHub) -> None:
         assert daemon.run("reload").returncode == 0
         client.load("m")
         assert contents(snapshot(home)) == NEEDED
-
-
-# ---------------------------------------------------------------- run
-
-
-@pytest.mark.mlx
-def test_run_goes_from_nothing_to_an_answer(home: Path, tmp_path: Path) -> None:
-    with local_hub() as hub:
-        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
-        try:
-            done = mlxsup(hub, home, "run", REPO, "--json", stdin="tell me\n")
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)["model"] == "tiny-model"
-            assert hub.fetched(WEIGHTS_NAME) == [0]
-            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                assert [one["repo"] for one in client.status()["models"]] == [REPO]
-                generation = client.status()["models"][0]["generation"]
-            again = mlxsup(hub, home, "run", REPO, "--json", stdin="more\n")
-            assert again.returncode == 0, again.stderr
-            other = mlxsup(hub, home, "run", "org/other")
-            assert other.returncode == 1
-            assert "does not serve org/other; it serves tiny-model" in other.stderr
-            with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                assert client.status()["models"][0]["generation"] == generation
-        finally:
-            assert mlxsup(hub, home, "stop").returncode == 0
-
-
-@pytest.mark.mlx
-def test_run_on_a_terminal_asks_answers_and_leaves(home: Path, tmp_path: Path) -> None:
-    with local_hub() as hub:
-        hub.add(REPO, contents(make_tiny_model(tmp_path / "m", seed=3)))
-        try:
-            with Terminal("run", REPO, **variables(hub, home)) as terminal:
-                terminal.expect("> ")
-                terminal.type("tell me\r")
-                terminal.expect("> ")
-                with Client(f"ipc://{home}/.mlxsup/run/client.sock") as client:
-                    [served] = client.status()["models"]
-                assert (served["state"], served["name"]) == ("READY", "tiny-model")
-                terminal.type("/exit\r")
-                said = ESCAPE.sub("", terminal.end())
-                assert terminal.process.returncode == 0, said
-                assert "Traceback" not in said
-            assert mlxsup(hub, home, "status").returncode == 0, "the daemon stays"
-        finally:
-            assert mlxsup(hub, home, "stop").returncode == 0
-
-
-def test_run_of_a_name_needs_a_daemon(hub: LocalHub, home: Path) -> None:
-    done = mlxsup(hub, home, "run", "smollm2")
-    assert done.returncode == 69
-    assert re.search(r"no daemon runs that serves smollm2\nhint: .*`mlxsup start", done.stderr)
-    assert hub.asked == []

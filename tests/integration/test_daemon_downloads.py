@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from support.downloads import (
     NEEDED,
     NEEDED_BYTES,
     REPO,
+    WEIGHTS,
     WEIGHTS_NAME,
     contents,
+    disk_full_at,
     partial,
+    runs_first,
     snapshot,
 )
 from support.eventually import eventually
@@ -44,9 +47,11 @@ def hub() -> Iterator[LocalHub]:
 
 
 @contextmanager
-def serving(hub: LocalHub, **models: dict[str, Any]) -> Iterator[tuple[Daemon, Client]]:
-    """A daemon that uses the hub, and a client of it."""
-    with DownloadingDaemon(hub, models) as daemon, daemon.client() as client:
+def serving(
+    hub: LocalHub, variables: Mapping[str, str] | None = None, /, **models: dict[str, Any]
+) -> Iterator[tuple[Daemon, Client]]:
+    """A daemon that uses the hub and has these variables, and a client of it."""
+    with DownloadingDaemon(hub, models, **(variables or {})) as daemon, daemon.client() as client:
         yield daemon, client
         assert TOKEN not in daemon.output + daemon.log_text()
 
@@ -204,6 +209,23 @@ def test_a_killed_download_is_tried_again_and_continues(hub: LocalHub) -> None:
         process.send_signal(signal.SIGKILL)
         wait_for_state(client, "m", "READY")
         assert row(client, "m")["restarts"] == 0
+        assert contents(snapshot(daemon.folder)) == NEEDED
+
+
+def test_a_disk_that_fills_up_fails_the_model_and_a_restart_continues(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    full_at = len(WEIGHTS) * 9 // 10
+    paths = runs_first(disk_full_at(full_at), tmp_path)
+    with serving(hub, {"PYTHONPATH": paths}, m=fake(repo=REPO)) as (daemon, client):
+        seen = wait_for_state(client, "m", "FAILED")
+        assert f"the disk is full: {REPO} is not complete; free some space" in seen["cause"]
+        assert "what has arrived is kept" in seen["cause"]
+        assert partial(daemon.folder).stat().st_size == full_at
+        (tmp_path / "first" / "sitecustomize.py").write_text("")  # there is room again
+        client.restart("m")
+        assert row(client, "m")["state"] == "READY"
+        assert hub.fetched(WEIGHTS_NAME) == [0, full_at]
         assert contents(snapshot(daemon.folder)) == NEEDED
 
 

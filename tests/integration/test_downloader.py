@@ -16,6 +16,7 @@ from mlxsup.protocol.download import (
 )
 
 from support.downloads import (
+    CARD,
     FILES,
     LIMIT_S,
     MIB,
@@ -28,15 +29,15 @@ from support.downloads import (
     contents,
     hub_environment,
     partial,
+    repo_folder,
     snapshot,
     start_download,
 )
 from support.eventually import eventually
 from support.http_answers import answering
-from support.local_hub import Fault, LocalHub, local_hub
+from support.local_hub import COMMIT, NEXT_COMMIT, Fault, LocalHub, local_hub
 
 HELD_AT = 2 * MIB
-REVISION = "revision/main"
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_what_a_model_needs_arrives_and_nothing_else(
     assert contents(snapshot(tmp_path)) == NEEDED
     assert progress[-1] == DownloadProgress(done_bytes=NEEDED_BYTES, total_bytes=NEEDED_BYTES)
     assert download.process.wait(LIMIT_S) == 0
-    assert not any(one.path.endswith((".md", ".py")) for one in hub.asked)
+    assert not any(one.path.endswith(("notes.md", ".py")) for one in hub.asked)
 
 
 def test_what_is_there_is_not_fetched_again(
@@ -232,53 +233,6 @@ def test_a_disk_that_is_full_at_90_percent_keeps_what_has_arrived(
     assert contents(snapshot(tmp_path)) == NEEDED
 
 
-@pytest.mark.parametrize(
-    ("fault", "problem", "says", "hints"),
-    [
-        (Fault(status=401), DownloadProblem.REFUSED, "HTTP 401", "HF_TOKEN"),
-        (Fault(status=403), DownloadProblem.REFUSED, "HTTP 403", "HF_TOKEN"),
-        (
-            Fault(status=403, headers={"X-Error-Code": "GatedRepo"}),
-            DownloadProblem.GATED,
-            "is gated",
-            f"/{REPO}, then",
-        ),
-        (
-            Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}),
-            DownloadProblem.NOT_FOUND,
-            "no revision 'main'",
-            "revision",
-        ),
-        (
-            Fault(status=429, headers={"Retry-After": "77"}),
-            DownloadProblem.RATE_LIMITED,
-            "too many requests",
-            "in 77 s",
-        ),
-        (Fault(status=500), DownloadProblem.NETWORK, "HTTP 500", "what has arrived is kept"),
-    ],
-)
-def test_a_refusal_names_the_next_step(
-    hub: LocalHub,
-    tmp_path: Path,
-    started: list[Download],
-    fault: Fault,
-    problem: DownloadProblem,
-    says: str,
-    hints: str,
-) -> None:
-    hub.break_(REVISION, fault)
-    download = run_through(hub, tmp_path, started, HF_TOKEN="hf_secretsecret")
-    failed = download.failure()
-    assert failed.problem is problem
-    assert says in failed.message
-    assert hints in failed.hint
-    assert failed.retry_after_s == (77 if fault.status == 429 else 0)
-    assert any(one.authorization == "Bearer hf_secretsecret" for one in hub.asked)
-    assert "secretsecret" not in f"{failed}{download.noise}"
-    assert download.noise == []
-
-
 def test_a_missing_repository_is_answered_with_close_names(
     hub: LocalHub, tmp_path: Path, started: list[Download]
 ) -> None:
@@ -307,6 +261,51 @@ def test_offline_means_that_nothing_is_asked(
     assert failed.problem is DownloadProblem.OFFLINE
     assert "HF_HUB_OFFLINE" in failed.hint
     assert hub.asked == []
+
+
+def test_offline_what_is_complete_is_done(
+    hub: LocalHub, tmp_path: Path, started: list[Download]
+) -> None:
+    run_through(hub, tmp_path, started).end()
+    asked = list(hub.asked)
+    done = run_through(hub, tmp_path, started, HF_HUB_OFFLINE="1").end()
+    folder = str(snapshot(tmp_path))
+    assert done == DownloadDone(folder=folder, total_bytes=NEEDED_BYTES, fetched_bytes=0)
+    (snapshot(tmp_path) / WEIGHTS_NAME).unlink()
+    failed = run_through(hub, tmp_path, started, HF_HUB_OFFLINE="1").failure()
+    assert failed.problem is DownloadProblem.OFFLINE
+    assert hub.asked == asked
+
+
+def test_a_push_while_it_is_downloaded_does_not_mix_two_commits(
+    hub: LocalHub, tmp_path: Path, started: list[Download]
+) -> None:
+    download = hold(hub, tmp_path, started)
+    pushed = {**FILES, "config.json": b'{"model_type": "qwen3"}'}
+    hub.add(REPO, pushed, NEXT_COMMIT)
+    hub.release.set()
+    done = download.end()
+    assert isinstance(done, DownloadDone)
+    assert done.folder == str(snapshot(tmp_path))
+    assert contents(snapshot(tmp_path)) == NEEDED
+    reference = repo_folder(tmp_path) / "refs" / "main"
+    assert reference.read_text() == COMMIT
+    assert isinstance(run_through(hub, tmp_path, started).end(), DownloadDone)
+    assert reference.read_text() == NEXT_COMMIT
+    newer = snapshot(tmp_path).with_name(NEXT_COMMIT)
+    assert contents(newer) == {**NEEDED, "config.json": pushed["config.json"]}
+    assert hub.fetched(WEIGHTS_NAME) == [0]
+
+
+def test_a_model_without_a_card_is_complete(
+    hub: LocalHub, tmp_path: Path, started: list[Download]
+) -> None:
+    bare = {name: content for name, content in NEEDED.items() if name != CARD}
+    hub.add(REPO, bare)
+    assert isinstance(run_through(hub, tmp_path, started).end(), DownloadDone)
+    assert contents(snapshot(tmp_path)) == bare
+    done = run_through(hub, tmp_path, started, HF_HUB_OFFLINE="1").end()
+    assert isinstance(done, DownloadDone)
 
 
 def test_a_hub_that_is_not_there_is_the_network(

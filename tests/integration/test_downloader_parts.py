@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +20,10 @@ from support.downloads import (
     WEIGHTS_NAME,
     Download,
     contents,
+    disk_full_at,
     hub_environment,
     partial,
+    runs_first,
     snapshot,
     start_download,
 )
@@ -40,6 +41,11 @@ EVERY_REPORT = """
 from mlxsup.downloader import progress
 progress.REPORT_INTERVAL_S = 0.0
 """
+SENT_AT_ONCE = 1_500_000
+LIMITED = """
+from huggingface_hub import constants
+constants.MAX_HTTP_DOWNLOAD_SIZE = {limit_bytes}
+"""
 DIES = """
 import os, sys
 if "mlxsup.downloader" in sys.orig_argv:
@@ -55,13 +61,10 @@ def hub() -> Iterator[LocalHub]:
         yield hub
 
 
-def started_after(lines: str, hub: LocalHub, home: Path) -> Download:
+def started_after(lines: str, hub: LocalHub, home: Path, **others: str) -> Download:
     """A download whose process has run these lines at its start."""
-    folder = home / "first"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(lines)
-    paths = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
-    return start_download(hub_environment(hub, home, PYTHONPATH=paths))
+    given = {"PYTHONPATH": runs_first(lines, home), **others}
+    return start_download(hub_environment(hub, home, **given))
 
 
 def test_a_part_that_is_longer_than_the_whole_is_fetched_from_the_beginning(
@@ -111,11 +114,44 @@ def test_some_of_the_disk_stays_free(
     assert hub.fetched(WEIGHTS_NAME) == ([0] if fits else [])
 
 
+def test_a_disk_that_fills_up_keeps_what_has_arrived(hub: LocalHub, tmp_path: Path) -> None:
+    full_at = len(WEIGHTS) * 9 // 10
+    download = started_after(disk_full_at(full_at), hub, tmp_path)
+    try:
+        failed = download.failure()
+    finally:
+        download.close()
+    assert failed.problem is DownloadProblem.DISK_FULL
+    assert failed.message == f"the disk is full: {REPO} is not complete"
+    assert failed.hint.endswith("what has arrived is kept")
+    assert not failed.is_passing
+    assert partial(tmp_path).stat().st_size == full_at
+
+
+@pytest.mark.parametrize("before_bytes", [0, 1000, 2 * SENT_AT_ONCE])
+def test_a_file_that_is_too_large_for_one_answer_is_fetched_in_pieces(
+    hub: LocalHub, tmp_path: Path, before_bytes: int
+) -> None:
+    """More than 50 GB cannot be asked for at once, huggingface_hub says."""
+    partial(tmp_path).parent.mkdir(parents=True)
+    partial(tmp_path).write_bytes(WEIGHTS[:before_bytes])
+    lines = LIMITED.format(limit_bytes=SENT_AT_ONCE)
+    download = started_after(lines, hub, tmp_path, HF_HUB_DISABLE_XET="1")
+    try:
+        done = download.end()
+    finally:
+        download.close()
+    assert isinstance(done, DownloadDone), done
+    begins = list(range(before_bytes, len(WEIGHTS), SENT_AT_ONCE))
+    asked = [one for one in hub.asked if one.method == "GET" and one.path.endswith(WEIGHTS_NAME)]
+    assert [one.begins_at for one in asked] == begins
+    assert [one.ends_at for one in asked] == [*begins[1:], None]
+    assert done.fetched_bytes == NEEDED_BYTES - before_bytes
+    assert contents(snapshot(tmp_path)) == NEEDED
+
+
 def test_a_download_that_dies_by_itself_is_told_with_its_last_words(tmp_path: Path) -> None:
-    folder = tmp_path / "first"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(DIES)
-    paths = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    paths = runs_first(DIES, tmp_path)
     done = run_cli("pull", REPO, HOME=str(tmp_path), PYTHONPATH=paths)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [

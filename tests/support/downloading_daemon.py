@@ -18,11 +18,12 @@ class DownloadingDaemon(Daemon):
     Args:
         hub: that it uses.
         models: entries by name.
+        others: further variables.
     """
 
-    def __init__(self, hub: LocalHub, models: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, hub: LocalHub, models: dict[str, dict[str, Any]], **others: str) -> None:
         super().__init__(models)
-        self._variables = hub_environment(hub, self.folder, HF_TOKEN=TOKEN)
+        self._variables = hub_environment(hub, self.folder, HF_TOKEN=TOKEN, **others)
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
         """Starts it with these variables, too."""

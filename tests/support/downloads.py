@@ -7,6 +7,7 @@ import random
 import resource
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,17 +26,38 @@ from .local_hub import COMMIT, LocalHub, digest
 MIB = 2**20
 REPO = "org/tiny-model"
 WEIGHTS_NAME = "model.safetensors"
+CARD = "README.md"
 WEIGHTS = random.Random(19).randbytes(4 * MIB)
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
     WEIGHTS_NAME: WEIGHTS,
-    "README.md": b"not needed",
+    CARD: b"---\nlicense: apache-2.0\n---\nA tiny model.",
+    "notes.md": b"not needed",
     "modeling.py": b"never downloaded",
 }
-NEEDED = {name: FILES[name] for name in ("config.json", "tokenizer.json", WEIGHTS_NAME)}
+NEEDED = {name: FILES[name] for name in ("config.json", "tokenizer.json", WEIGHTS_NAME, CARD)}
 NEEDED_BYTES = sum(map(len, NEEDED.values()))
 LIMIT_S = 60.0
+
+FULL_DISK = """
+import errno, io, os, pathlib
+open_path = pathlib.Path.open
+
+class Full(io.FileIO):
+    def write(self, data):
+        room = {room_bytes} - self.tell()
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(memoryview(data)[:room])
+
+def opened(path, mode="r", *others, **more):
+    if path.name.endswith(".mlxsup.incomplete") and mode in ("wb", "r+b"):
+        return Full(path, mode)
+    return open_path(path, mode, *others, **more)
+
+pathlib.Path.open = opened
+"""
 
 
 def hub_environment(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
@@ -45,6 +67,19 @@ def hub_environment(hub: LocalHub, home: Path, **others: str) -> dict[str, str]:
     patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600"}
     here = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home / "hf")}
     return {**kept, **dict.fromkeys(OFFLINE, "0"), **patient, **here, **others}
+
+
+def runs_first(lines: str, folder: Path) -> str:
+    """A PYTHONPATH with which every interpreter runs these lines at its start."""
+    first = folder / "first"
+    first.mkdir()
+    (first / "sitecustomize.py").write_text(lines)
+    return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
+
+
+def disk_full_at(room_bytes: int) -> str:
+    """Lines after which a process finds the disk full once so much of the weights is on it."""
+    return FULL_DISK.format(room_bytes=room_bytes)
 
 
 def repo_folder(home: Path, repo: str = REPO) -> Path:
@@ -139,3 +174,15 @@ def start_download(
     process.stdin.write(spec.to_line())
     process.stdin.flush()
     return Download(process)
+
+
+@contextmanager
+def downloading(
+    environment: Mapping[str, str], repository: Repository | None = None
+) -> Iterator[Download]:
+    """A download that ends with the block."""
+    download = start_download(environment, repository)
+    try:
+        yield download
+    finally:
+        download.close()

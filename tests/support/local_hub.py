@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "beef"
+NEXT_COMMIT = "decade" * 6 + "beef"
 PIECE_BYTES = 64 * 1024
 
 
@@ -28,13 +29,24 @@ class Asked:
         method: `GET` or `HEAD`.
         path: decoded, without the query.
         begins_at: the first byte that was asked for.
+        ends_at: the byte behind the last one that was asked for; None: all of them.
         authorization: that header; empty for none.
     """
 
     method: str
     path: str
     begins_at: int
+    ends_at: int | None
     authorization: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A file at a commit."""
+
+    name: str
+    content: bytes
+    commit: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +82,7 @@ class LocalHub:
         self.asked: list[Asked] = []
         self.held = threading.Event()
         self.release = threading.Event()
-        self._files: dict[str, dict[str, bytes]] = {}
+        self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self._listed_sizes: dict[tuple[str, str], int] = {}
         self._damaged: set[tuple[str, str]] = set()
         self._faults: dict[str, Fault] = {}
@@ -85,9 +97,13 @@ class LocalHub:
         self._server.shutdown()
         self._server.server_close()
 
-    def add(self, repo: str, files: Mapping[str, bytes]) -> None:
-        """Serves a repository; `*.safetensors` are large files, with a digest."""
-        self._files[repo] = dict(files)
+    def add(self, repo: str, files: Mapping[str, bytes], commit: str = COMMIT) -> None:
+        """Serves a repository, with its branch at this commit from now on.
+
+        `*.safetensors` are large files, with a digest.
+        """
+        earlier = self._commits.get(repo, {})
+        self._commits[repo] = {**earlier, commit: dict(files)}
 
     def lie_about(self, repo: str, path: str, size_bytes: int) -> None:
         """Lists a file with another size."""
@@ -128,26 +144,28 @@ class LocalHub:
         if path == "/api/models":
             searched = query.get("search", [""])[0].lower()
             author = query.get("author", [""])[0]
-            found = [repo for repo in self._files if searched in repo.lower()]
+            found = [repo for repo in self._commits if searched in repo.lower()]
             return [{"id": repo} for repo in found if repo.startswith(author)]
-        for repo, files in self._files.items():
-            if path.startswith(f"/api/models/{repo}/tree/"):
-                return [self._entry(repo, name, content) for name, content in files.items()]
+        for repo, commits in self._commits.items():
+            for commit, files in commits.items():
+                if path == f"/api/models/{repo}/tree/{commit}":
+                    return [self._entry(repo, name, content) for name, content in files.items()]
             if path in (f"/api/models/{repo}", f"/api/models/{repo}/revision/main"):
-                return {"id": repo, "sha": COMMIT, "siblings": []}
+                return {"id": repo, "sha": list(commits)[-1], "siblings": []}
         return None
 
-    def content(self, path: str) -> tuple[str, bytes] | None:
-        """The name and the content of a file; None if there is none."""
-        for repo, files in self._files.items():
-            for revision in ("main", COMMIT):
+    def content(self, path: str) -> Found | None:
+        """The file at an address; None if there is none."""
+        for repo, commits in self._commits.items():
+            revisions = {**{commit: commit for commit in commits}, "main": list(commits)[-1]}
+            for revision, commit in revisions.items():
                 prefix = f"/{repo}/resolve/{revision}/"
                 name = path.removeprefix(prefix)
-                if path.startswith(prefix) and name in files:
-                    content = files[name]
+                if path.startswith(prefix) and name in commits[commit]:
+                    content = commits[commit][name]
                     if (repo, name) in self._damaged:
                         content = content[:-1] + bytes([content[-1] ^ 1])
-                    return name, content
+                    return Found(name=name, content=content, commit=commit)
         return None
 
     def _entry(self, repo: str, name: str, content: bytes) -> dict[str, Any]:
@@ -207,12 +225,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, *, has_body: bool) -> None:
         parts = urlsplit(self.path)
         path = unquote(parts.path)
-        range_header = self.headers.get("Range", "")
-        begins_at = int(range_header.removeprefix("bytes=").split("-")[0] or 0)
+        first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
         asked = Asked(
             method=self.command,
             path=path,
-            begins_at=begins_at,
+            begins_at=int(first or 0),
+            ends_at=int(last) + 1 if last else None,
             authorization=self.headers.get("Authorization", ""),
         )
         fault = self._hub.note(asked)
@@ -220,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(fault.status, {**fault.headers}, b"{}", has_body=has_body)
             return
         if (found := self._hub.content(path)) is not None:
-            self._send_file(*found, begins_at, fault, has_body=has_body)
+            self._send_file(found, asked, fault, has_body=has_body)
             return
         answer = self._hub.answer(path, parse_qs(parts.query))
         if answer is None:
@@ -241,17 +259,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _send_file(
-        self, name: str, content: bytes, begins_at: int, fault: Fault | None, *, has_body: bool
+        self, found: Found, asked: Asked, fault: Fault | None, *, has_body: bool
     ) -> None:
-        etag = digest(content) if is_large(name) else hashlib.sha1(content).hexdigest()
-        body = content[begins_at:]
-        self.send_response(206 if begins_at else 200)
+        content, begins_at = found.content, asked.begins_at
+        is_part = begins_at > 0 or asked.ends_at is not None
+        etag = digest(content) if is_large(found.name) else hashlib.sha1(content).hexdigest()
+        body = content[begins_at : asked.ends_at]
+        self.send_response(206 if is_part else 200)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", found.commit)
         self.send_header("Accept-Ranges", "bytes")
-        if begins_at:
-            last = len(content) - 1
+        if is_part:
+            last = begins_at + len(body) - 1
             self.send_header("Content-Range", f"bytes {begins_at}-{last}/{len(content)}")
         self.end_headers()
         if has_body:

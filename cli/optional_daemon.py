@@ -1,4 +1,4 @@
-"""What the daemon serves, for commands that work without one, too."""
+"""The status of the daemon, for commands that work without one, too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from .connection import Target, explain_connection_lost, explain_request_error
 
 
-def models_of_daemon(target: Target) -> list[dict[str, Any]] | None:
-    """The models in the status of the daemon; None if no daemon runs there.
+def status_of_daemon(target: Target) -> dict[str, Any] | None:
+    """The status of the daemon; None if no daemon runs there.
 
     Raises:
         CliError: one runs, but does not answer.
@@ -19,8 +19,7 @@ def models_of_daemon(target: Target) -> list[dict[str, Any]] | None:
 
     try:
         with Client(target.find_endpoint()) as client:
-            rows: list[dict[str, Any]] = client.status()["models"]
-            return rows
+            return client.status()
     except RequestError as error:
         raise explain_request_error(error) from None
     except ConnectionLost as error:
