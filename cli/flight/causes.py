@@ -101,6 +101,14 @@ def _exited_with(*codes: int) -> Callable[[WorkerDied], bool]:
     return lambda died: died.code in codes
 
 
+def _failed_in_load(died: WorkerDied) -> bool:
+    """Also for the first time, when the next attempt is still to come."""
+    never_ready = died.ready_s is None
+    return died.reason == ExitReason.LOAD_ERROR or (
+        never_ready and died.code == ExitCode.STEP_ERROR
+    )
+
+
 def _stalled_with(words: str) -> Callable[[WorkerDied], bool]:
     return lambda died: died.ended_by == "stall" and words in died.detail
 
@@ -257,9 +265,13 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         name="load_error",
-        fits=_is(ExitReason.LOAD_ERROR),
-        what="it cannot be loaded ({ended}): {detail}",
-        advice=(LAST_LINES, AGAIN),
+        fits=_failed_in_load,
+        what="its load failed ({ended}): {detail}",
+        advice=(
+            LAST_LINES,
+            "a load that fails twice in the same way is not tried again; once the cause is gone:"
+            " `mlxsup restart MODEL`",
+        ),
     ),
     Kind(
         name="killed_from_outside",

@@ -58,6 +58,12 @@ def load_hangs(driver: Driver) -> None:
     driver.exit()
 
 
+def load_raises(driver: Driver) -> None:
+    driver.worker(Dying(code=70, message="RuntimeError: no such layer"))
+    driver.exit(code=70, last_lines=("RuntimeError: no such layer",))
+    assert driver.state() in (State.PENDING, State.BACKOFF, State.LOADING), "it is tried again"
+
+
 def fails_twice_alike(driver: Driver) -> None:
     for _ in range(2):
         driver.worker(Dying(code=70, message="no such layer"))
@@ -122,6 +128,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.LOADING, exits(65, "config.json is no JSON"), "bad_model", "config.json is no JSON"),
     "no device": (State.LOADING, exits(69, "no GPU"), "no_device", "no GPU"),
     "a bad entry": (State.LOADING, exits(64, "no option x"), "bad_launch", "no option x"),
+    "a load that raises": (
+        State.LOADING, load_raises, "load_error",
+        "while it was being loaded: its load failed (exit code 70): RuntimeError: no such layer"),
     "the same error in two loads": (
         State.LOADING, fails_twice_alike, "load_error", "no such layer"),
     "a load that hangs": (
