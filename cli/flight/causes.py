@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxsup.protocol.flight import GIVEN_UP, WorkerDied
-from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.launch import TEXT_LIMIT_STEPS, ExitCode
 from mlxsup.protocol.states import ExitReason
 
 from ..terminal.quantities import format_bytes
@@ -262,6 +262,23 @@ KINDS: tuple[Kind, ...] = (
         fits=_has("stream error"),
         what="a thread used a stream of MLX that belongs to another one ({ended})",
         advice=(REPORT,),
+    ),
+    Kind(
+        name="stuck_prompt",
+        fits=_exited_with(ExitCode.STUCK_PROMPT),
+        what="a template or a tokeniser did not come to an end: {detail}",
+        advice=(
+            STACKS,
+            QUARANTINE,
+            "if honest prompts take that long here, raise `step_timeout_s`: preparing one may take"
+            f" {TEXT_LIMIT_STEPS:g} times as long",
+        ),
+    ),
+    Kind(
+        name="broken_link",
+        fits=_exited_with(ExitCode.LINK_BROKEN),
+        what="the daemon sent it what it did not expect: {detail}",
+        advice=(LAST_LINES, QUARANTINE, REPORT),
     ),
     Kind(
         name="load_error",

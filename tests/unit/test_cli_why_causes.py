@@ -108,6 +108,10 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGKILL while it loads": (
         State.LOADING, is_killed("SIGKILL"), "killed_from_outside", "while it was being loaded"),
     "SIGSEGV": (State.READY, is_killed("SIGSEGV"), "native_crash", "native code (SIGSEGV)"),
+    **{
+        name: (State.READY, is_killed(name), "native_crash", f"native code ({name})")
+        for name in ("SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
+    },
     "SIGABRT while it loads": (
         State.LOADING, is_killed("SIGABRT"), "native_crash", "native code (SIGABRT)"),
     "SIGTERM": (
@@ -145,6 +149,14 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, loses_its_connection, "broken", "its connection has ended"),
     "garbage": (State.READY, speaks_garbage, "broken", "garbage"),
     "a step that raises": (State.READY, exits(70, "boom"), "step_error", "failed: boom"),
+    "an endless template": (
+        State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
+        "stuck_prompt", "did not come to an end: preparing the prompt of request 1"),
+    "a broken link": (
+        State.READY, exits(76, "the supervisor sent no message"), "broken_link",
+        "did not expect: the supervisor sent no message"),
+    "a broken link while it loads": (
+        State.LOADING, exits(76, "load came before READY"), "broken_link", "before READY"),
     "a lost thread": (State.READY, exits(71, "gone"), "lost_thread", "gone"),
     "the GPU takes too long": (State.READY, exits(70, METAL), "gpu_timeout", METAL),
     "the GPU fails elsewhere": (
